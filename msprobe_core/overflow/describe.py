@@ -1,4 +1,4 @@
-"""Describe an origin: what it is, its evidence, what became of it, and what to do next."""
+"""Description of an origin: its kind, its evidence, its impact, and what to do next."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _MAX_RANGES = 8
 
 @dataclass(frozen=True)
 class Step:
-    """What belongs to one step.
+    """One step to search.
 
     Attributes:
-        number: ``None`` where only one was given.
-        directory: Where it is.
+        number: Its number; ``None`` if only one was given.
+        directory: Its directory.
         ranks: Directory, or file, of each rank.
-        is_job: Whether the numbers are ranks; or else processes, counted.
-        run: Directory of all steps; ``None`` where only one was given.
+        is_job: Whether the numbers are ranks; otherwise they count processes.
+        run: Directory of all steps; ``None`` if only one was given.
     """
 
     number: int | None
@@ -62,9 +62,9 @@ class Describer:
         """Prepare.
 
         Args:
-            step: Whose.
-            values: What is not finite on each rank.
-            unheard: Ranks of which not all that they sent is known.
+            step: The step.
+            values: Values that are not finite, by rank.
+            unheard: Ranks whose sent data are not completely known.
         """
         self.step = step
         self._unheard = unheard
@@ -75,12 +75,12 @@ class Describer:
         return read_dump(self.step.ranks[rank])
 
     def describe(self, origin: Origin, layer: int, same_on: Sequence[int]) -> OverflowOrigin:
-        """Return what there is to say of an origin.
+        """Return the description of an origin.
 
         Args:
             origin: The origin.
-            layer: How many exchanges are before it.
-            same_on: Other ranks with the same.
+            layer: Number of exchanges before it.
+            same_on: Other ranks with the same origin.
         """
         dump = self._dump(origin.rank)
         place = _Place(dump.frame, origin)
@@ -111,7 +111,7 @@ class Describer:
         )
 
     def kind_of(self, origin: Origin) -> Kind:
-        """Return what is to blame."""
+        """Return the kind of an origin for reports."""
         if origin.kind is OriginKind.OPERATOR:
             return Kind.OPERATOR if origin.phase in {Phase.FORWARD, Phase.DEBUG} else Kind.BACKWARD
         if origin.kind is OriginKind.COMMUNICATION and self._unheard:
@@ -133,7 +133,7 @@ class Describer:
         return Kind.UNRECORDED if place.was_seen_before(value.shape, value.dtype) else Kind.DATA
 
     def harm_of(self, origin: Origin) -> Finding:
-        """Return what became of an origin."""
+        """Return the impact of an origin."""
         return Finding(OverflowCode.HARM, fields={"clauses": self._harms_of(origin)})
 
     def _harms_of(self, origin: Origin) -> list[Finding]:
@@ -168,7 +168,7 @@ class Describer:
             return Finding(OverflowCode.CALL_OF_RANK, fields={"entry": entry, "rank": rank})
         return entry
 
-    # --- what to do -------------------------------------------------------------------------------------------------
+    # --- advice -----------------------------------------------------------------------------------------------------
 
     def _next(self, origin: Origin, entry: str, kind: Kind) -> tuple[Finding, str]:
         if kind is Kind.WEIGHT:
@@ -208,7 +208,7 @@ _ADVICE = {
 
 
 class _Place:
-    """The rows of an origin, and what is around them."""
+    """The rows of an origin and of the calls before it."""
 
     def __init__(self, frame: pl.DataFrame, origin: Origin) -> None:
         self._frame = frame
@@ -251,17 +251,17 @@ class _Place:
         return rows.select("max", "min").rows()
 
     def has_inputs(self) -> bool:
-        """Whether anything is known of what the call was given."""
+        """Whether any input of the call was recorded."""
         rows = self.rows(self._origin.entry).filter(pl.col("role") == Role.INPUT.value)
         return bool(rows.height)
 
     def was_seen_before(self, shape: str, dtype: str) -> bool:
-        """Whether a call before has returned a tensor of this shape and dtype."""
+        """Whether an earlier call has returned a tensor of this shape and dtype."""
         return bool(self._before().filter((pl.col("shape") == shape) & (pl.col("dtype") == dtype)
                                           & (pl.col("role") == Role.OUTPUT.value)).height)  # fmt: skip
 
     def writes_in_place(self) -> str | None:
-        """Return the last call before that has written to such a tensor, with no result that was recorded."""
+        """Return the last earlier call that wrote in place to such a tensor, without a recorded result."""
         value = next(own for own in self._origin.values if own.name == self._origin.value)
         before = self._before()
         got = before.filter(
@@ -313,7 +313,7 @@ def _reason_of_call(origin: Origin, kind: Kind, place: _Place, holds: Finding) -
     if kind is Kind.COMMUNICATION:
         if not place.has_inputs() or not ranges:
             return _happened(OverflowCode.SENT_UNKNOWN, holds=holds)
-        # Of several tensors nothing says which one was summed up.
+        # Of several tensors it is unknown which one was reduced.
         return _happened(OverflowCode.COMMUNICATION, given=_finite(ranges if len(ranges) == 1 else ()), holds=holds)
     if origin.phase is Phase.PARAMETERS_GRAD:
         return _happened(OverflowCode.GRADIENTS_ADDED_UP, holds=holds)
@@ -328,7 +328,7 @@ def _happened(code: OverflowCode, **fields: Field) -> Finding:
 
 
 def _finite(ranges: Sequence[tuple[float, float]]) -> Finding:
-    """Return that values are finite, and between which ones they are if that is known."""
+    """Return the finding that values are finite, with their range if it is known."""
     if not ranges:
         return Finding(OverflowCode.FINITE)
     low, high = min(low for _, low in ranges), max(high for high, _ in ranges)

@@ -1,4 +1,4 @@
-"""Codes of what a search for NaN and Inf finds; their templates are in ``wording``."""
+"""Codes of findings of a search for NaN and Inf; their templates are in ``wording``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from msprobe_core.findings import Code
 
 
 class OverflowCode(Code):
-    """What a search for NaN and Inf has to say."""
+    """Code of a finding of a search for NaN and Inf."""
 
     # What happened at an origin.
     IN_PLACE = "overflow.in-place"
@@ -35,7 +35,7 @@ class OverflowCode(Code):
     CALL_OF_RANK = "overflow.call-of-rank"
     ONE_RANK = "overflow.one-rank"
     SEVERAL_RANKS = "overflow.several-ranks"
-    # What became of it.
+    # Impact.
     HARM = "overflow.harm"
     BECOMES_NAN = "overflow.harm.becomes-nan"
     ARRIVES = "overflow.harm.arrives"

@@ -1,12 +1,12 @@
-"""Follow NaN and Inf from call to call, and from rank to rank: who made them, and what became of them.
+"""Propagation of NaN and Inf from call to call, and from rank to rank: their origins and their impact.
 
-An *origin* is where values that are not finite come from: a call that made them of finite inputs, a call that turned
-Inf into NaN, a weight, what was given to the first call that saw it, memory that nobody had set, an argument that the
-program wrote itself. Every other call that has such values hands on those of its origins, heals them, or is not
-concerned. A dump has no edges, so a value is known again by its shape and statistics, at last by its size.
+An *origin* is where values that are not finite come from: a call that made them from finite inputs, a call that turned
+Inf into NaN, a weight, an input of the first call that saw it, uninitialized memory, or an argument written in the
+program. Every other call with such values passes on those of its origins, absorbs them, or is not involved. A dump has
+no data flow, so a value is recognised by its shape and statistics, or as a last resort by its size.
 
-Inf is often made on purpose, for a mask, and is gone behind the next softmax; NaN is not. So what a call makes of NaN
-and Inf comes from the NaN, and an origin is judged by what became of it (`Impact`), not by when it was.
+Inf is often intended, for a mask, and disappears in the next softmax; NaN is not. So if a call gets both NaN and Inf,
+its results are attributed to the NaN; and an origin is judged by its impact (`Impact`), not by its position.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from msprobe_core.overflow.values import Bad, BadEntry, RankValues
 
 
 class OriginKind(str, Enum):
-    """What an origin is."""
+    """Kind of an origin."""
 
     OPERATOR = "operator"
     WEIGHT = "weight"
@@ -35,34 +35,34 @@ class OriginKind(str, Enum):
 
 
 class Impact(IntEnum):
-    """What became of what an origin made."""
+    """Impact of an origin's values."""
 
-    NONE = 0  # finite again, or meant
-    UNKNOWN = 1  # still Inf where the dump ends
+    NONE = 0  # finite again, or intended
+    UNKNOWN = 1  # still Inf at the end of the dump
     SERIOUS = 2  # NaN, or in a gradient, another rank's data or the result
 
 
 @dataclass(slots=True, eq=False)
 class Origin:
-    """Where values that are not finite come from.
+    """A source of values that are not finite.
 
     Attributes:
-        rank: Where.
-        entry: The first call that has them: the one that made them, or was given them.
-        position: Its place in execution order.
-        phase: Of that call.
-        kind: What it is.
+        rank: Its rank.
+        entry: The first call with these values: the one that made them, or has them as input.
+        position: Index of that call in execution order.
+        phase: Phase of that call.
+        kind: Kind of the origin.
         value: Name of the value: an output, or an argument or weight.
         values: All values of the call that are not finite.
-        inf_from: Where an operator that made NaN has got the Inf from that it made it of, which may have been meant;
-            empty if what it got was finite.
-        num_handed_on: How many calls of all ranks have returned it besides.
-        first_nan: The first call that has NaN of it; itself, if it made NaN.
-        healers: The first calls that made it finite again.
-        ranks: All that it came to.
-        arrivals: How it came to each other rank: the rank, the call that received it, and one that sent it.
-        is_in_gradient: Whether a gradient has it.
-        is_in_result: Whether an outermost module returned it.
+        inf_from: For an operator that made NaN, the source of its Inf input, which may have been intended; empty if its
+            inputs were finite.
+        num_handed_on: Number of further calls, on all ranks, that returned these values.
+        first_nan: The first call with NaN from this origin; the origin itself, if it made NaN.
+        healers: The first calls that made the values finite again.
+        ranks: All ranks that the values reached.
+        arrivals: How they reached each other rank: the rank, the receiving call, and a call that sent them.
+        is_in_gradient: Whether they reached a gradient.
+        is_in_result: Whether an outermost module returned them.
     """
 
     rank: int
@@ -88,7 +88,7 @@ class Origin:
 
     @property
     def is_mask(self) -> bool:
-        """Whether it is Inf that the program may well have meant: an argument, or a tensor with -Inf that it passes."""
+        """Whether it is Inf that is probably intended: an argument, or an input tensor with -Inf."""
         if self.kind is OriginKind.CONSTANT:
             return True
         value = next((own for own in self.values if own.name == self.value), None)
@@ -97,7 +97,7 @@ class Origin:
 
     @property
     def impact(self) -> Impact:
-        """What became of it."""
+        """Impact of this origin."""
         if self.kind is OriginKind.CONSTANT:
             is_lost = self.first_nan is not None and (self.is_in_result or len(self.ranks) > 1)
             return Impact.SERIOUS if self.is_in_gradient or is_lost else Impact.NONE
@@ -112,32 +112,32 @@ class Origin:
 _UNINITIALISED = frozenset(
     {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "resize_", "Empty"}
 )
-"""APIs that return memory as it is."""
+"""APIs that return uninitialized memory."""
 
 _OVERWRITING = frozenset(
     {"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "exponential_", "bernoulli_", "cauchy_", "geometric_",
      "log_normal_", "trunc_normal_", "set_", "__setitem__", "index_fill_", "zeros_", "ones_", "constant_"}
 )  # fmt: skip
-"""APIs whose first argument is only written to, as far as its values before matter."""
+"""APIs that overwrite their first argument, so that its previous values do not matter."""
 
 _SELECTING = frozenset(
     {"__getitem__", "index_select", "gather", "narrow", "select", "split", "chunk", "unbind", "masked_select", "take",
      "take_along_dim", "max", "min", "amax", "amin", "topk", "unfold", "tensor_split"}
 )  # fmt: skip
-"""APIs that return some of what they get: that it is finite says nothing of the rest."""
+"""APIs that return a part of their input: a finite result says nothing about the rest."""
 
 _CASTING = frozenset({"to", "long", "int", "short", "byte", "type", "astype", "cast"})
-"""APIs that make integers of what they get, as buckets of distances are made of logarithms: no Inf is left."""
+"""APIs that convert to integers, for example logarithms of distances to buckets, so that no Inf remains."""
 
 _STATE_NAMES = frozenset({"weight", "bias", "running_mean", "running_var", "gamma", "beta", "moving_mean"})
 
 _Origins = dict[Origin, None]
-"""A set that keeps its order."""
+"""An ordered set."""
 
 
 @dataclass(slots=True)
 class _Given:
-    """The origins of what a call has got, by what they have made of it."""
+    """The origins of a call's inputs, separately for NaN and Inf."""
 
     nan: _Origins = field(default_factory=dict[Origin, None])
     inf: _Origins = field(default_factory=dict[Origin, None])
@@ -156,7 +156,7 @@ class _Given:
 
 
 class _RankFlow:
-    """What is known of one rank so far."""
+    """The values of one rank so far."""
 
     def __init__(self, rank: int, values: RankValues) -> None:
         self.rank = rank
@@ -172,11 +172,11 @@ class _RankFlow:
         self.had: dict[str, _Given] = {}
 
     def find(self, value: Bad, *, is_same: bool = False) -> _Origins | None:
-        """Return where a value comes from; ``None`` if nothing like it was seen.
+        """Return the origins of a value; ``None`` if no similar value was seen.
 
         Args:
             value: The value.
-            is_same: Whether one of the same size is not enough.
+            is_same: Whether statistics must be equal; otherwise an equal size suffices.
         """
         if not value.is_tensor:
             return self._numbers.get(repr(value.max))
@@ -186,17 +186,17 @@ class _RankFlow:
         return self._by_size.get((value.numel, value.has_nan)) if found is None else found
 
     def last(self, *, has_nan: bool) -> _Origins:
-        """Return where the last NaN, or else the last Inf, comes from."""
+        """Return the origins of the last NaN, or else of the last Inf."""
         return self._last.get(has_nan, {})
 
     def find_any(self, value: Bad) -> _Origins | None:
-        """Return where a value may come from through what was not recorded: what was seen last."""
+        """Return possible origins of a value through unrecorded calls: those of the last such value."""
         if not value.is_tensor:
             return None
         return self._last.get(value.has_nan)
 
     def keep(self, value: Bad, origins: _Origins, *, leads_on: bool = True) -> None:
-        """Take note of a value."""
+        """Store the origins of a value."""
         if not value.is_tensor:
             self._numbers[repr(value.max)] = origins
             return
@@ -207,29 +207,29 @@ class _RankFlow:
 
 
 class Spread:
-    """Follows the values of all ranks; see `origins` for the result.
+    """Tracks the values of all ranks; the result is ``origins``.
 
     Attributes:
-        origins: All origins, in the order in which they were met.
+        origins: All origins, in the order in which they were found.
     """
 
     def __init__(self, ranks: Mapping[int, RankValues]) -> None:
         """Begin.
 
         Args:
-            ranks: What is not finite on each rank.
+            ranks: Values that are not finite, by rank.
         """
         self.origins: list[Origin] = []
         self._flows = {rank: _RankFlow(rank, values) for rank, values in ranks.items()}
         self._parameters = conventional().parameters
 
     def follow(self, rank: int, call: BadEntry, senders: Sequence[Node]) -> None:
-        """Take the next call, in an order in which causes come before effects.
+        """Process the next call; calls come in an order in which causes precede effects.
 
         Args:
-            rank: Whose it is.
+            rank: Its rank.
             call: The call.
-            senders: The calls, of all ranks, that send what it receives; empty if it is no communication.
+            senders: The calls, on all ranks, that send the data it receives; empty if it is not communication.
         """
         flow = self._flows[rank]
         given = self._given(flow, call)
@@ -253,15 +253,15 @@ class Spread:
             origin.ranks[rank] = None
 
     def _sent(self, rank: int, entry: str) -> _Given:
-        """Return what a call of communication was given, on any rank."""
+        """Return the origins of the inputs of a communication call, on any rank."""
         flow = self._flows.get(rank)
         call = None if flow is None else flow.by_entry.get(entry)
         return _Given() if flow is None or call is None else self._given(flow, call)
 
-    # --- what a call was given ----------------------------------------------------------------------------------
+    # --- inputs of a call ---------------------------------------------------------------------------------------
 
     def _given(self, flow: _RankFlow, call: BadEntry) -> _Given:
-        """Return the origins of what a call has got, also from what was called inside it."""
+        """Return the origins of a call's inputs, including those of calls inside it."""
         if call.entry in flow.given:
             return flow.given[call.entry]
         given = flow.given[call.entry] = _Given()
@@ -276,7 +276,7 @@ class Spread:
             given.update(self._around(flow, call))
         given.update(flow.inside.get(call.entry, _Given()))
         other = _further_inputs(call)
-        # What a forward has saved counts where the gradient that reached the backward is finite.
+        # Saved values of the forward count only if the incoming gradient of the backward is finite.
         if other is not None and not (call.phase is Phase.BACKWARD and given.all):
             if (own := flow.by_entry.get(other)) is not None:
                 given.update(self._given(flow, own))
@@ -284,7 +284,7 @@ class Spread:
         return given
 
     def _around(self, flow: _RankFlow, call: BadEntry) -> _Given:
-        """Return what a call has got of which no input was recorded: what modules around it got, or what was last."""
+        """Return substitutes for a call without recorded inputs: those of enclosing modules, and the last values."""
         given = _Given()
         for module in ancestors(call.entry, flow.parents):
             own = flow.by_entry.get(module)
@@ -296,7 +296,7 @@ class Spread:
         return given
 
     def _source(self, flow: _RankFlow, call: BadEntry, value: Bad) -> _Origins:
-        """Return where an input comes from; a new origin if nothing before has it."""
+        """Return the origins of an input; a new origin if no earlier call has it."""
         kind, name = OriginKind.INPUT if value.is_tensor else OriginKind.CONSTANT, value.name
         parameter = self._parameter(flow, call, value)
         if parameter is None:
@@ -313,7 +313,7 @@ class Spread:
         return found
 
     def _parameter(self, flow: _RankFlow, call: BadEntry, value: Bad) -> str | None:
-        """Return the name of a weight, as the module says it that has it; ``None`` if the value is none."""
+        """Return the name of a weight, in its module if possible; ``None`` if the value is not a weight."""
         if value.role == Role.PARAMETERS.value:
             return value.name
         parent = flow.by_entry.get(flow.parents.get(call.entry) or "")
@@ -325,7 +325,7 @@ class Spread:
             return value.name
         return None
 
-    # --- what it made of it -------------------------------------------------------------------------------------
+    # --- outputs of a call --------------------------------------------------------------------------------------
 
     def _made(self, flow: _RankFlow, call: BadEntry, made: Sequence[Bad], given: _Given, *, has_senders: bool) -> None:
         if _api_name(call.entry) in _UNINITIALISED:
@@ -336,7 +336,7 @@ class Spread:
         own: Origin | None = None
         handed_on: _Origins = {}
         for value in made:
-            # A module returns what a call inside it has made, as it is.
+            # A module returns values of its inner calls unchanged.
             known = flow.find(value, is_same=True) if names.is_module(call.entry) else None
             origins = known or self._cause(value, given)
             if not origins:
@@ -359,7 +359,7 @@ class Spread:
 
     @staticmethod
     def _cause(value: Bad, given: _Given) -> _Origins:
-        """Return which of the origins of what a call was given explain what it returned; none if it did it itself."""
+        """Return the input origins that explain an output; empty if the call itself is the origin."""
         if value.has_nan and given.nan:
             return given.nan
         others: _Origins = {origin: None for origin in given.all if not origin.is_mask}
@@ -377,11 +377,11 @@ class Spread:
 
     @staticmethod
     def _tell_parents(flow: _RankFlow, call: BadEntry, origins: _Origins, value: Bad) -> None:
-        """What a call inside has made is not made by the modules around it."""
+        """Record values of an inner call at its enclosing modules, which have not made them."""
         for module in ancestors(call.entry, flow.parents):
             flow.inside.setdefault(module, _Given()).add(origins, value)
             if module in flow.modules and module not in flow.by_entry and call.phase is Phase.FORWARD:
-                # It has nothing but finite values: the Inf has gone in a call that was not recorded.
+                # The module has finite values only: the Inf was absorbed in an unrecorded call.
                 for origin in origins:
                     origin.healers.append((flow.rank, module))
                 return
@@ -394,8 +394,8 @@ class Spread:
 
 
 def ancestors(entry: str, parents: Mapping[str, str | None]) -> Iterator[str]:
-    """Yield the calls around a call, the innermost first."""
-    seen = {entry}  # the file may say that a call encloses itself
+    """Yield the enclosing calls of a call, innermost first."""
+    seen = {entry}  # in a damaged file a call may enclose itself
     parent = parents.get(entry)
     while parent is not None and parent not in seen:
         yield parent
@@ -404,14 +404,14 @@ def ancestors(entry: str, parents: Mapping[str, str | None]) -> Iterator[str]:
 
 
 def _further_inputs(call: BadEntry) -> str | None:
-    """Return the entry whose values a call uses too: a backward what its forward has saved."""
+    """Return the entry whose values a call uses too: for a backward its forward, with the saved values."""
     if call.phase is Phase.BACKWARD:
         return names.forward_of(call.entry)
     return names.backward_of_parameters(call.entry) if call.phase is Phase.PARAMETERS_GRAD else None
 
 
 def _heals(call: BadEntry) -> bool:
-    """Whether what a call returns, which is finite, says that nothing is left of the NaN and Inf that it got."""
+    """Whether finite results of a call show that the NaN and Inf of its inputs are gone."""
     name = _api_name(call.entry)
     return name in _CASTING or (bool(call.num_results) and name not in _SELECTING)
 

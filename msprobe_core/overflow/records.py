@@ -1,4 +1,4 @@
-"""The records of some calls, as a dump has them."""
+"""The records of some calls, as stored in a dump."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _PARTS = {
 
 
 def records_of(directory: Path, entries: Collection[str]) -> dict[str, dict[str, Any]]:
-    """Return inputs and outputs of calls by entry; of gradients of parameters all there is.
+    """Return inputs and outputs of calls by entry; for gradients of parameters, the whole record.
 
     Args:
-        directory: Of a rank, or its dump.
-        entries: Of the calls; those that the dump does not have are left out, and all of them if it cannot be read.
+        directory: Directory of a rank, or its dump.
+        entries: Entries of the calls; missing ones are omitted, and all of them if the dump cannot be read.
     """
     try:
         dump = read_dump(directory)
         return {entry: _parts_of(entry, record) for entry, record in _records(dump, entries)}
-    except (MsprobeError, ValueError, KeyError):  # it was read before, and may be gone since
+    except (MsprobeError, ValueError, KeyError):  # the dump was read before, but may have been removed since
         return {}
 
 
@@ -41,7 +41,7 @@ def _records(dump: Dump, entries: Collection[str]) -> Iterable[tuple[str, Any]]:
         data = read_document(dump.path, []).data
         return [(entry, decode_record(data[entry])) for entry in entries if entry in data]
     if dump.path.suffix == ".arrow":
-        from msprobe_core.store import arrow_records  # needs pyarrow, which few have
+        from msprobe_core.store import arrow_records  # needs pyarrow, an optional library
         from msprobe_core.store.arrow_reader import NEEDED, BatchReader
 
         reader = BatchReader(dump.path, arrow_records.RECORD_COLUMNS, NEEDED)
@@ -52,7 +52,7 @@ def _records(dump: Dump, entries: Collection[str]) -> Iterable[tuple[str, Any]]:
 
 
 def _flat(rows: pl.DataFrame) -> dict[str, Any]:
-    """Return the values of a call of a dump in another format, side by side."""
+    """Return the values of a call of a dump in another format, by role."""
     found: dict[str, list[Any]] = {}
     for row in rows.iter_rows(named=True):
         value = {"dtype": row["dtype"], "shape": row["shape"], "Max": row["max"], "Min": row["min"]}

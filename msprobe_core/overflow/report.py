@@ -1,4 +1,4 @@
-"""Write what was found: as other tools read it, and all of it."""
+"""Write the result, in the form of another tool and completely."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ RESULT_FILE = "overflow.json"
 VERSION = 1
 
 _MAX_RANKS = 64
-"""So many ranks' records are written; many ranks fail alike."""
+"""Maximum number of ranks whose records are written; many ranks usually fail alike."""
 
 
 def check_result(directory: Path) -> None:
-    """Raise if the directory holds a ``overflow.json`` that this command has not written; to be called before the work.
+    """Raise if the directory has an ``overflow.json`` that this command has not written; call it before the search.
 
     Raises:
-        StoreError: it does.
+        StoreError: it has.
     """
     refuse_foreign_json(directory / RESULT_FILE, "msprobe overflow_check", ("version", "verdict", "steps"))
 

@@ -1,4 +1,4 @@
-"""What a search for NaN and Inf has found."""
+"""Result of a search for NaN and Inf."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from msprobe_core.overflow.values import NearEnd
 
 
 class Kind(str, Enum):
-    """What is to blame."""
+    """Kind of cause."""
 
     OPERATOR = "operator"
     BACKWARD = "backward of an operator"
@@ -26,18 +26,18 @@ class Kind(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """A value of the call that is blamed.
+    """A value of the suspected call.
 
     Attributes:
         name: Name of its row.
-        role: Part of the call.
-        dtype: Of a tensor; of a number, its type.
-        shape: As text.
-        max: ``None`` where there is none.
-        min: Likewise.
-        num_nan: ``None`` where nobody counted.
-        num_inf: Likewise.
-        is_finite: Whether it is; ``None`` where the dump does not say.
+        role: Role in the call.
+        dtype: Dtype of a tensor, or type of a number.
+        shape: Shape as text.
+        max: Maximum; ``None`` if unknown.
+        min: Minimum; ``None`` if unknown.
+        num_nan: Number of NaN; ``None`` if not counted.
+        num_inf: Number of Inf; ``None`` if not counted.
+        is_finite: Whether all elements are finite; ``None`` if unknown.
     """
 
     name: str
@@ -53,23 +53,23 @@ class Evidence:
 
 @dataclass(frozen=True, kw_only=True)
 class OverflowOrigin:
-    """A place where values stop being finite.
+    """A place where values cease to be finite.
 
     Attributes:
-        rank: Where; ``None`` for a process outside of a job.
-        entry: The call that made them, or was the first to get them.
-        kind: What is to blame.
+        rank: Its rank; ``None`` for a process outside of a job.
+        entry: The call that made them, or the first one with them as input.
+        kind: Kind of cause.
         value: Name of the value that is not finite.
         reason: What happened.
         advice: What to do next.
-        command: To do so.
-        harm: What became of it.
-        evidence: Values of the call: first what is not finite, then inputs, then others.
-        parents: Calls around it, the innermost first.
-        stack: Where it was called from, the innermost frame first.
-        layer: How many calls of communication the longest chain of causes before it has.
-        ranks: All ranks that it came to.
-        same_on: Other ranks that have one of the same name and kind.
+        command: Command for the advice.
+        harm: Its impact.
+        evidence: Values of the call: those that are not finite, then inputs, then others.
+        parents: Enclosing calls, innermost first.
+        stack: Stack of the call, innermost frame first.
+        layer: Number of communication calls in the longest causal chain before it.
+        ranks: All ranks that the values reached.
+        same_on: Other ranks with an origin of the same name and kind.
     """
 
     rank: int | None
@@ -90,7 +90,7 @@ class OverflowOrigin:
 
 @dataclass(frozen=True, kw_only=True)
 class Harmless:
-    """NaN or Inf that did no harm: meant, or finite again; ``reason`` is what became of it."""
+    """NaN or Inf without harm: intended, or finite again; ``reason`` is the impact."""
 
     rank: int | None
     entry: str
@@ -108,24 +108,24 @@ class RankNote:
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """What was found in one step.
+    """Result for one step.
 
     Attributes:
-        step: Its number; ``None`` where only one was given.
-        directory: Where it is.
-        num_ranks: How many dumps were read.
-        num_entries: How many calls they have.
+        step: Its number; ``None`` if only one was given.
+        directory: Its directory.
+        num_ranks: Number of dumps read.
+        num_entries: Number of their calls.
         num_bad: How many of these have values that are not finite.
-        first: The first places, on all ranks, those with the fewest exchanges before them first; of several, none can
-            have come to bear on another.
-        further: Other places, which may follow from the first or not, by depth.
-        num_further: How many of them there are altogether.
-        harmless: NaN and Inf that did no harm.
-        num_harmless: How many of them there are altogether.
+        first: The first places, on all ranks, those with the fewest exchanges before them first; none can have caused
+            another.
+        further: Other places, which may or may not follow from the first, by depth.
+        num_further: Number of all such places.
+        harmless: NaN and Inf without harm.
+        num_harmless: Number of all such places.
         near_end: Finite values near the end of their range.
-        notes: What there is to say about the dumps, and what could not be matched.
+        notes: Notes on the dumps, and on communication that could not be matched.
         incomplete: What could not be searched: dumps that cannot be read, ended early or are damaged.
-        dumps: Where the dump of each rank is; processes outside of a job are counted.
+        dumps: Dump of each rank; processes outside of a job are counted.
     """
 
     step: int | None
@@ -151,12 +151,11 @@ class StepResult:
 
 @dataclass(frozen=True, kw_only=True)
 class OverflowResult:
-    """What was found.
+    """Result of a search.
 
     Attributes:
-        path: What was searched.
-        steps: One result per step that was read, in their order; those behind the first that is not clean only say
-            how many values are bad.
+        path: The searched path.
+        steps: One result per step that was read, in order.
         unread: Steps that could not be searched, and ranks that steps lack.
     """
 

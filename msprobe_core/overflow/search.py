@@ -1,4 +1,4 @@
-"""Search steps and ranks: read, follow, order, and describe what was first."""
+"""Search steps and ranks: read, propagate, order, and describe the first origins."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _MAX_NEAR = 3
 
 
 def search(path: Path) -> OverflowResult:
-    """Return where NaN and Inf come from.
+    """Return the origins of NaN and Inf.
 
     Args:
-        path: A run's directory, a step's, a rank's, or a dump.
+        path: Directory of a run, a step or a rank, or a dump.
 
     Raises:
-        CompareError: there is nothing at ``path``, or nothing that is known here.
-        DumpError: no dump could be read, or none says whether its values are finite.
+        CompareError: there is nothing at ``path``, or nothing that can be read.
+        DumpError: no dump could be read, or none shows whether its values are finite.
     """
     check_exists(path)
     if is_dump(path):
@@ -57,7 +57,7 @@ def search(path: Path) -> OverflowResult:
             ]
             ranks |= dict.fromkeys(step.ranks if step.is_job else (), number)
             found.append(_search_step(step))
-        except DumpError as error:  # noqa: PERF203  # a step costs more than a try
+        except DumpError as error:  # noqa: PERF203  # a step costs far more than a try
             unread.append(noted(str(error)))
     if not found:
         raise DumpError("; ".join(each.text for each in unread))
@@ -65,7 +65,7 @@ def search(path: Path) -> OverflowResult:
 
 
 def _step_of_rank(path: Path) -> Step:
-    """Return a step with one dump, of which nothing but its directory's name may say whose it is."""
+    """Return a step with one dump, whose rank is taken from its directory's name if possible."""
     directory = path if path.is_dir() else path.parent
     try:
         units = find_units(directory.parent)
@@ -84,7 +84,7 @@ def _step_of(number: int | None, directory: Path, run: Path | None) -> Step:
 
 @dataclass
 class _Read:
-    """What is kept of the dumps of a step."""
+    """The parts of a step's dumps that the search needs."""
 
     values: dict[int, RankValues] = field(default_factory=dict[int, RankValues])
     calls: dict[int, RankCalls] = field(default_factory=dict[int, RankCalls])
@@ -93,7 +93,7 @@ class _Read:
     unread: list[Finding] = field(default_factory=list[Finding])
 
     def broken(self) -> dict[int, Finding]:
-        """Return which ranks ended early or are damaged; others that have more windows give one away."""
+        """Return findings on ranks that ended early or are damaged; fewer windows than on others show a missing one."""
         most = max((ending.num_windows for _, ending in self.endings.values()), default=0)
         return {
             rank: sentence(path, ending)
@@ -114,7 +114,7 @@ def _search_step(step: Step) -> StepResult:
         by_impact[origin.impact].append(origin)
     suspects = by_impact[Impact.SERIOUS] or by_impact[Impact.UNKNOWN]
     first = _earliest(suspects, order)
-    # A call may be the first on many ranks: what all of them say is said once.
+    # A call may be the first on many ranks; equal origins are described once.
     chosen = set(map(id, first))
     others = [*suspects, *(by_impact[Impact.UNKNOWN] if by_impact[Impact.SERIOUS] else ())]
     further = sorted((origin for origin in others if id(origin) not in chosen), key=lambda o: _place(o, order))
@@ -142,10 +142,10 @@ def _search_step(step: Step) -> StepResult:
 
 
 def _read(step: Step) -> _Read:
-    """Read the dumps one after the other, and keep of each what the search needs.
+    """Read the dumps one after the other, and keep the parts that the search needs.
 
     Raises:
-        DumpError: none could be read, or none says whether its values are finite.
+        DumpError: none could be read, or none shows whether its values are finite.
     """
     read = _Read(notes=list(map(noted, step.notes)))
     errors: list[Finding] = []
@@ -194,14 +194,14 @@ def _follow(step: Step, read: _Read) -> tuple[Spread, Order | None]:
 
 
 def _place(origin: Origin, order: Order | None) -> tuple[int, int, int, int]:
-    """Return what origins are sorted by: exchanges before them, then depth."""
+    """Return the sort key of an origin: exchanges before it, then depth."""
     if order is None:
         return 0, origin.position, origin.rank, 0
     return order.layer(*origin.node), order.depth(*origin.node), origin.rank, origin.position
 
 
 def _earliest(origins: Sequence[Origin], order: Order | None) -> list[Origin]:
-    """Return the first origins: at most one of each rank, and none that another can have come to bear on."""
+    """Return the first origins: at most one of each rank, and none that another can have caused."""
     firsts: dict[int, Origin] = {}
     for origin in origins:
         best = firsts.get(origin.rank)
@@ -214,7 +214,7 @@ def _earliest(origins: Sequence[Origin], order: Order | None) -> list[Origin]:
 
 
 def _described(origins: Sequence[Origin], describer: Describer, order: Order | None) -> list[OverflowOrigin]:
-    """Describe origins; those of other ranks that have the same name, kind and number of exchanges share one."""
+    """Describe origins; those of several ranks with equal name, kind and number of exchanges share one description."""
     found: dict[tuple[object, ...], list[Origin]] = {}
     for origin in origins:
         layer = _place(origin, order)[0]

@@ -1,4 +1,4 @@
-"""Say on a terminal what was found."""
+"""Print the result of a search on a terminal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MAX_MISSING = 10
 def print_result(
     result: OverflowResult, files: Sequence[object], console: Console, *, allows_incomplete: bool = False
 ) -> None:
-    """Print what was found, what it led to, and what to do."""
+    """Print the origins, their impact, and what to do."""
     for line in lines_of(result, allows_incomplete=allows_incomplete):
         console.print(line, soft_wrap=True)
     for file in files:
@@ -34,8 +34,8 @@ def lines_of(result: OverflowResult, *, allows_incomplete: bool = False) -> Iter
     """Yield the report.
 
     Args:
-        result: What was found.
-        allows_incomplete: Whether a run may be clean of which not all could be searched.
+        result: Result of the search.
+        allows_incomplete: Whether a run may count as clean if a part could not be searched.
     """
     num_ranks = max(step.num_ranks for step in result.steps)
     num_entries = sum(step.num_entries for step in result.steps)

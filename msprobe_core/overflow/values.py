@@ -1,4 +1,4 @@
-"""What is not finite in a dump, value by value."""
+"""The values of a dump that are not finite."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.frame import RowKind
 
 MAX_BAD_ENTRIES = 5_000
-"""So many entries of a rank with NaN or Inf are followed; what comes behind has no new causes."""
+"""Maximum number of a rank's entries with NaN or Inf that are tracked; later ones have no new causes."""
 
 _LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38}
 """Largest finite values; source: IEEE 754 and ``torch.finfo``."""
 
 _NEAR = 8
-"""A value is near the end of its range from an eighth of it on: three more doublings."""
+"""A value is near the end of its range from an eighth of it: three more doublings."""
 
 
 class Bad(NamedTuple):
-    """A value that is, or holds, NaN or Inf.
+    """A value that is, or contains, NaN or Inf.
 
     Attributes:
-        name: What reports call it.
-        path: Its place in its part of the call.
-        role: Which part that is.
-        is_tensor: Or else a number.
-        type: Of a number, what kind.
-        dtype: Of a tensor.
-        shape: Likewise, as text.
-        numel: Likewise.
-        has_nan: Whether it holds NaN.
-        has_inf: Whether it holds Inf, as far as the dump tells.
-        num_nan: ``None`` where nobody counted.
-        num_inf: Likewise.
-        max: NaN where there is a NaN.
-        min: Likewise.
-        norm: Likewise.
+        name: Name in reports.
+        path: Its position within its role.
+        role: Role in the call.
+        is_tensor: Whether it is a tensor; otherwise it is a number.
+        type: Type of a number.
+        dtype: Dtype of a tensor.
+        shape: Shape of a tensor, as text.
+        numel: Number of elements of a tensor.
+        has_nan: Whether it contains NaN.
+        has_inf: Whether it contains Inf, as far as the dump shows.
+        num_nan: Number of NaN; ``None`` if not counted.
+        num_inf: Number of Inf; ``None`` if not counted.
+        max: Maximum; NaN if the value contains NaN.
+        min: Minimum; NaN if the value contains NaN.
+        norm: L2 norm; NaN if the value contains NaN.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Bad(NamedTuple):
 
     @property
     def identity(self) -> tuple[object, ...]:
-        """Equal for one tensor wherever it is seen, and hardly for two."""
+        """Equal for one tensor wherever it appears, and rarely for two different ones."""
         return self.shape, self.dtype, self.num_nan, self.num_inf, repr(self.max), repr(self.min), repr(self.norm)
 
 
@@ -70,12 +70,12 @@ class BadEntry(NamedTuple):
     """A call with NaN or Inf.
 
     Attributes:
-        entry: Its name.
-        position: Its place in execution order.
-        phase: Of the entry.
-        values: Those that are not finite, in the order of the rows.
-        num_results: How many floating-point tensors it returned; 0 where none was recorded.
-        has_inputs: Whether anything is known of what it was given.
+        entry: Entry name.
+        position: Its index in execution order.
+        phase: Phase of the entry.
+        values: Values that are not finite, in the order of the rows.
+        num_results: Number of floating-point tensors that it returned; 0 if none was recorded.
+        has_inputs: Whether any of its inputs was recorded.
     """
 
     entry: str
@@ -91,11 +91,11 @@ class NearEnd:
     """A finite value near the end of its range.
 
     Attributes:
-        name: What reports call it.
-        entry: Call that it belongs to.
-        dtype: Of the tensor.
-        extreme: The largest magnitude in it.
-        share: Of the largest finite value.
+        name: Name in reports.
+        entry: The call.
+        dtype: Dtype of the tensor.
+        extreme: Its largest magnitude.
+        share: The magnitude divided by the largest finite value.
     """
 
     name: str
@@ -106,17 +106,17 @@ class NearEnd:
 
 
 class RankValues(NamedTuple):
-    """What is not finite in the dump of one rank.
+    """The values of one rank's dump that are not finite.
 
     Attributes:
         entries: Calls with such values, in execution order.
-        num_entries: How many calls the dump has.
+        num_entries: Number of calls in the dump.
         num_bad: How many of these have such values.
-        num_tensors: How many tensors with several elements it has.
-        num_judged: Of how many of them it says whether they are finite.
-        near_end: The finite values that are nearest to the end of their range, the nearest first.
-        parents: Enclosing call of each; empty where nothing is wrong.
-        modules: Recorded calls of modules, likewise.
+        num_tensors: Number of tensors with several elements.
+        num_judged: For how many of them it is known whether they are finite.
+        near_end: The finite values nearest to the end of their range, the nearest first.
+        parents: Parent of each call; empty if nothing is wrong.
+        modules: Recorded calls of modules; empty if nothing is wrong.
     """
 
     entries: Sequence[BadEntry]
@@ -130,17 +130,18 @@ class RankValues(NamedTuple):
 
 
 def values_of(dump: Dump, max_near: int = 3) -> RankValues:
-    """Return what is not finite in a dump.
+    """Return the values of a dump that are not finite.
 
     Args:
-        dump: Of one rank.
-        max_near: How many values near the end of their range are named.
+        dump: Dump of one rank.
+        max_near: Maximum number of values near the end of their range to return.
     """
     frame = dump.frame
     is_tensor = pl.col("kind") == RowKind.TENSOR.value
     is_float = (pl.col("kind") == RowKind.SCALAR.value) & (pl.col("type") == "float")
     extremes = pl.col("max"), pl.col("min")
-    # Only NaN makes a norm NaN. A mean is NaN where sums overflow both ways, too, so it counts where nothing else does.
+    # Only NaN makes a norm NaN. A mean is also NaN if sums overflow in both directions, so use it only as a last
+    # resort.
     means = pl.when(pl.col("max").is_null() & pl.col("min").is_null()).then(pl.col("mean"))
     has_nan = (pl.col("num_nan") > 0).fill_null(False) | pl.any_horizontal(
         *[value.is_nan().fill_null(False) for value in (*extremes, pl.col("norm"), means)]
@@ -148,7 +149,7 @@ def values_of(dump: Dump, max_near: int = 3) -> RankValues:
     has_inf = (pl.col("num_inf") > 0).fill_null(False) | pl.any_horizontal(
         *[value.is_infinite().fill_null(False) for value in extremes]
     )
-    # Some tools keep a tensor with one element as the number it is, whatever they keep of others.
+    # Some tools record a tensor with one element as a number, whatever they record of others.
     has_several = (is_tensor & (pl.col("numel") > 1)).fill_null(False)
     counts = frame.select(
         tensors=has_several.sum(),
@@ -202,7 +203,7 @@ def _entries_of(bad: pl.DataFrame, numbered: pl.DataFrame) -> list[BadEntry]:
 
 
 def _near_end(frame: pl.DataFrame, max_near: int) -> list[NearEnd]:
-    """Return the finite values that are nearest to the end of their range; the very end is a mask, made on purpose."""
+    """Return the finite values nearest to the end of their range; the end itself is excluded as an intended mask."""
     largest = {
         dtype: limit
         for dtype in frame["dtype"].unique().drop_nulls()
