@@ -1,4 +1,4 @@
-"""Measure the noise of a golden run: every step and rank of it, from the same of its repetitions."""
+"""Measure the noise of every step and rank of a golden run from the same dumps of its repetitions."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ _RUN = re.compile(r"run(0|[1-9]\d*)", re.ASCII)
 
 @dataclass(frozen=True)
 class Calibration:
-    """What a calibration came to.
+    """The result of a calibration.
 
     Attributes:
-        path: The profile.
-        repeats: The repetitions.
+        path: The noise profile that was written.
+        repeats: Directories of the repetitions.
         dumps: What was measured, by step and rank.
-        missing: What was not, in words.
-        incomplete: Which dumps were not all there, in words.
-        seconds: How long it took.
+        missing: Messages about dumps that could not be measured.
+        incomplete: Messages about dumps that are incomplete.
+        seconds: Duration of the calibration.
     """
 
     path: Path
@@ -49,10 +49,10 @@ class Calibration:
 
 
 def find_repeats(golden: Path) -> list[Path]:
-    """Return the perturbed repetitions that lie in a golden run's directory, by number.
+    """Return the repetitions in a golden run's ``calibration`` directory, by number.
 
     Raises:
-        CompareError: there is none.
+        CompareError: there are no repetitions.
     """
     directory = golden / CALIBRATION_DIRECTORY
     try:
@@ -78,20 +78,20 @@ def calibrate(
     run: RunOptions | None = None,
     progress: RunProgress | None = None,
 ) -> Calibration:
-    """Measure the noise of a golden run and write its profile.
+    """Measure the noise of a golden run and write its noise profile.
 
     Args:
-        golden: The run's directory, which holds its steps.
-        repeats: Repetitions of it, likewise; those that lie in it if none are given.
-        output: The profile; by default where comparisons look for it, in the golden run's directory.
-        perturbation: How the repetitions differ from the golden run, in words, for reports.
-        chosen: Which steps and ranks; all that the golden run and a repetition have by default.
-        overwrites: Whether the profile may replace a file of the same name that is none.
-        run: How dumps are worked off.
-        progress: Told what is done.
+        golden: The golden run's directory, which holds its steps.
+        repeats: Directories of repetitions; by default those recorded inside ``golden``.
+        output: Path of the profile; by default in the golden run's directory, where comparisons look for it.
+        perturbation: How the repetitions differ from the golden run, as text for reports.
+        chosen: Which steps and ranks to measure; by default all that the golden run and a repetition both have.
+        overwrites: Whether the profile may replace a file that is not a noise profile.
+        run: How the dumps are distributed over workers.
+        progress: Called after each dump.
 
     Raises:
-        CompareError: nothing could be measured.
+        CompareError: no dump could be measured.
         DumpError: a directory cannot be read.
         StoreError: the profile cannot be written.
     """
@@ -141,7 +141,7 @@ def calibrate(
 def _grouped(
     golden: Path, repeats: Sequence[Path], chosen: Chosen | None
 ) -> tuple[Mapping[Path, list[UnitPair]], list[str]]:
-    """Return pairs by golden dump, one of each repetition that has it, and in words what one lacks."""
+    """Return the pairs by golden dump, one for each repetition that has the dump, and messages about missing dumps."""
     grouped: dict[Path, list[UnitPair]] = {}
     missing: list[str] = []
     for repeat in repeats:
@@ -155,7 +155,7 @@ def _grouped(
 
 
 def _refuse_foreign(path: Path) -> None:
-    """Raise if a file that is no noise profile has this name."""
+    """Raise if ``path`` exists and is not a noise profile."""
     if not (path.exists() or path.is_symlink()):
         return
     try:
@@ -167,10 +167,10 @@ def _refuse_foreign(path: Path) -> None:
 
 
 def _write(parts: Sequence[Path], path: Path) -> None:
-    """Put parts together to the profile, which is whole or not there.
+    """Concatenate the parts into the profile; an interrupted write leaves no incomplete file.
 
     Raises:
-        StoreError: it cannot be written.
+        StoreError: the profile cannot be written.
     """
     make_directory(path.parent)
     unfinished = path.with_name(f".{path.name}.part")

@@ -1,4 +1,4 @@
-"""Compare one golden dump with its repetitions, and estimate the noise of its rows."""
+"""Compare one golden dump with its repetitions and estimate the noise of its rows."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class CalibrationTask:
     """One golden dump and its repetitions.
 
     Attributes:
-        label: What reports call the dump.
-        golden: Its directory.
-        repeats: Those of the repetitions.
-        perturbation: How they differ from the golden run, in words.
-        part: Where the rows are written, as Parquet.
+        label: Name of the dump in reports.
+        golden: The golden dump's directory.
+        repeats: Directories of the same dump in the repetitions.
+        perturbation: How the repetitions differ from the golden run, as text.
+        part: The Parquet file to write the rows to.
     """
 
     label: str
@@ -60,23 +60,24 @@ class CalibrationTask:
 
     @property
     def files(self) -> Sequence[Path]:
-        """The files that are compared: the golden ones once with each repetition."""
+        """The files that are compared; the golden files are counted once for each repetition."""
         return files_of(dump for repeat in self.repeats for dump in (repeat, self.golden))
 
 
 class DumpCalibration(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured of one dump.
+    """What was measured for one dump.
 
     Attributes:
-        label: What reports call it.
+        label: Name of the dump in reports.
         num_repeats: Number of repetitions.
-        num_nodes: Number of entries of the golden dump.
-        num_rows: Number of its rows that hold floats.
-        num_measured: Those of them that every repetition has, with numbers to compare.
-        num_varying: Those of these that are not the same in all.
-        num_flips: Rows that broke a rule that knows no size, such as that integers are equal, in a repetition.
-        floors: Floors of the distance that were measured of rows that vary, by dtype: the median, and how many.
-        incomplete: Which dumps ended early or are damaged, in words.
+        num_nodes: Number of entries in the golden dump.
+        num_rows: Number of its rows with floating-point values.
+        num_measured: Number of those rows that every repetition has, with comparable numbers.
+        num_varying: Number of the measured rows that differ in at least one repetition.
+        num_flips: Number of rows that broke a rule without a magnitude in a repetition, for example the rule that
+            integers are equal.
+        floors: By dtype, the median noise floor of the distance over the rows that vary, and the number of those rows.
+        incomplete: Messages about dumps that ended early or are damaged.
     """
 
     label: str
@@ -91,11 +92,11 @@ class DumpCalibration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def calibrate_dump(task: CalibrationTask) -> DumpCalibration:
-    """Compare a dump with its repetitions and write what was estimated.
+    """Compare a dump with its repetitions and write the estimated noise.
 
     Raises:
-        CompareError: one of them cannot be compared, or none of its values is a number that can be.
-        DumpError: one of them cannot be read.
+        CompareError: a dump cannot be compared, or none of its values can be measured.
+        DumpError: a dump cannot be read.
         StoreError: the result cannot be written.
     """
     units = [compare_unit(UnitPair(task.label, None, None, repeat, task.golden)) for repeat in task.repeats]
@@ -141,7 +142,7 @@ def calibrate_dump(task: CalibrationTask) -> DumpCalibration:
 
 
 def _parameters_vary(rows: pl.DataFrame, errors: list[pl.DataFrame]) -> bool:
-    """Whether some parameters are not the golden run's: the repetitions have been trained before."""
+    """Whether some parameters differ from the golden run's, which means that training steps were perturbed before."""
     own = (pl.col("role") == Role.PARAMETERS.value) & pl.col("precision").is_not_null()
     varies = pl.any_horizontal((pl.lit(frame[DISTANCE]) > 0).fill_null(value=False) for frame in errors)
     return bool(rows.select((own & varies).any()).item())
@@ -180,7 +181,8 @@ def _errors(unit: UnitResult) -> pl.DataFrame:
     """Return the measures of one repetition, one row per row of the golden dump."""
     rows = unit.rows
     is_given = is_at_place_of_parameter(conventional(), "name_golden", "entry_golden")
-    # An update is as large where the gradient is all rounding: it varies as the parameter does that it makes.
+    # An optimizer step can have a full-size update even where its gradient is only round-off, so an update varies as
+    # much as the parameter that it updates.
     updates = [entry for entry, parent in unit.golden_parents.items() if parent == names.OPTIMIZER]
     is_update = pl.col("entry_golden").is_in(updates)
     is_state = (pl.col("role") == Role.PARAMETERS.value) | is_given | is_update
@@ -201,7 +203,7 @@ def _errors(unit: UnitResult) -> pl.DataFrame:
 
 
 def _like(first: pl.DataFrame, other: pl.DataFrame, *, is_whole: bool) -> pl.DataFrame:
-    """Return the rows of ``other`` in the order of ``first``; what a recording lacks that ended early is no flip."""
+    """Return ``other``'s rows in the order of ``first``; rows missing from an incomplete recording are not flips."""
     if first["name_golden"].equals(other["name_golden"]):
         return other
     return (

@@ -1,4 +1,4 @@
-"""Run a training program again, as repetitions of its golden run."""
+"""Run a training program again to record repetitions of its golden run."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ def run_repetitions(
     mode: PerturbMode = PerturbMode.EVERYWHERE,
     dtype: RoundingUnit | None = None,
 ) -> list[Path]:
-    """Run a program several times, each time with other last digits, and return where it has recorded itself.
+    """Run a program several times, each time perturbed in the last digits, and return the recorded directories.
 
-    An environment variable, which processes that it starts get too, says that it is a repetition: its debuggers then
-    record to ``{golden}/calibration/run{k}``, whatever the program says.
+    An environment variable, which child processes inherit, marks the run as a repetition. Its debuggers then record to
+    ``{golden}/calibration/run{k}``, whatever dump path the program sets.
 
     Args:
         golden: Directory of the golden run.
         command: The program and its arguments.
-        repeats: How many times.
-        mode: See `msprobe_core.model.Perturbation`, as ``dtype``.
-        dtype: Likewise.
+        repeats: Number of repetitions.
+        mode: See `msprobe_core.model.Perturbation`.
+        dtype: See `msprobe_core.model.Perturbation`.
 
     Raises:
         CompareError: the golden run has no steps, or the program cannot be run, fails, or records nothing.
-        StoreError: a repetition's place is a symbolic link.
+        StoreError: the directory of a repetition is a symbolic link.
     """
     if not find_steps(golden):
         raise CompareError(f"{golden}: holds no steps (step0, …); record the golden run first")
@@ -48,7 +48,7 @@ def run_repetitions(
         directory = repetition_directory(golden, number)
         refuse_links(directory, below=golden)
         if directory.is_dir():
-            shutil.rmtree(directory, ignore_errors=True)  # of an earlier calibration
+            shutil.rmtree(directory, ignore_errors=True)  # left by an earlier calibration
         order = RepetitionOrder(number=number, mode=mode, dtype=dtype, golden=str(golden.absolute()))
         _logger.info("repetition %d of %d: %s", number, repeats, " ".join(command))
         _run(command, order)
@@ -63,7 +63,7 @@ def run_repetitions(
 
 def _run(command: Sequence[str], order: RepetitionOrder) -> None:
     try:
-        # What it prints is for the user to see.
+        # Output is not captured: the user should see what the program prints.
         status = subprocess.run(command, env={**os.environ, ORDER_VARIABLE: order.encoded()}, check=False).returncode  # noqa: S603
     except OSError as error:
         raise CompareError(f"{command[0]}: cannot be run ({error.strerror})") from error
