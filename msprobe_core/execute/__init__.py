@@ -1,1 +1,1 @@
-"""Where units of work run: in this process, in others on this machine, on a cluster."""
+"""Executors of units of work: in this process, in other processes on this machine, or on a cluster."""

@@ -1,4 +1,4 @@
-"""Run everything in this process, one after the other."""
+"""Run tasks one after the other in this process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Inline:
     name = "inline"
 
     def check(self, options: ExecutorOptions) -> None:
-        """Nothing is needed."""
+        """Accept any options."""
 
     def run(
         self, function: Callable[[T], R], tasks: Sequence[T], options: ExecutorOptions
@@ -32,5 +32,5 @@ class Inline:
 
 @hookimpl
 def msprobe_register_executors() -> Sequence[Executor]:
-    """Offer the executor of this module."""
+    """Register the executor of this module."""
     return [Inline()]

@@ -1,4 +1,4 @@
-"""Outcomes of finished units, kept beside their results, so that an interrupted run can be resumed."""
+"""Outcomes of finished units, stored next to their results so that an interrupted run can be resumed."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from msprobe_core.store.layout import create_file, make_directory
 from msprobe_core.untrusted.files import read_plain
 
 KEPT_DIRECTORY = ".units"
-"""Where in the results' directory the outcomes are."""
+"""Directory of the outcomes, inside the results' directory."""
 
 _RECORD = ".msgpack"
-"""Unlike JSON it has NaN and Inf, which an error may be."""
+"""Unlike JSON, MessagePack can represent NaN and Inf, which an error may be."""
 
 
 class Unit(Protocol):
-    """One unit of work; it can be pickled."""
+    """One unit of work; it must be picklable."""
 
     @property
     def label(self) -> str:
-        """What reports call it."""
+        """Name of the unit in reports."""
         ...
 
     @property
     def files(self) -> Sequence[Path]:
-        """The dumps' files; their sizes tell how much work there is."""
+        """The files of the dumps; their sizes indicate how much work the unit is."""
         ...
 
 
@@ -41,14 +41,14 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class KeptOutcomes(Generic[UnitT, R]):
-    """Where outcomes are kept, and when one is still valid; workers get a copy.
+    """Where outcomes are stored, and when a stored outcome is still valid; workers get a copy of this object.
 
     Attributes:
-        directory: Of the results.
+        directory: Directory of the results.
         kind: Type of an outcome, for msgspec.
-        key_of: Returns a hash of all that a unit's outcome depends on.
-        results_of: Returns the files that belong to an outcome, without which it is void.
-        resumes: Whether outcomes of an earlier run are taken over; else they are removed.
+        key_of: Returns a hash of everything that a unit's outcome depends on.
+        results_of: Returns the files that belong to an outcome; if one is missing, the outcome is invalid.
+        resumes: Whether outcomes of an earlier run are reused; otherwise they are removed.
     """
 
     directory: Path
@@ -58,7 +58,7 @@ class KeptOutcomes(Generic[UnitT, R]):
     resumes: bool
 
     def begin(self, units: Sequence[UnitT]) -> Mapping[int, R]:
-        """Return the outcomes that are taken over, by number of the unit."""
+        """Return the outcomes that are reused, by number of the unit."""
         if not self.resumes:
             shutil.rmtree(self.directory / KEPT_DIRECTORY, ignore_errors=True)
             return {}
@@ -66,7 +66,7 @@ class KeptOutcomes(Generic[UnitT, R]):
         return {number: outcome for number, outcome in found.items() if outcome is not None}
 
     def keep(self, label: str, key: str, outcome: R) -> None:
-        """Store the outcome of a unit, all of it or nothing."""
+        """Store the outcome of a unit; an interrupted write leaves no outcome."""
         path = self._record_of(label)
         make_directory(path.parent, below=self.directory)
         part = path.with_suffix(f".{os.getpid()}")
@@ -75,7 +75,7 @@ class KeptOutcomes(Generic[UnitT, R]):
         part.replace(path)
 
     def _kept_of(self, unit: UnitT) -> R | None:
-        """Return the outcome of the same unit under the same conditions; ``None`` if there is none."""
+        """Return the stored outcome of the same unit under the same conditions, or ``None``."""
         try:
             content = read_plain(self._record_of(unit.label))
             key, outcome = msgspec.msgpack.decode(content, type=tuple[str, self.kind], dec_hook=_decoded)
@@ -89,15 +89,15 @@ class KeptOutcomes(Generic[UnitT, R]):
 
 
 def num_kept(directory: Path) -> int:
-    """Return how many units have finished whose results are in ``directory``."""
+    """Return the number of finished units whose results are in ``directory``."""
     return len(list((directory / KEPT_DIRECTORY).glob(f"*{_RECORD}")))
 
 
 def state_of(path: Path) -> tuple[str, int, int]:
-    """Return name, size in bytes (-1 if it cannot be read) and time of the last change of a file, in ns."""
+    """Return the path, the size in bytes (-1 if it cannot be read) and the modification time in ns of a file."""
     try:
         status = path.stat()
-    except OSError:  # whoever reads it reports that
+    except OSError:  # whoever reads the file reports the error
         return str(path), -1, 0
     return str(path), status.st_size, status.st_mtime_ns
 

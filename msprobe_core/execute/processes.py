@@ -1,4 +1,4 @@
-"""Run tasks in processes of their own on this machine."""
+"""Run tasks in separate processes on this machine."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _AHEAD = 2
-"""Tasks that are handed to a worker before it has finished its own, so that it need not wait."""
+"""Tasks submitted per worker, so that a worker that finishes one need not wait for the next."""
 
 
 class Processes:
     """Runs tasks in a pool of processes.
 
-    A process that the system ends, for want of memory for example, takes the whole pool with it. The tasks that were
-    under way are then run again, each in a process by itself, so that only the one that is to blame is lost.
+    If the operating system kills a process, for example because memory is short, the whole pool breaks. The tasks that
+    were running are then repeated, each in its own process, so that only the task that causes the failure is lost.
     """
 
     name = "processes"
 
     def check(self, options: ExecutorOptions) -> None:
-        """Nothing is needed."""
+        """Accept any options."""
 
     def run(
         self, function: Callable[[T], R], tasks: Sequence[T], options: ExecutorOptions
     ) -> Iterator[tuple[int, R | TaskLost]]:
-        """Yield each task's number and result, as they come."""
+        """Yield each task's number and result as they finish."""
         workers = min(options.workers or os.cpu_count() or 1, len(tasks))
         waiting = list(range(len(tasks)))[::-1]
         while waiting:
@@ -60,16 +60,16 @@ class Processes:
 def _pooled(
     function: Callable[[T], R], tasks: Sequence[T], waiting: list[int], workers: int, suspects: list[int]
 ) -> Iterator[tuple[int, R]]:
-    """Yield results until all are done or the pool breaks; ``suspects`` then has what was under way."""
+    """Yield results until all tasks are done or the pool breaks; add the unfinished ones to ``suspects``."""
     threads = max(1, (os.cpu_count() or 1) // workers)
-    # Fork would copy locks that threads of ours hold.
+    # A forked child would copy locks that this process's threads hold, and could deadlock.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker, initargs=(threads,))
     under_way: dict[Future[R], int] = {}
     try:
         while waiting or under_way:
             while waiting and len(under_way) < workers * _AHEAD:
-                with _held_interrupts():  # it may start a process, which inherits that
+                with _held_interrupts():  # submit may start a process, which inherits the signal mask
                     future = pool.submit(function, tasks[waiting[-1]])  # raises if the pool has just broken
                 under_way[future] = waiting.pop()
             done, _ = wait(under_way, return_when=FIRST_COMPLETED)
@@ -79,19 +79,19 @@ def _pooled(
     except BrokenProcessPool:
         suspects += sorted(under_way.values())
     finally:
-        # There is no public way to end a worker before Python 3.14.
+        # Before Python 3.14 there is no public way to terminate a worker.
         running: dict[int, BaseProcess] | None = getattr(pool, "_processes", None)
         workers_left = list((running or {}).values())
         pool.shutdown(wait=not under_way, cancel_futures=True)
-        if under_way:  # interrupted: what still runs is not wanted any more
+        if under_way:  # interrupted: the running tasks' results are no longer needed
             for process in workers_left:
                 process.terminate()
 
 
 @contextmanager
 def _held_interrupts() -> Generator[None, None, None]:
-    """Hold Ctrl-C back while a process is started: one that is still importing would print a traceback."""
-    if not hasattr(signal, "pthread_sigmask"):  # Windows
+    """Block Ctrl-C while a process is started: a process that is still importing would print a traceback."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows has no signal mask
         yield
         return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -102,13 +102,14 @@ def _held_interrupts() -> Generator[None, None, None]:
 
 
 def _begin_worker(num_threads: int) -> None:
-    # The parent ends its workers; Ctrl-C on the terminal reaches them too, and would print a traceback each.
+    # The parent terminates its workers. Ctrl-C in the terminal reaches them as well and would print a traceback each.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Read by polars when it is imported, which is later: its threads would outnumber the cores.
+    # Polars reads this when it is imported, which happens later. Its default would start more threads than there are
+    # cores.
     os.environ.setdefault("POLARS_MAX_THREADS", str(num_threads))
 
 
 @hookimpl
 def msprobe_register_executors() -> Sequence[Executor]:
-    """Offer the executor of this module."""
+    """Register the executor of this module."""
     return [Processes()]

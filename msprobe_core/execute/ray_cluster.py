@@ -1,4 +1,4 @@
-"""Run tasks on a Ray cluster: on as many machines as there are, which must see the same files."""
+"""Run tasks on a Ray cluster, on any number of machines, all of which must see the same files."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ R = TypeVar("R")
 
 _PATIENCE_S = 5.0
 _MOST_MISSED = 3
-"""Attempts to reach a head, which may be busy or restarted."""
+"""Failed attempts in a row to reach a head before it counts as gone; it may be busy or restarting."""
 
 _CLUSTER_VARIABLE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""Whether Ray takes an address that other machines reach. Despite its name, Ray reads it on Linux as well; it is read
-when Ray is imported."""
+"""Whether Ray may listen on an address that other machines can reach. Despite the variable's name, Ray reads it on
+Linux as well, when Ray is imported."""
 _TOKEN_VARIABLES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
-_TOKEN_FILE = ".ray/auth_token"  # noqa: S105  # its name
+_TOKEN_FILE = ".ray/auth_token"  # noqa: S105  # the name of a file, not a token
 
 
 class RayCluster:
-    """Runs tasks on a Ray cluster, one per core of it.
+    """Runs tasks on a Ray cluster, one per core.
 
-    With an address, on the cluster there; without, on one that is started on this machine, listens on the loopback
-    interface only, and is ended again. The workers need ``msprobe-core`` installed, and must find dumps and results
-    under the same paths.
+    With an address it uses the cluster at that address. Without one it starts a cluster on this machine, which listens
+    on the loopback interface only, and shuts it down afterwards. The workers need ``msprobe-core`` installed, and must
+    see dumps and results under the same paths.
     """
 
     name = "ray"
@@ -44,14 +44,14 @@ class RayCluster:
         """Raise if Ray is not installed.
 
         Raises:
-            PluginError: it is not; says how to install it.
+            PluginError: it is not; the message says how to install it.
         """
         _import_ray()
 
     def run(
         self, function: Callable[[T], R], tasks: Sequence[T], options: ExecutorOptions
     ) -> Iterator[tuple[int, R | TaskLost]]:
-        """Yield each task's number and result, as they come.
+        """Yield each task's number and result as they finish.
 
         Raises:
             PluginError: there is no cluster at the address, or it ended before the tasks did.
@@ -64,7 +64,7 @@ class RayCluster:
         was_running = ray.is_initialized()
         if not was_running:
             _connect(ray, options)
-        # One core each: polars would take all of a machine.
+        # One core per task: polars would otherwise use all cores of a machine.
         remote = ray.remote(num_cpus=1, runtime_env={"env_vars": {"POLARS_MAX_THREADS": "1"}})(function)
         under_way: dict[Any, int] = {remote.remote(task): number for number, task in enumerate(tasks)}
         head = _Head(getattr(ray.get_runtime_context(), "gcs_address", None) or options.address)
@@ -94,7 +94,7 @@ def _connect(ray: Any, options: ExecutorOptions) -> None:
             logging_level="ERROR",
             **({} if options.address else here),
         )
-    except Exception as error:  # whatever the library raises, the user can do the same about it
+    except Exception as error:  # Ray raises many types, and the advice is the same for all
         place = f"at {options.address}" if options.address else "on this machine"
         raise PluginError(
             f"there is no Ray cluster {place} that takes this connection ({' '.join(str(error).split())[:200]}); start "
@@ -104,10 +104,10 @@ def _connect(ray: Any, options: ExecutorOptions) -> None:
 
 
 def _check_private(ray: Any) -> None:
-    """Raise if other machines could reach a cluster that is started here: who reaches one can run code in it.
+    """Raise if other machines could reach a cluster started here, because anyone who reaches one can run code in it.
 
     Raises:
-        PluginError: they could; Ray was imported earlier, or is an older or newer release that decides otherwise.
+        PluginError: they could, because Ray was imported earlier or because this release of Ray decides differently.
     """
     address = str(ray.util.get_node_ip_address())
     if not ipaddress.ip_address(address).is_loopback:
@@ -119,10 +119,10 @@ def _check_private(ray: Any) -> None:
 
 
 class _Head:
-    """The head of a cluster, which every few seconds is asked whether it is still there.
+    """The head of a cluster, checked every few seconds.
 
-    Ray itself would try to reach it for a minute, and then end this process with exit status 1, which stands for a
-    difference.
+    Ray itself would retry for a minute and then end this process with exit status 1, which for this program means that
+    a difference was found.
     """
 
     def __init__(self, address: str | None) -> None:
@@ -131,10 +131,10 @@ class _Head:
         self._missed = 0
 
     def check(self) -> None:
-        """Raise if it has been gone several times in a row.
+        """Raise if the head did not respond several times in a row.
 
         Raises:
-            PluginError: it has.
+            PluginError: it did not.
         """
         if time.monotonic() - self._asked < _PATIENCE_S:
             return
@@ -153,10 +153,10 @@ class _Head:
 
 
 def _use_token() -> None:
-    """Have Ray, before it is imported, show the cluster a token if there is one here.
+    """Make Ray, before it is imported, send the cluster a token if one is configured here.
 
-    Since 2.60 ``ray start`` asks for the token where it finds one, but ``ray.init`` with an address shows none unless
-    it is told to. Clusters without authentication take it, too.
+    Since 2.60 ``ray start`` requires the token if it finds one, but ``ray.init`` with an address sends none by default.
+    Clusters without authentication accept a token as well.
     """
     has_token = any(os.environ.get(name) for name in _TOKEN_VARIABLES) or (Path.home() / _TOKEN_FILE).is_file()
     if has_token:
@@ -164,10 +164,10 @@ def _use_token() -> None:
 
 
 def _check_reachable(address: str | None) -> None:
-    """Raise if nobody listens at ``HOST:PORT`` or ``ray://HOST:PORT``: Ray itself would try for minutes.
+    """Raise if no server listens at ``HOST:PORT`` or ``ray://HOST:PORT``; Ray itself would retry for minutes.
 
     Raises:
-        OSError: nobody does.
+        OSError: the connection failed.
     """
     host, _, port = (address or "").removeprefix("ray://").rpartition(":")
     if host and port.isdigit():
@@ -183,7 +183,7 @@ def _result_of(ray: Any, reference: Any) -> Any:
 
 
 def _import_ray() -> Any:
-    """Return the module ``ray``, which is an extra.
+    """Import ``ray``, an optional dependency, and return it.
 
     Raises:
         PluginError: it is not installed, or cannot be imported.
@@ -193,5 +193,5 @@ def _import_ray() -> Any:
 
 @hookimpl
 def msprobe_register_executors() -> Sequence[Executor]:
-    """Offer the executor of this module."""
+    """Register the executor of this module."""
     return [RayCluster()]

@@ -1,7 +1,7 @@
-"""Run units of work, such as the ranks of a step, wherever there is room for them.
+"""Run units of work, such as the ranks of a step, on the chosen executor.
 
-A unit that fails leaves a reason instead of an outcome and does not affect the others. An interruption ends all of
-them, even one that native code swallowed.
+A unit that fails yields a reason instead of an outcome and does not affect the others. An interruption ends all of
+them, even if native code swallowed it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ from msprobe_core.protocols.comparison import Executor
 _logger = logging.getLogger(__name__)
 
 _WORTH_BYTES = 16 << 20
-"""Below this many bytes of ``dump.json`` in all units, starting processes takes longer than they save.
-
-Measured: a process takes 0.5 s of CPU time to start, 20 MB a second to compare.
+"""Below this total size of the units' ``dump.json`` files, starting processes takes longer than it saves.
+Measured: a process needs 0.5 s of CPU time to start and compares 20 MB per second.
 """
 
 _ARROW_DENSITY = 10
-"""How many times as many values a byte of ``dump.arrow`` holds."""
+"""How many times as many values a byte of ``dump.arrow`` holds as a byte of ``dump.json``."""
 
 
 @dataclass(frozen=True)
@@ -49,21 +48,22 @@ def run_units(
     kept: KeptOutcomes[UnitT, R] | None = None,
     progress: Callable[[int, str], object] | None = None,
 ) -> Mapping[int, str]:
-    """Do the same work for each unit; return why some failed, by the unit's number in ascending order.
+    """Do the same work for each unit; return the reasons of those that failed, by number in ascending order.
 
     Args:
-        units: What to work on. Memory is bounded by the largest of them times the number of workers.
-        work: Returns the outcome of one unit. It and what it returns can be pickled, unless the executor is ``inline``.
-        take: Called in this process with number and outcome of each unit that is done, as they finish.
-        executor: Name of the executor; ``None`` for processes where there is enough to do, else this process.
+        units: What to work on. Memory is bounded by the largest unit times the number of workers.
+        work: Returns the outcome of one unit. The function and its result must be picklable unless the executor is
+            ``inline``.
+        take: Called in this process with the number and the outcome of each finished unit.
+        executor: Name of the executor; ``None`` chooses processes if there is enough work, and this process otherwise.
         workers: Options of the executor.
-        kept: Where outcomes are stored for a later resumption, and taken from; ``None`` to store nothing.
-        progress: Called with how many units have finished, and the label of the last one.
+        kept: Where outcomes are stored and reused when a run is resumed; ``None`` to store nothing.
+        progress: Called with the number of finished units and the label of the last one.
 
     Raises:
-        ConfigError: there is no such executor.
+        ConfigError: the executor is unknown.
         PluginError: the executor cannot run here.
-        KeyboardInterrupt: there was one, even if native code swallowed it.
+        KeyboardInterrupt: the run was interrupted, even if native code swallowed the signal.
     """
     workers = workers or ExecutorOptions()
     finished: Mapping[int, R] = {} if kept is None else kept.begin(units)
@@ -79,7 +79,7 @@ def run_units(
     chosen.check(workers)
     failed: dict[int, str] = {}
     tasks = [_Task(units[number], work, kept) for number in left]
-    raise_if_interrupted()  # takes Ctrl-C back from polars, or waiting for others would go on after it
+    raise_if_interrupted()  # takes Ctrl-C back from polars; otherwise waiting for workers would ignore it
     for place, outcome in chosen.run(_outcome_of, tasks, workers):
         raise_if_interrupted()
         number = left[place]
@@ -94,10 +94,11 @@ def run_units(
 
 
 def _outcome_of(task: _Task[UnitT, R]) -> R | TaskLost:
-    """Work on one unit; raises no error, because one rank's trouble is not that of the others.
+    """Work on one unit; errors become a `TaskLost`, because the failure of one rank must not affect the others.
 
     Raises:
-        KeyboardInterrupt: also if it was lost in between: the outcome would be wrong, or a failure that is none.
+        KeyboardInterrupt: also if native code swallowed it meanwhile, because the outcome or failure would then be
+            wrong.
     """
     kept = task.kept
     try:
@@ -120,10 +121,10 @@ def _outcome_of(task: _Task[UnitT, R]) -> R | TaskLost:
 
 
 def executor_called(name: str) -> Executor:
-    """Return the executor of a name.
+    """Return the executor called ``name``.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the executor is unknown.
     """
     executors = registry().executors()
     if name not in executors:
@@ -146,9 +147,9 @@ def _are_worth_processes(units: Iterable[Unit]) -> bool:
 
 
 def files_of(dumps: Iterable[Path]) -> list[Path]:
-    """Return the files directly in dumps' directories, or the files that dumps were given as."""
+    """Return the files directly in the dumps' directories; a dump that is itself a file is returned as it is."""
     found: list[Path] = []
     for dump in dumps:
-        with suppress(OSError):  # whoever reads it reports that
+        with suppress(OSError):  # whoever reads the dump reports the error
             found += sorted(path for path in dump.iterdir() if path.is_file()) if dump.is_dir() else [dump]
     return found
