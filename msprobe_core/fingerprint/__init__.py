@@ -1,4 +1,4 @@
-"""Fingerprints of tensors that add up over shards: a 64-bit hash, and a sketch of which distances can be read.
+"""Fingerprints of tensors that add up over shards: a 64-bit hash, and a sketch that estimates distances.
 
-Both are defined here once, for the arrays of any library; see `msprobe_core.fingerprint.arrays`.
+Both are defined once, for the arrays of any library; see `msprobe_core.fingerprint.arrays`.
 """

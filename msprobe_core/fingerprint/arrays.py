@@ -1,6 +1,6 @@
-"""What libraries of arrays do differently, so that fingerprints are written once for all of them.
+"""The operations in which array libraries differ, so that fingerprints are written once for all of them.
 
-Everything else in this package uses what NumPy's arrays and tensors share: operators, slices, ``reshape``, ``sum``.
+Everything else in this package uses what NumPy arrays and tensors share: operators, slices, ``reshape``, ``sum``.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 
 def signed(number: int) -> int:
-    """Return ``number`` modulo 2**64 as int64 has it."""
+    """Return the int64 that is equal to ``number`` modulo 2**64."""
     return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 GAMMA = signed(0x9E3779B97F4A7C15)
-"""The step of SplitMix64: the odd integer nearest to 2**64 over the golden ratio."""
+"""The increment of SplitMix64: the odd integer nearest to 2**64 divided by the golden ratio."""
 
 
 class Arrays(Protocol):
@@ -29,44 +29,44 @@ class Arrays(Protocol):
 
     @property
     def chunk(self) -> int:
-        """How many elements are worked on at a time; temporaries have a few times 8 bytes for each of them."""
+        """Number of elements processed at a time; temporaries need a few times 8 bytes per element."""
         ...
 
     def reals(self, values: Any) -> Any:
-        """Return ``values``, or with a last dimension more, of 2, where the elements are complex."""
+        """Return ``values``; complex elements are split along a new last dimension of size 2."""
         ...
 
     def words(self, values: Any) -> Any:
-        """Return the raw bits of each element as a signed integer of the element's own width; same shape, no copy."""
+        """Return the raw bits of each element as a signed integer of the element's width; same shape, no copy."""
         ...
 
     def floats(self, values: Any) -> Any:
-        """Return the elements in a dtype that can be multiplied by what ``zeros`` returns, without loss if possible."""
+        """Return the elements, if possible without loss, in a dtype that can be multiplied by ``zeros``."""
         ...
 
     def single(self, values: Any) -> Any:
-        """Return float64 or float32 as float32; what is too large becomes infinite."""
+        """Return float64 or float32 as float32; values that are too large become infinite."""
         ...
 
     def zeros(self, *shape: int) -> Any:
-        """Return zeros of the dtype that sums are kept in: float64, or float32 where the device has nothing wider."""
+        """Return zeros in the dtype for sums: float64, or float32 if the device has nothing wider."""
         ...
 
     def ramp(self, size: int, step: int = 1) -> Any:
-        """Return ``step * [0, 1, 2, …]`` of int64, not to be written to; ``step`` is in the range of int64."""
+        """Return ``step * [0, 1, 2, …]`` as read-only int64; ``step`` is in the range of int64."""
         ...
 
     def shift(self, words: Any, num_bits: int) -> Any:
-        """Return int64 shifted to the right, filled up with zeros, in new memory."""
+        """Return a copy of int64 words shifted to the right, with zeros shifted in."""
         ...
 
     def windows(self, table: Any, first: int, num_windows: int, size: int) -> Any:
-        """Return ``[num_windows, size]``: at ``(i, j)`` the element ``first + i + j`` of a vector; no copy."""
+        """Return ``[num_windows, size]``, whose element ``(i, j)`` is ``table[first + i + j]``; no copy."""
         ...
 
 
 class NumpyArrays:
-    """NumPy's arrays, on the host. Chunks fit into a core's cache."""
+    """NumPy arrays on the host. Chunks fit into a core's cache."""
 
     chunk = 1 << 15
 
@@ -113,7 +113,7 @@ def _gamma_ramp() -> NDArray[np.int64]:
 
 
 def mix(words: Any, arrays: Arrays) -> Any:
-    """Mix int64 in place and return it: a bijection in which each bit of the input changes each of the output.
+    """Mix int64 words in place and return them: a bijection in which each input bit affects every output bit.
 
     Source: the finaliser of SplitMix64; Steele, Lea, Flood, *Fast Splittable Pseudorandom Number Generators*, OOPSLA
     2014, fig. 16, where it is mix64variant13 of Stafford, *Better Bit Mixing*, 2011.

@@ -1,4 +1,4 @@
-"""What two sketches say about the distance of two tensors."""
+"""Estimate the distance of two tensors from their sketches."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from numpy.typing import NDArray
 from msprobe_core.fingerprint.sketch import SIZE
 
 SIZE_BYTES = 4 * SIZE
-"""How many bytes a sketch takes up, as little-endian float32."""
+"""Size of a sketch in bytes, as little-endian float32."""
 
 RESOLUTION = 2.0**-23
-"""What rounding the numbers of two sketches to float32 adds to the relative error, or takes from it, at the most."""
+"""Largest change of the relative error that rounding both sketches to float32 causes, in either direction."""
 
 WITH_NORM = (0.8528, 1.2091)
-"""Bounds of what is estimated, over the estimate, where the golden norm is known: square roots of 64 over the quantiles
-0.975 and 0.025 of the chi-squared distribution with 64 degrees of freedom, 88.00 and 43.78."""
+"""Bounds of the true value divided by the estimate, if the golden norm is known: square roots of 64 divided by the
+quantiles 0.975 and 0.025 of the chi-squared distribution with 64 degrees of freedom, 88.00 and 43.78."""
 
 WITHOUT_NORM = (0.7810, 1.2804)
-"""The same where both norms are estimated: square roots of the quantiles 0.025 and 0.975 of the F distribution with 64
-and 64 degrees of freedom, 0.6099 and 1.639."""
+"""The same if both norms are estimated: square roots of the quantiles 0.025 and 0.975 of the F distribution with 64 and
+64 degrees of freedom, 0.6099 and 1.639."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """An estimated ratio and its confidence interval of 95%; all three NaN where a sketch is not finite."""
+    """An estimated ratio and its 95% confidence interval; all three are NaN if a sketch is not finite."""
 
     value: float
     low: float
@@ -35,24 +35,24 @@ class Estimate:
 
 
 def relative_error(target: bytes, golden: bytes, golden_norm: float | None = None) -> Estimate:
-    """Return an estimate of ``||target - golden|| / ||golden||`` in the Euclidean norm, from 256 bytes of each.
+    """Estimate ``||target - golden|| / ||golden||`` in the Euclidean norm from 256 bytes of each tensor.
 
-    The squared distance is estimated without bias and with a relative standard deviation of 0.177 at the most, see
-    `msprobe_core.fingerprint.sketch`; by Chebyshev's inequality it is off by more than 56% in at most one of ten cases,
-    whatever the tensors are. The interval is narrower: it takes the 64 numbers for normal, as they are where many
-    elements differ, whereas few differing elements seldom share a number and are estimated better. 95% is counted over
-    the random choice of the sketch, for one pair; of many pairs some are outside.
+    The estimate of the squared distance is unbiased and has a relative standard deviation of at most 0.177, see
+    `msprobe_core.fingerprint.sketch`. By Chebyshev's inequality it is off by more than 56% in at most one of ten cases,
+    whatever the tensors are. The confidence interval is narrower: it assumes that the 64 numbers are normally
+    distributed, as they are if many elements differ; few differing elements seldom share a number and are estimated
+    better. The 95% refer to the random choice of the sketch for one pair, so among many pairs some are outside.
 
     Args:
-        target: Sketch under test: 64 little-endian float32.
-        golden: Trusted sketch, likewise.
-        golden_norm: The golden tensor's Euclidean norm where the statistics have it, which makes the interval narrower.
+        target: The target's sketch: 64 little-endian float32.
+        golden: The golden sketch, in the same format.
+        golden_norm: The golden tensor's Euclidean norm if the statistics have it, which narrows the interval.
 
-    Returns: ratios >= 0; the interval is wider by `RESOLUTION`, so that two equal sketches do not prove equality. +Inf
-    where the golden tensor is zero and the target's sketch is not.
+    Returns: ratios >= 0. The interval is widened by `RESOLUTION`, because equal sketches do not prove equality. The
+        ratios are +Inf if the golden tensor is zero and the target's sketch is not.
 
     Raises:
-        ValueError: one of the two does not have 256 bytes.
+        ValueError: a sketch does not have 256 bytes.
     """
     for sketch in (target, golden):
         if len(sketch) != SIZE_BYTES:
@@ -65,7 +65,7 @@ def relative_error(target: bytes, golden: bytes, golden_norm: float | None = Non
 
 
 def decoded(sketches: Sequence[bytes]) -> NDArray[np.float32]:
-    """Return sketches of 256 bytes each as ``[n, 64]``."""
+    """Decode sketches of 256 bytes each to an array ``[n, 64]``."""
     return np.ndarray((len(sketches), SIZE), np.dtype("<f4"), b"".join(sketches))
 
 
@@ -75,9 +75,9 @@ def relative_errors(
     """Return the estimates of `relative_error` for many pairs.
 
     Args:
-        targets: Sketches under test, ``[n, 64]``.
-        goldens: Trusted sketches, ``[n, 64]``.
-        golden_norms: ``[n]``; estimated from the sketches where it is not given.
+        targets: The target's sketches, ``[n, 64]``.
+        goldens: The golden sketches, ``[n, 64]``.
+        golden_norms: Golden norms, ``[n]``; estimated from the sketches if not given.
 
     Returns: ``[n]``.
     """

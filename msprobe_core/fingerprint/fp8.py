@@ -1,7 +1,7 @@
-"""What quantisation to 8-bit floating point would lose of a tensor, with the operators that all libraries share.
+"""What quantisation to 8-bit floating point would lose of a tensor, using operators that all libraries share.
 
-Arithmetic is in float32, as kernels that quantise have it; a float64 element beyond float32 counts as Inf. The rounding
-is that of a cast that saturates: half to even, gradual underflow. No 8-bit dtype is needed, so that devices and
+Arithmetic is in float32, as in kernels that quantise; a float64 element outside the range of float32 counts as Inf. The
+rounding is that of a saturating cast: half to even, gradual underflow. No 8-bit dtype is needed, so devices and
 libraries without one give the same numbers.
 """
 
@@ -22,7 +22,7 @@ class Fp8Format(NamedTuple):
     Attributes:
         largest: Largest finite value.
         spacing: Distance between subnormal values.
-        fraction_bits: How many bits of the fraction are stored.
+        fraction_bits: Number of stored bits of the fraction.
     """
 
     largest: float
@@ -36,24 +36,24 @@ E5M2 = Fp8Format(57344.0, 2.0**-16, 2)
 LARGEST = {
     "float8_e4m3fn": E4M3.largest, "float8_e4m3fnuz": 240.0, "float8_e5m2": E5M2.largest, "float8_e5m2fnuz": 57344.0,
 }  # fmt: skip
-"""Largest finite value of each dtype whose use of its format is counted."""
+"""Largest finite value of each dtype for which the use of its format is measured."""
 
 _EXPONENT = 0x7F800000
-"""The bits of the exponent of float32; all are set in NaN and Inf alone."""
+"""The exponent bits of float32; all of them are set only in NaN and Inf."""
 
 _LARGEST_SCALE = float(np.finfo(np.float32).max)
 
 _NUM_SHARED, _NUM_OF_FORMAT = 2, 4
 SIZE = _NUM_SHARED + 2 * _NUM_OF_FORMAT
-"""How many numbers `quantised` and `used` return."""
+"""Number of elements in the vectors that `quantised` and `used` return."""
 
 
 def quantised(values: Any, arrays: Arrays) -> Any:
-    """Return what `losses` needs, as a vector of `SIZE` numbers where the elements are.
+    """Return the input of `losses` as a vector of `SIZE` numbers on the device of ``values``.
 
     Args:
-        values: Floating-point array with elements.
-        arrays: Its library.
+        values: Floating-point array with at least one element.
+        arrays: The library of ``values``.
     """
     with np.errstate(all="ignore"):
         chunks = _chunks(values, arrays)
@@ -65,7 +65,7 @@ def quantised(values: Any, arrays: Arrays) -> Any:
         result[0], result[1] = table[:, 0].max(), table[:, 1].sum()
         for number, form in enumerate((E4M3, E5M2)):
             first = _NUM_SHARED + number * _NUM_OF_FORMAT
-            # 1 where all elements are 0.
+            # The scale is 1 if all elements are 0.
             scale = (form.largest / (result[0] + (result[0] == 0) * form.largest)).clip(max=_LARGEST_SCALE)
             result[first] = scale
             result[first + 1 : first + _NUM_OF_FORMAT] = _lost(chunks, arrays.single(scale), form, arrays)
@@ -73,22 +73,22 @@ def quantised(values: Any, arrays: Arrays) -> Any:
 
 
 def used(values: Any, largest: float, arrays: Arrays) -> Any:
-    """Return what `usage` needs, as a vector of `SIZE` numbers where the elements are.
+    """Return the input of `usage` as a vector of `SIZE` numbers on the device of ``values``.
 
     Args:
         values: The elements of a float8 tensor as float32; at least one.
-        largest: Largest finite value of its dtype.
-        arrays: Its library.
+        largest: Largest finite value of the tensor's dtype.
+        arrays: The library of ``values``.
     """
     finite, _ = _finite(values.reshape(-1), arrays)
     result = arrays.zeros(SIZE)
     result[0], result[1], result[2] = abs(finite).max(), (values == 0).sum(), (abs(values) >= largest).sum()
-    result[3] = (values != values).sum()  # NaN
+    result[3] = (values != values).sum()  # only NaN differs from itself
     return result
 
 
 def losses(numbers: Sequence[float], numel: int) -> Fp8Stats:
-    """Return the statistics of a tensor of ``numel`` elements, given what `quantised` returns for it."""
+    """Return the statistics of a tensor of ``numel`` elements from the numbers that `quantised` returns for it."""
     amax, num_finite, *of_formats = numbers
     shown: list[float | None] = []
     for first in range(0, len(of_formats), _NUM_OF_FORMAT):
@@ -99,7 +99,7 @@ def losses(numbers: Sequence[float], numel: int) -> Fp8Stats:
 
 
 def usage(numbers: Sequence[float], numel: int) -> Fp8Stats:
-    """Return the statistics of a float8 tensor of ``numel`` elements, given what `used` returns for it."""
+    """Return the statistics of a float8 tensor of ``numel`` elements from the numbers that `used` returns for it."""
     amax, num_zeros, num_saturated, num_nan = numbers[:4]
     return Fp8Stats(amax, zeros=num_zeros / numel, saturated=num_saturated / numel, nan=num_nan / numel)
 
@@ -110,7 +110,7 @@ def _chunks(values: Any, arrays: Arrays) -> Sequence[Any]:
 
 
 def _finite(values: Any, arrays: Arrays) -> tuple[Any, Any]:
-    """Return the elements in float32 with 0 in the place of NaN and Inf, and which are neither."""
+    """Return the elements in float32, with 0 in place of NaN and Inf, and a mask of the finite ones."""
     values = arrays.single(arrays.floats(values))
     words = arrays.words(values)
     is_finite = (words & _EXPONENT) != _EXPONENT
@@ -118,12 +118,12 @@ def _finite(values: Any, arrays: Arrays) -> tuple[Any, Any]:
 
 
 def _lost(chunks: Sequence[Any], scale: Any, form: Fp8Format, arrays: Arrays) -> Any:
-    """Return how many elements underflow, how many overflow unscaled, and the sum of squared errors after scaling."""
+    """Return the numbers of underflows and of unscaled overflows, and the sum of squared scaled errors."""
     table = arrays.zeros(len(chunks), 3)
     for i, chunk in enumerate(chunks):
         finite, _ = _finite(chunk, arrays)
         scaled = (finite * scale).clip(-form.largest, form.largest)
-        # A float32 of which only the exponent is left is a power of two: the distance to the next value follows.
+        # A float32 with only its exponent bits kept is a power of two, and determines the distance to the next value.
         power = (arrays.words(scaled) & _EXPONENT).view(scaled.dtype)
         spacing = (power * 2.0**-form.fraction_bits).clip(min=form.spacing)
         rounded = (scaled / spacing).round() * spacing

@@ -1,4 +1,4 @@
-"""Where the elements of a block lie in the whole tensor, and how to walk through them in bounded memory."""
+"""The position of a block's elements in the whole tensor, and iteration over them in bounded memory."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from msprobe_core.fingerprint.arrays import Arrays
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a block, for example of a shard, in a tensor: indices count its elements in row-major order.
+    """The position of a block, for example of a shard, in a tensor.
 
-    How either is laid out in memory does not matter.
+    Indices count the tensor's elements in row-major order; the memory layouts of block and tensor do not matter.
 
     Attributes:
         offset: Index of the block's first element.
-        strides: By how much the index grows along each dimension of the block.
+        strides: Increment of the index along each dimension of the block.
     """
 
     offset: int
@@ -26,7 +26,7 @@ class Place:
 
     @classmethod
     def of_whole(cls, shape: Sequence[int], offset: int = 0) -> Place:
-        """Return the place of a block whose elements follow one another: a whole tensor, or a part of a flat one.
+        """Return the place of a block with consecutive elements: a whole tensor, or a part of a flat one.
 
         Args:
             shape: Sizes of the block.
@@ -39,7 +39,7 @@ class Place:
 
     @classmethod
     def of_shard(cls, whole: Sequence[int], begin: Sequence[int]) -> Place:
-        """Return the place of a block cut out of a tensor, along any number of dimensions.
+        """Return the place of a block cut out of a tensor along any number of dimensions.
 
         Args:
             whole: Sizes of the tensor.
@@ -49,19 +49,19 @@ class Place:
         return cls(sum(start * stride for start, stride in zip(begin, strides, strict=True)), strides)
 
     def of_parts(self, num_parts: int) -> Place:
-        """Return the place when each element is split into ``num_parts``, along a last dimension."""
+        """Return the place after splitting each element into ``num_parts`` along a new last dimension."""
         return Place(self.offset * num_parts, (*(stride * num_parts for stride in self.strides), 1))
 
     def moved(self, steps: int) -> Place:
-        """Return the place of the block's part from ``steps`` on along its first dimension."""
+        """Return the place of the part of the block that starts at index ``steps`` of its first dimension."""
         return Place(self.offset + steps * self.strides[0], self.strides)
 
     def inner(self) -> Place:
-        """Return the place of the first of the block's parts along its first dimension."""
+        """Return the place of the block's first slice along its first dimension."""
         return Place(self.offset, self.strides[1:])
 
     def without_single(self, shape: Sequence[int]) -> Place:
-        """Return the place of a block of ``shape`` when dimensions of size 1 are taken out of it."""
+        """Return the place after removing the dimensions of size 1 from a block of ``shape``."""
         return Place(self.offset, tuple(s for s, size in zip(self.strides, shape, strict=True) if size != 1))
 
 
@@ -69,7 +69,7 @@ def squeezed(values: Any, place: Place) -> tuple[Any, Place]:
     """Return block and place without dimensions of size 1.
 
     Raises:
-        ValueError: block and place do not have the same number of dimensions.
+        ValueError: block and place have different numbers of dimensions.
     """
     if len(place.strides) != values.ndim:
         raise ValueError(f"a block of {values.ndim} dimensions cannot have a place of {len(place.strides)}")
@@ -78,14 +78,14 @@ def squeezed(values: Any, place: Place) -> tuple[Any, Place]:
 
 
 def is_run(values: Any, place: Place) -> bool:
-    """Whether the elements of a squeezed block follow one another in the whole tensor."""
+    """Whether the elements of a squeezed block are consecutive in the whole tensor."""
     return place.strides == Place.of_whole(values.shape).strides
 
 
 def runs_of(values: Any, offset: int, limit: int) -> Iterator[tuple[Any, int]]:
-    """Yield a block whose elements follow one another as vectors, each with the index of its first element.
+    """Yield a block of consecutive elements as vectors, each with the index of its first element.
 
-    They end where the index is a multiple of ``limit``, so that they are the same for any layout in memory.
+    Vectors end where the index is a multiple of ``limit``, so they are the same for any memory layout.
     """
     size, begin = math.prod(values.shape), 0
     while begin < size:
@@ -95,7 +95,7 @@ def runs_of(values: Any, offset: int, limit: int) -> Iterator[tuple[Any, int]]:
 
 
 def _between(values: Any, begin: int, end: int) -> Any:
-    """Return some elements as a vector; of a tensor that is not contiguous, only what is around them is copied."""
+    """Return a range of elements as a vector; of a non-contiguous tensor only the enclosing slices are copied."""
     while values.ndim > 1:
         inner = math.prod(values.shape[1:])
         first, last = begin // inner, -(-end // inner)
@@ -124,10 +124,10 @@ def pieces_of(values: Any, place: Place, limit: int) -> Iterator[tuple[Any, Plac
 
 
 def spread_of(values: Any, place: Place, limit: int, arrays: Arrays) -> Iterator[tuple[Any, int]]:
-    """Yield a squeezed block as vectors with zeros where others have elements; each with the index of its first.
+    """Yield a squeezed block as vectors, zeros in place of other blocks' elements, with their first indices.
 
     Raises:
-        ValueError: the block's parts along a dimension overlap, or are not in the order of their indices.
+        ValueError: the block's slices along a dimension overlap, or are not in the order of their indices.
     """
     if values.ndim < 2 or is_run(values, place):
         stride = place.strides[0] if values.ndim == 1 else 1

@@ -1,10 +1,10 @@
-"""Which part of a distributed tensor a rank holds: ranges along each dimension, from the placements alone.
+"""The part of a distributed tensor that a rank holds, as ranges along each dimension, computed from its placements.
 
-Placements are applied from left to right, each to what those before it have left. ``Shard`` cuts as ``torch.chunk``
-does: into pieces of the same size, rounded up, so that the last are smaller, or empty. ``StridedShard`` cuts into
-``split_factor`` pieces first and takes its share of each, which is what a tensor looks like that was cut for tensor
-parallelism before it was cut for FSDP. Source: ``torch/distributed/tensor/placement_types.py`` of PyTorch 2.13, whose
-``compute_local_shape_and_global_offset`` says the same.
+Placements are applied from left to right, each to the result of the previous ones. ``Shard`` splits like
+``torch.chunk``: into pieces of equal size, rounded up, so that the last ones are smaller or empty. ``StridedShard``
+splits into ``split_factor`` pieces first and takes its share of each; it describes a tensor that was sharded for tensor
+parallelism before it was sharded for FSDP. Source: ``torch/distributed/tensor/placement_types.py`` of PyTorch 2.13,
+whose ``compute_local_shape_and_global_offset`` computes the same.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Ranges: TypeAlias = tuple[tuple[int, int], ...]
 """Begin and end of each run of indices along one dimension, in the order in which a rank holds them; none is empty."""
 
 _MAX_FACTOR = 1 << 16
-"""More pieces than any mesh has ranks are no split factor, but a damaged file."""
+"""A split factor larger than the number of ranks in any mesh indicates a damaged file."""
 
 SHARD, STRIDED_SHARD, REPLICATE, PARTIAL = "Shard", "StridedShard", "Replicate", "Partial"
 
 
 def coordinates_of(device_mesh: Sequence[Any], rank: int) -> tuple[int, ...] | None:
-    """Return where a rank stands in a nested list of ranks; ``None`` if it does not."""
+    """Return the coordinates of a rank in a nested list of ranks; ``None`` if the list does not contain it."""
     for i, part in enumerate(device_mesh):
         if isinstance(part, int):
             if part == rank:
@@ -36,7 +36,7 @@ def coordinates_of(device_mesh: Sequence[Any], rank: int) -> tuple[int, ...] | N
 
 
 def mesh_shape(device_mesh: Sequence[Any]) -> tuple[int, ...]:
-    """Return the sizes of a nested list."""
+    """Return the sizes of a nested list, taken from its first elements."""
     sizes: list[int] = []
     level: Any = device_mesh
     while isinstance(level, list | tuple):
@@ -49,22 +49,22 @@ def mesh_shape(device_mesh: Sequence[Any]) -> tuple[int, ...]:
 
 
 def ranks_in(device_mesh: Any) -> list[int]:
-    """Return all ranks of a nested list."""
+    """Return all ranks in a nested list."""
     if isinstance(device_mesh, int):
         return [device_mesh]
     return [rank for part in cast("Sequence[Any]", device_mesh) for rank in ranks_in(part)]
 
 
 def held_ranges(distribution: Distribution, shape: Sequence[int], rank: int) -> tuple[Ranges, ...] | None:
-    """Return what a rank holds: of each dimension the indices that its part has.
+    """Return the indices that a rank's part has along each dimension.
 
     Args:
-        distribution: How the tensor is spread.
-        shape: Of the whole tensor.
-        rank: Which rank.
+        distribution: How the tensor is distributed.
+        shape: Shape of the whole tensor.
+        rank: The rank.
 
-    Returns: one `Ranges` for each dimension; ``None`` if the rank is not in the mesh, or the placements are of a kind
-        that says nothing of where elements are.
+    Returns: one `Ranges` per dimension; ``None`` if the rank is not in the mesh, or if the kind of a placement does not
+        determine where the elements are.
     """
     where = coordinates_of(distribution.device_mesh, rank)
     sizes = mesh_shape(distribution.device_mesh)
@@ -87,7 +87,7 @@ def held_ranges(distribution: Distribution, shape: Sequence[int], rank: int) -> 
 
 
 def is_block(held: Sequence[Ranges]) -> bool:
-    """Whether a part is one block of the whole, with elements."""
+    """Whether a part is a single non-empty block of the whole tensor."""
     return all(len(ranges) == 1 for ranges in held)
 
 
@@ -99,7 +99,7 @@ def sizes_of(held: Sequence[Ranges]) -> tuple[int, ...]:
 def local_offset(distribution: Distribution, shape: Sequence[int], rank: int) -> tuple[int, ...] | None:
     """Return the coordinates of the first element of a rank's part.
 
-    ``None`` if its part is not one block of the whole, or is not as large as ``distribution.local_shape`` says.
+    ``None`` if the part is not a single block of the whole tensor, or if ``distribution.local_shape`` contradicts it.
     """
     held = held_ranges(distribution, shape, rank)
     if held is None or not is_block(held) or sizes_of(held) != tuple(distribution.local_shape):
@@ -108,10 +108,10 @@ def local_offset(distribution: Distribution, shape: Sequence[int], rank: int) ->
 
 
 def _later_parts(placements: Sequence[Placement], sizes: Sequence[int], placement: Placement) -> int:
-    """Return a split factor that was not recorded: the number of parts that later placements make of the dimension."""
+    """Return an unrecorded split factor: the number of parts into which later placements split the dimension."""
     later = placements[placements.index(placement) + 1 :]
-    behind = sizes[len(sizes) - len(later) :]
-    return math.prod(size for one, size in zip(later, behind, strict=True) if one.dim == placement.dim)
+    later_sizes = sizes[len(sizes) - len(later) :]
+    return math.prod(size for one, size in zip(later, later_sizes, strict=True) if one.dim == placement.dim)
 
 
 def _cut(ranges: Ranges, factor: int, index: int, num_parts: int) -> Ranges:
@@ -129,7 +129,7 @@ def _chunks(begin: int, end: int, num_parts: int) -> list[tuple[int, int]]:
 
 
 def _between(ranges: Ranges, begin: int, end: int) -> list[tuple[int, int]]:
-    """Return what lies from ``begin`` to ``end`` where the ranges are counted through."""
+    """Return the indices at positions ``begin`` to ``end`` of the concatenated ranges."""
     found: list[tuple[int, int]] = []
     passed = 0
     for first, last in ranges:
