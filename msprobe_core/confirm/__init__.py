@@ -1,4 +1,4 @@
-"""Who is wrong at a suspected call: the target, the golden run, or neither."""
+"""Decide which side is wrong at a suspected call: the target, the golden run, or neither."""
 
 from msprobe_core.confirm.engine import confirm
 from msprobe_core.confirm.models import load_model

@@ -1,4 +1,4 @@
-"""What to record, or to run, so that more can be told."""
+"""Advice on what to record or run when a confirmation cannot decide."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _PLACE = re.compile(r"step(\d+)/(?:rank(\d+)|proc\d+)/[^/]*$")
 
 
 def config_for(dump: Dump, site: Site) -> str:
-    """Return the configuration that records one call whole: its step and rank, and nothing else.
+    """Return the configuration that records one call with its tensors: its step and rank, and nothing else.
 
     Args:
-        dump: Tells the step and the rank, by the directory that it lies in.
+        dump: The dump whose directory name gives the step and the rank.
         site: The call.
     """
     stem = ".".join(part for part in (site.prefix, site.path, site.type_name) if part)
@@ -27,7 +27,7 @@ def config_for(dump: Dump, site: Site) -> str:
         config["step"] = [int(place[1])]
         if place[2] is not None:
             config["rank"] = [int(place[2])]
-    # At mix a module that is kept brings what is called inside it, which is what tells where in it the fault is.
+    # At level mix, selecting a module also records the calls inside it, which show where in the module the fault is.
     config["level"] = (Level.MIX if site.kind is SiteKind.MODULE else Level.L1).value
     config[Task.TENSOR.value] = {"list": [f"{stem}."]}
     if site.kind is SiteKind.API:

@@ -1,4 +1,4 @@
-"""Codes of what a confirmation finds; their templates are in ``wording``."""
+"""Codes of the findings of a confirmation; the templates are in ``wording``."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from msprobe_core.findings import Code
 
 
 class ConfirmCode(Code):
-    """What a confirmation has to say."""
+    """A finding of a confirmation."""
 
-    # Who is wrong, and why.
+    # Which side is wrong, and why.
     SIDES = "confirm.sides"
     TARGET_WRONG = "confirm.target-wrong"
     TARGET_RIGHT = "confirm.target-right"
@@ -39,7 +39,7 @@ class ConfirmCode(Code):
     OUTPUT_SAME = "confirm.output.same"
     OUTPUT_TIES = "confirm.output.ties"
     OUTPUT_OTHER_ELEMENTS = "confirm.output.other-elements"
-    # Modules, by the calls inside them.
+    # Modules, judged by the calls inside them.
     NOT_REPLAYABLE = "confirm.not-replayable"
     NOTHING_INSIDE = "confirm.nothing-inside"
     RIGHT_INSIDE = "confirm.inside.right"
@@ -58,7 +58,7 @@ class ConfirmCode(Code):
     NO_SUCH_OUTPUT = "confirm.replay.no-such-output"
     OTHER_SHAPE = "confirm.replay.other-shape"
     NO_OUTPUT = "confirm.replay.no-output"
-    # What the dump lacks of a call.
+    # What the dump lacks for a call.
     NO_RECORD = "confirm.missing.record"
     NO_FORWARD = "confirm.missing.forward"
     FAILED_TO_RECORD = "confirm.missing.failed"

@@ -1,4 +1,4 @@
-"""Confirm a suspected call: replay what each side recorded of it, and say who is wrong."""
+"""Confirm a suspected call: replay what each side recorded of it, and decide which side is wrong."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from msprobe_core.protocols.capabilities import ReplayingFramework
 from msprobe_core.protocols.storage import Dump
 
 MAX_ELEMENTS = 1 << 28
-"""Elements of all tensors of one call: in float64, with its replays, some ten times 2 GiB."""
+"""Limit of the number of elements in all tensors of one call: in float64 with its replays, some ten times 2 GiB."""
 
 MAX_CALLS = 500
-"""Calls inside of a module that are confirmed one by one."""
+"""Limit of the number of calls inside a module that are confirmed one by one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,23 +55,23 @@ def confirm(
     model: object | None = None,
     max_elements: int = MAX_ELEMENTS,
 ) -> Confirmation:
-    """Say who is wrong at a call: the target, the golden run, neither, or rounding that the call amplifies.
+    """Decide what is wrong at a call: the target, the golden run, neither, or round-off that the call amplifies.
 
-    Each side's call is made again on this machine with the inputs that this side recorded, in its own precision and
-    in float64, and what the side recorded of its results is held against the latter. So what has gone wrong before the
-    call does not count, on either side.
+    Each side's call is replayed on this machine with the inputs that the side recorded, in the call's own precision and
+    in float64, and the recorded results are compared with the float64 replay. Errors that occurred before the call
+    therefore do not count for either side.
 
     Args:
-        target: The run under test, with whole tensors (task tensor).
-        golden: The trusted run, likewise.
+        target: The target's dump, with whole tensors (task tensor).
+        golden: The golden run's dump, with whole tensors.
         entry: A forward or backward call, as the target's dump names it.
-        golden_entry: What the golden run's dump calls it; ``None`` if the same.
-        model: The model that the calls are of, to replay modules with; its own code is run. Without it a module is
-            confirmed by the calls recorded inside it.
+        golden_entry: Name of the call in the golden dump; ``None`` if it is the same.
+        model: The model that contains the calls, to replay modules; its code is run. Without it, a module is confirmed
+            by the calls recorded inside it.
         max_elements: Calls with more elements are not replayed.
 
     Raises:
-        CompareError: neither dump has such a call, or they are of two frameworks.
+        CompareError: neither dump has such a call, or the dumps are of two frameworks.
         EntryNameError: ``entry`` is not the name of a call.
         DumpError: a file of a dump is damaged.
         PluginError: the framework of the dumps cannot replay calls here.
@@ -122,7 +122,7 @@ def _confirm(dumps: _Dumps, entry: str, golden_entry: str, site: Site) -> Confir
         inside = _confirm_inside(dumps, entry)
         if found.verdict is Verdict.CANNOT_TELL:
             return inside or found
-        # Where in the module it is, if the calls inside it tell.
+        # The calls inside the module may show where in it the fault is.
         if inside is not None and inside.verdict is found.verdict:
             return replace(inside, notes=(*inside.notes, _of(ConfirmCode.WITH_MODEL, found)))
         return found
@@ -178,13 +178,13 @@ def _held(
     return call, Side(outputs=judge_side(call.outputs, replays), note=replays.note), replays
 
 
-# --- modules by what is called inside them ------------------------------------------------------------------------
+# --- modules, judged by the calls inside them ---------------------------------------------------------------------
 
 
 def _confirm_inside(dumps: _Dumps, entry: str) -> Confirmation | None:
-    """Confirm the calls inside of a module in the order in which they ran; the first wrong one is the answer.
+    """Confirm the calls inside a module in the order in which they ran; the first wrong one is the answer.
 
-    Returns ``None`` if no call inside of it is recorded.
+    Returns ``None`` if no call inside the module was recorded.
     """
     mine, others = _calls_inside(dumps.target, entry), _calls_inside(dumps.golden, entry)
     calls = list(dict.fromkeys((*others, *mine)))
@@ -208,7 +208,7 @@ _SOMEBODY = frozenset({Verdict.TARGET, Verdict.GOLDEN, Verdict.BOTH})
 
 
 def _decisive(found: Sequence[Confirmation]) -> Confirmation | None:
-    """Return the call that answers for the module: the first wrong, else asked otherwise, else ill-conditioned."""
+    """Return the call that decides for the module: the first wrong, else asked otherwise, else ill-conditioned."""
     wrong = (each for each in found if each.verdict in _SOMEBODY)
     asked_otherwise = (each for each in found if each.cause is Cause.ARGUMENTS)
     ill_conditioned = (each for each in found if each.verdict is Verdict.ILL_CONDITIONED)
@@ -247,7 +247,7 @@ def _nothing_wrong(
 
 
 def _calls_inside(dump: Dump, entry: str) -> list[str]:
-    """Return the API calls inside of a module's call, in the order in which they were complete."""
+    """Return the API calls inside a module's call, in the order in which they completed."""
     parents = dump.parents
     found: list[str] = []
     for name in dump.frame["entry"].unique(maintain_order=True).to_list():
@@ -284,7 +284,7 @@ def _of(code: ConfirmCode, found: Confirmation) -> Finding:
 
 
 def _in_its_module(dumps: _Dumps, found: Confirmation) -> Confirmation:
-    """Return the verdict of the module around a call that was asked otherwise: the model says what is meant."""
+    """Return the verdict on the module around a call with differing arguments: the model shows which are intended."""
     parent = dumps.target.parents.get(found.entry) or dumps.golden.parents.get(found.entry)
     if parent is None or not names.is_module(parent):
         return found
@@ -300,7 +300,7 @@ def _in_its_module(dumps: _Dumps, found: Confirmation) -> Confirmation:
 
 
 def _with_advice(dumps: _Dumps, found: Confirmation) -> Confirmation:
-    """Add what to record or to run, where that may tell."""
+    """Add what to record or run next, if that may decide."""
     site = names.parse_entry(found.asked)
     if found.is_incomplete:
         return replace(

@@ -1,18 +1,19 @@
-"""Whether what was recorded of a call is what its inputs give: by the replay in float64, within what rounding explains.
+"""Judge the recorded outputs of a call against its float64 replay, within what round-off explains.
 
-What is allowed, for the Euclidean norm of the error of one output:
+The allowed Euclidean norm of the error of one output is:
 
-* ``rounding``: three times the error of a replay in the call's own precision, and at least of a result that is exact
-  but for its own rounding; and what sums in float32 may add in another order. The latter is the probabilistic bound of
+* ``rounding``: three times the larger of the error of a replay in the call's own precision and the error of rounding an
+  exact result once; plus the error that float32 sums in another order may add. The latter is the probabilistic bound of
   Higham and Mary (*A New Approach to Probabilistic Rounding Error Analysis*, SIAM J. Sci. Comput. 41(5), 2019, Theorem
-  2.4): a sum of n terms has a backward error of about ``sqrt(n) u`` rather than ``n u``; what a backward error does to
-  the result, the replays with disturbed inputs have measured.
-* ``condition``: what a backward error of one unit round-off of the inputs does to the result: the largest change among
-  the replays with disturbed inputs. An error up to here is what rounding the inputs would have made too. Source:
-  Higham, *Accuracy and Stability of Numerical Algorithms*, 2nd ed., sec. 1.6; measured by random disturbance as
-  Parker's Monte Carlo arithmetic does (D. S. Parker, UCLA CSD-970002, 1997; Verificarlo: Denis et al., ARITH 2016).
+  2.4): a sum of n terms has a backward error of about ``sqrt(n) u`` rather than ``n u``. The replays with disturbed
+  inputs measure how much a backward error changes the result.
+* ``condition``: the effect on the result of a backward error of one unit round-off in the inputs, measured as the
+  largest change among the replays with disturbed inputs. Rounding the inputs would have caused an error up to this size
+  as well. Source: Higham, *Accuracy and Stability of Numerical Algorithms*, 2nd ed., sec. 1.6; measured by random
+  disturbance like Parker's Monte Carlo arithmetic (D. S. Parker, UCLA CSD-970002, 1997; Verificarlo: Denis et al.,
+  ARITH 2016).
 
-Beside the norm each element is judged by itself, so that few wrong ones among many are not lost in it.
+In addition to the norm, each element is judged separately, so that a few wrong elements among many are not missed.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ from msprobe_core.findings import Finding
 from msprobe_core.model import ReplayTensor
 
 FACTOR = 3.0
-"""By how much an error may exceed that of the replay; the deviation of an average over elements is far below that."""
+"""By how much an error may exceed that of the replay; the deviation of an average over elements is far smaller."""
 
 _ROUNDING = 0.4
-"""Root mean square of the relative error that rounding to nearest makes, in units of u: 1/sqrt(3) of u at the lower end
-of a binade, and a third less on average over one."""
+"""Root mean square of the relative error of rounding to nearest, in units of u: 1/sqrt(3) of u at the lower end of a
+binade, and a third less on average over a binade."""
 
 _ELEMENT_FACTOR = 4.0
-"""By how much one element may exceed its own allowance: the largest of 10^7 normal errors is 5.3 deviations."""
+"""Limit of an element's error in units of its allowance: the largest of 10^7 normal errors is 5.3 deviations."""
 
 ILL_CONDITIONED = 8.0
-"""From which amplification of relative errors a call is called ill-conditioned."""
+"""The amplification of relative errors from which a call is called ill-conditioned."""
 
 _SUBNORMAL = {"float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133, "float64": 2.0**-1074}
 _MAXIMUM = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38}
@@ -50,7 +51,7 @@ Array = NDArray[Any]
 
 
 class Held(str, Enum):
-    """How what was recorded compares with what the inputs give."""
+    """How a recorded output compares with the float64 replay."""
 
     RIGHT = "right"
     CONDITION = "condition"
@@ -59,20 +60,22 @@ class Held(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class OutputJudgement:
-    """One output of one side, held against the replay in float64 of that side's own inputs.
+    """One output of one side, compared with the float64 replay of that side's own inputs.
 
     Attributes:
-        path: Which output.
-        dtype: As recorded.
+        path: Path of the output.
+        dtype: The recorded dtype.
         held: The verdict.
-        error: Euclidean norm of the error, relative to that of the oracle; of integers the part that differs.
-        own_error: The same of the replay in the call's own precision; ``None`` where there is none.
-        rounding: What rounding explains, likewise relative.
-        last_digit: What rounding the result itself explains; part of ``rounding``.
-        condition: What rounding the inputs explains, likewise.
-        element: Largest error of an element in units of what is allowed for it; 4 is the limit.
-        amplification: By how much the call multiplies relative errors of its inputs; ``None`` without floating inputs.
-        reason: Why.
+        error: Euclidean norm of the error, relative to that of the oracle; for integers the share of differing
+            elements.
+        own_error: Error of the replay in the call's own precision, in the same unit; ``None`` without such a replay.
+        rounding: Error that round-off explains, in the same unit.
+        last_digit: Error that rounding the result itself explains; part of ``rounding``.
+        condition: Error that rounding the inputs explains, in the same unit.
+        element: Largest error of an element divided by its allowance; the limit is 4.
+        amplification: Factor by which the call multiplies relative errors of its inputs; ``None`` without floating
+            inputs.
+        reason: Explanation of the verdict.
     """
 
     path: str
@@ -89,9 +92,9 @@ class OutputJudgement:
 
 
 def judge_side(outputs: Mapping[str, ReplayTensor], replays: Replays) -> list[OutputJudgement]:
-    """Hold recorded outputs against replays of the call from the same inputs.
+    """Judge recorded outputs against replays of the call from the same inputs.
 
-    Returns: one for each output, in their order.
+    Returns: one judgement per output, in their order.
     """
     return [_judge(path, value, replays) for path, value in outputs.items()]
 
@@ -141,7 +144,7 @@ def _judge_numbers(
 
 @dataclass(frozen=True, kw_only=True)
 class _Allowance:
-    """What errors are allowed, absolute: of the norm, and of each element."""
+    """Allowed absolute errors: of the norm, and of each element."""
 
     own: float | None
     rounding: float
@@ -191,14 +194,14 @@ def _held(norm: float, element: float, bad: int, allowance: _Allowance, amplific
 
 
 def _num_not_finite(values: Array, oracle: Array, own: Array | None, dtype: str) -> int:
-    """Return how many elements are NaN or Inf where the inputs do not give that; overflow of the dtype is right."""
+    """Return the number of unexpected NaN or Inf elements; an overflow that the dtype makes unavoidable is expected."""
     expected: Any = np.array(oracle)
     largest = _MAXIMUM.get(dtype)
     if largest is not None and expected.dtype.kind == "f":
         over = np.abs(expected) > largest * (1 + UNIT_ROUNDOFF[dtype])
         expected[over] = np.sign(expected[over]) * np.inf
     different = _unlike(values, expected)
-    if own is not None:  # what overflows on the way overflows here too
+    if own is not None:  # a replay that overflows in an intermediate result shows that the overflow is expected
         different &= _unlike(values, own)
     return int(np.count_nonzero(different))
 
@@ -244,7 +247,7 @@ def _judge_exactly(
 
 
 _FLIPS = 4
-"""Disturbed inputs change some of the decisions that are a tie but for rounding, not always the same."""
+"""Limit of changed decisions, as a multiple of those that disturbed inputs change: ties vary from replay to replay."""
 
 
 # --- between the sides ------------------------------------------------------------------------------------------
@@ -253,7 +256,7 @@ _FLIPS = 4
 def relative_difference(target: ReplayTensor, golden: ReplayTensor) -> float | None:
     """Return the norm of the difference relative to that of ``golden``; ``None`` if the shapes differ.
 
-    Elements that are NaN or Inf on both sides alike are left out; NaN or Inf on one side only makes it infinite.
+    Elements that are NaN or Inf on both sides alike are ignored; NaN or Inf on one side only makes the result infinite.
     """
     if target.values.shape != golden.values.shape:
         return None

@@ -1,4 +1,4 @@
-"""The user's own model, named on the command line."""
+"""Load the user's own model, which is named on the command line."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from msprobe_core.errors import ConfigError
 
 
 def load_model(reference: str) -> object:
-    """Return what the function that ``reference`` names returns.
+    """Call the function that ``reference`` names, and return its result.
 
     Args:
-        reference: ``FILE.py:FUNCTION`` or ``package.module:function``. It is run: it is the user's own program, and
-            comes from the command line, never out of a dump.
+        reference: ``FILE.py:FUNCTION`` or ``package.module:function``. This runs the user's own program; the reference
+            comes from the command line, never from a dump.
 
     Raises:
-        ConfigError: it cannot be found, or running it failed.
+        ConfigError: the function cannot be found, or it failed.
     """
     place, _, name = reference.rpartition(":")
     if not place or not name.isidentifier():
@@ -46,7 +46,7 @@ def _from_file(path: Path) -> object:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # As when the file is run: what lies beside it can be imported, and classes find their module.
+    # As when the file is run as a script: modules next to it can be imported, and classes find their module.
     sys.path.insert(0, str(path.parent.absolute()))
     sys.modules.setdefault(path.stem, module)
     try:

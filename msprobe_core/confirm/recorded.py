@@ -1,4 +1,4 @@
-"""What a dump holds of one call: the arguments as trees, and the values that it gave."""
+"""Read one call from a dump: its arguments as nested containers, and its results."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _READ_ELEMENTS = 1 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedCall:
-    """One call of one dump, read.
+    """One call, read from one dump.
 
     Attributes:
-        entry: Its name in the dump, of the forward or of the backward.
-        site: The same, taken apart.
-        args: Positional arguments of the forward.
-        kwargs: Keyword arguments.
-        parameters: Of a module, those of it and of what is inside it, by their path from it.
-        gradients: Of a backward, the gradients with respect to the outputs, by path.
-        outputs: What it gave, by path; of a backward, the gradients with respect to the arguments.
-        scalars: Its arguments that are no tensors, by path, as text; with dtype and shape of those that are.
-        missing: Why it cannot be replayed, the first reason; ``None`` if it is there as a whole.
+        entry: Name of the forward or backward entry in the dump.
+        site: The parsed entry name.
+        args: Positional arguments of the forward call.
+        kwargs: Keyword arguments of the forward call.
+        parameters: Parameters of a module and of the modules inside it, by path relative to the module.
+        gradients: For a backward call, the gradients with respect to the outputs, by path.
+        outputs: Results by path; for a backward call, the gradients with respect to the arguments.
+        scalars: Arguments as text, by path: scalars by value, tensors by dtype and shape.
+        missing: The first reason why the call cannot be replayed; ``None`` if it is complete.
     """
 
     entry: str
@@ -50,7 +50,7 @@ class RecordedCall:
 
     @property
     def tensors(self) -> dict[str, ReplayTensor]:
-        """Everything that goes in and has elements: arguments, parameters, gradients that came in."""
+        """All input tensors: arguments, parameters, and incoming gradients."""
         found = dict(_tensors(self.args, ""))
         found |= dict(_tensors(self.kwargs, ""))
         found |= {f"parameters.{name}": value for name, value in self.parameters.items()}
@@ -58,7 +58,7 @@ class RecordedCall:
 
 
 class _IncompleteError(Exception):
-    """The call is not in the dump as a whole."""
+    """The dump does not contain the complete call."""
 
     def __init__(self, code: ConfirmCode, **fields: Field) -> None:
         self.finding = Finding(code, fields=fields)
@@ -71,16 +71,16 @@ def has_entry(dump: Dump, entry: str) -> bool:
 
 
 def read_call(dump: Dump, entry: str, max_elements: int) -> RecordedCall:
-    """Return what the dump holds of a call.
+    """Read a call from a dump.
 
     Args:
-        dump: Any.
-        entry: Of a forward or a backward.
+        dump: The dump.
+        entry: Name of a forward or backward entry.
         max_elements: A call with more elements in all of its tensors is not read.
 
     Raises:
         EntryNameError: ``entry`` is not the name of a call.
-        DumpError: a file of a tensor is damaged.
+        DumpError: the file of a tensor is damaged.
     """
     site = names.parse_entry(entry)
     if site.phase not in (Phase.FORWARD, Phase.BACKWARD):
@@ -156,7 +156,7 @@ class _Reader:
         values = self._read.get(file_name)
         if values is None:
             values = self._read[file_name] = self._load(file_name, row)
-        dtype = str(row["dtype"]).rpartition(".")[2].lower()  # torch.float32, and Float32 of MindSpore
+        dtype = str(row["dtype"]).rpartition(".")[2].lower()  # torch.float32, or Float32 of MindSpore
         return ReplayTensor(values=values, dtype=dtype)
 
     def _load(self, file_name: str, row: Mapping[str, Any]) -> NDArray[Any]:
@@ -175,10 +175,10 @@ class _Reader:
     def _mark_gradients(
         self, slots: list[tuple[dict[str, Any], str, str]], outputs: Mapping[str, ReplayTensor]
     ) -> None:
-        """Mark the arguments whose gradient is recorded, and those that were one tensor in the program.
+        """Mark the arguments with recorded gradients, and those that were one tensor in the program.
 
-        A tensor that is given to one call twice has its whole gradient in both places, so two arguments with the same
-        values and the same gradient were one.
+        A tensor that is passed to one call twice has its whole gradient recorded in both places, so two arguments with
+        equal values and equal gradients are regarded as one tensor.
         """
         kinds: dict[tuple[Any, ...], int] = {}
         for container, key, path in slots:
@@ -189,7 +189,7 @@ class _Reader:
                 container[key] = msgspec.structs.replace(value, takes_gradient=True, identity=number)
 
     def _parameters(self, forward: str) -> dict[str, ReplayTensor]:
-        """Return what is recorded of the parameters of a module and of those inside it; the rest is the model's."""
+        """Return the recorded parameters of a module and of the modules inside it; the model supplies the others."""
         stem = self._site.path
         frame = self._dump.frame.filter((pl.col("role") == Role.PARAMETERS.value) & pl.col("file_name").is_not_null())
         found: dict[str, ReplayTensor] = {}
@@ -239,7 +239,7 @@ def _place(tree: dict[str, Any], path: str) -> tuple[dict[str, Any], str]:
 
 
 def _nested(value: Any) -> ReplayValue:
-    """Return a tree in which what has the places 0, 1, 2, … is a list."""
+    """Convert dicts with the keys 0, 1, 2, … into lists, recursively."""
     if not isinstance(value, dict):
         return value
     items = cast("dict[str, Any]", value)
@@ -249,7 +249,7 @@ def _nested(value: Any) -> ReplayValue:
 
 
 def _as_list(items: Mapping[str, Any]) -> list[ReplayValue]:
-    """Return the values by their places; one without values, such as an empty list, has left a gap."""
+    """Return the values by position; a position without values was an empty container, such as an empty list."""
     places = {int(key): _nested(value) for key, value in items.items()}
     length = max(places, default=-1) + 1
     if length > _MAX_LENGTH:
@@ -270,7 +270,7 @@ def _tensors(value: Any, path: str) -> Iterator[tuple[str, ReplayTensor]]:
 
 
 def map_tensors(value: ReplayValue, function: Any) -> Any:
-    """Return the tree with each tensor replaced by what ``function`` makes of it."""
+    """Return the nested containers with each tensor replaced by the result of ``function``."""
     if isinstance(value, ReplayTensor):
         return function(value)
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""One call, made again several times: in its own precision, in float64, and in float64 with its inputs disturbed."""
+"""Replay one call several times: in its own precision, in float64, and in float64 with disturbed inputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from msprobe_core.model import ReplayCall, Replayed, ReplayTensor, ReplayValue, 
 from msprobe_core.protocols.capabilities import ReplayingFramework
 
 NUM_DISTURBED = 4
-"""How many replays with disturbed inputs the condition is measured by; the signs of each are independent."""
+"""Number of replays with disturbed inputs that measure the condition; the signs of each are independent."""
 
 _SEED = 20260101
 
@@ -31,17 +31,17 @@ UNIT_ROUNDOFF = {
 
 @dataclass(frozen=True, kw_only=True)
 class Replays:
-    """What the replays of one side's call gave, by path of the output.
+    """Results of the replays of one side's call, by path of the output.
 
     Attributes:
-        oracle: In float64 from the recorded inputs: what the call should have given.
-        own: In the call's own precision from the same inputs: what rounding does to it here; ``None`` where this
-            machine cannot compute in that precision.
-        disturbed: In float64, with each input element scaled by 1 + u or 1 - u, by a coin.
-        roundoff: The u that the inputs were disturbed by: that of their own dtype, or of the results' where it is
+        oracle: Results in float64 from the recorded inputs: what the call should have returned.
+        own: Results in the call's own precision from the same inputs, which show the effect of round-off; ``None`` if
+            this machine cannot compute in that precision.
+        disturbed: Results in float64, with each input element scaled by 1 + u or 1 - u at random.
+        roundoff: The unit round-off u of the disturbance: that of the inputs' dtype, or of the results' dtype if it is
             larger, as under autocast. 0 without floating inputs.
-        num_summed: How many terms a sum in the call can have at most, estimated from its sizes.
-        note: What there is to say about them.
+        num_summed: Largest possible number of terms of a sum in the call, estimated from its sizes.
+        note: A finding about the replays; ``None`` if there is none.
     """
 
     oracle: dict[str, ReplayTensor]
@@ -53,10 +53,10 @@ class Replays:
 
 
 def replay_all(call: RecordedCall, framework: ReplayingFramework, model: object | None, max_elements: int) -> Replays:
-    """Make a call again.
+    """Replay a call in all variants.
 
     Raises:
-        ReplayError: it cannot be made again, gives other shapes than were recorded, or draws random numbers.
+        ReplayError: it cannot be replayed, returns other shapes than recorded, or draws random numbers.
     """
     base = ReplayCall(
         site=call.site, args=call.args, kwargs=call.kwargs, parameters=call.parameters, gradients=call.gradients,
@@ -66,7 +66,7 @@ def replay_all(call: RecordedCall, framework: ReplayingFramework, model: object 
     own, note = _own(base, call, framework, model)
     least = 0.0
     if own is not None and any(value.dtype != own[path].dtype for path, value in call.outputs.items()):
-        # As autocast does: the inputs are rounded to the precision of the results before anything is computed.
+        # Under autocast the inputs are rounded to the precision of the results before the computation.
         least = max(_roundoff(value.dtype) for value in call.outputs.values())
         own, note = None, Finding(ConfirmCode.AUTOCAST)
     generator = np.random.default_rng(_SEED)
@@ -89,7 +89,7 @@ def replay_all(call: RecordedCall, framework: ReplayingFramework, model: object 
 def _widest(
     base: ReplayCall, call: RecordedCall, framework: ReplayingFramework, model: object | None
 ) -> tuple[Replayed, ReplayCall]:
-    """Return the replay in float64, and the call as it has worked: sequences may have been tuples or lists."""
+    """Return the replay in float64, and the variant of the call that succeeded; see `_attempts`."""
     failure: ReplayError | None = None
     for attempt in _attempts(base):
         try:
@@ -108,10 +108,10 @@ def _widest(
 
 
 def _attempts(base: ReplayCall) -> list[ReplayCall]:
-    """Return the call in the ways that it may have been made: dumps do not tell them apart."""
+    """Return the possible forms of a call: dumps do not distinguish tuples from lists."""
     attempts = [base, msgspec.structs.replace(base, has_lists=True)]
     if base.site.kind is SiteKind.API:
-        # An empty list behind all other arguments leaves no trace: ``torch.zeros(())``.
+        # A trailing empty list leaves no trace in a dump: ``torch.zeros(())``.
         attempts.append(msgspec.structs.replace(base, args=[*base.args, []]))
     return attempts
 
@@ -123,9 +123,9 @@ def _is_elementwise(
     framework: ReplayingFramework,
     model: object | None,
 ) -> bool:
-    """Whether an element of the result depends on one element of each argument of its size: nothing is summed then.
+    """Whether each element of the result depends on only one element of each large argument, so nothing is summed.
 
-    Found out by changing one element of each.
+    This is tested by changing one element of each such argument.
     """
     sizes = {value.values.size for value in call.outputs.values()}
     largest = max((value.values.size for value in call.tensors.values()), default=0)
@@ -190,11 +190,11 @@ def _wide(value: ReplayTensor) -> ReplayTensor:
 
 
 def _disturbed(wide: ReplayTensor, dtype: str, least: float, generator: np.random.Generator) -> ReplayTensor:
-    """Return float64 values scaled by 1 + u or 1 - u of the dtype that they had."""
+    """Return float64 values scaled by 1 + u or 1 - u, where u is the unit round-off of their original dtype."""
     if not _is_floating(wide):
         return wide
     roundoff = max(_roundoff(dtype), least)
-    source: Any = generator  # whose methods have no full types
+    source: Any = generator  # its type hints are incomplete
     signs = np.where(source.random(wide.values.shape) < 0.5, -1.0, 1.0)
     with np.errstate(all="ignore"):
         return msgspec.structs.replace(wide, values=wide.values * (1.0 + roundoff * signs))
@@ -205,7 +205,7 @@ def _roundoff(dtype: str) -> float:
 
 
 def _num_summed(call: RecordedCall) -> int:
-    """Return how many terms a sum in the call can have: along a dimension, or of all elements behind one result."""
+    """Return the largest possible number of terms of a sum: along a dimension, or of all elements reduced to one."""
     smallest = min((value.values.size for value in call.outputs.values()), default=1) or 1
     longest = 1
     for value in call.tensors.values():

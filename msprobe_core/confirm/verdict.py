@@ -1,4 +1,4 @@
-"""Who is wrong: the result of a confirmation, and how it follows from what both sides were held against."""
+"""The result of a confirmation, and how it follows from the judgements of both sides."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from msprobe_core.findings import Field, Finding
 
 
 class Verdict(str, Enum):
-    """Who is wrong."""
+    """Which side is wrong."""
 
     TARGET = "target"
     GOLDEN = "golden"
@@ -26,23 +26,23 @@ class Verdict(str, Enum):
 class Cause(str, Enum):
     """Where a difference comes from, as far as the call shows it."""
 
-    COMPUTATION = "computation"  # the call did not give what its inputs give
-    ARGUMENTS = "arguments"  # it was asked for something else
-    INPUTS = "inputs"  # the tensors that came in differ already
-    CONDITION = "condition"  # rounding that came in was amplified
-    NONE = "none"  # there is none
+    COMPUTATION = "computation"  # the recorded result is not what the inputs give
+    ARGUMENTS = "arguments"  # the two calls had different arguments that are not tensors
+    INPUTS = "inputs"  # the input tensors already differ
+    CONDITION = "condition"  # round-off in the inputs was amplified
+    NONE = "none"  # there is no difference to explain
     UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """One side's call, held against the float64 replay of its own inputs.
+    """One side's call, compared with the float64 replay of its own inputs.
 
     Attributes:
-        outputs: One judgement for each output; empty if it could not be replayed.
-        problem: Why it could not be; ``None`` if it was.
-        note: What there is to say about the replay.
-        is_incomplete: Whether it could not be because the dump does not hold the call as a whole.
+        outputs: One judgement per output; empty if the call could not be replayed.
+        problem: Why the call could not be replayed; ``None`` if it was.
+        note: A finding about the replay.
+        is_incomplete: Whether it could not be replayed because the dump does not contain the complete call.
     """
 
     outputs: Sequence[OutputJudgement] = ()
@@ -52,13 +52,13 @@ class Side:
 
     @property
     def held(self) -> Held | None:
-        """The worst of its outputs' verdicts."""
+        """The worst verdict among the outputs."""
         found = {output.held for output in self.outputs}
         return next((held for held in (Held.WRONG, Held.CONDITION, Held.RIGHT) if held in found), None)
 
     @property
     def worst(self) -> OutputJudgement | None:
-        """The output that decides."""
+        """The output with the largest error among those with the worst verdict."""
         held = self.held
         decisive = [output for output in self.outputs if output.held is held]
         return max(decisive, key=lambda output: output.error, default=None)
@@ -66,23 +66,23 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True)
 class Confirmation:
-    """Who is wrong at one call, and why.
+    """The verdict on one call, and its reason.
 
     Attributes:
-        verdict: Who.
-        cause: What of.
-        entry: The call that the verdict is of: the one asked for, or the first wrong one inside of it.
-        asked: The call that was asked for.
-        reason: Why, with the figures that decide.
-        target: The target's call; ``None`` if it was not looked at.
-        golden: The golden run's.
+        verdict: Which side is wrong.
+        cause: Where the difference comes from.
+        entry: The call that the verdict refers to: the requested one, or the first wrong one inside it.
+        asked: The requested call.
+        reason: The reason, with the figures that decide.
+        target: The target's call; ``None`` if it was not examined.
+        golden: The golden run's call; ``None`` if it was not examined.
         output_difference: Largest relative difference of the recorded outputs of the two sides; ``None`` if unknown.
-        input_difference: The same of what came in.
-        looked_at: Calls inside of a module that were confirmed one by one, with their verdicts.
-        notes: What else there is to say.
-        is_incomplete: Whether it might be told from a dump that holds more.
-        next_command: What to run next; ``None`` if there is nothing.
-        next_config: Configuration that records what is missing, as JSON text; ``None`` if nothing is.
+        input_difference: Largest relative difference of the inputs; ``None`` if unknown.
+        looked_at: Calls inside a module that were confirmed one by one, with their verdicts.
+        notes: Further findings.
+        is_incomplete: Whether a more complete dump might decide.
+        next_command: The command to run next; ``None`` if there is none.
+        next_config: Configuration that records what is missing, as JSON text; ``None`` if nothing is missing.
     """
 
     verdict: Verdict
@@ -106,9 +106,9 @@ class Pair:
     """Both sides of one call, and how they differ.
 
     Attributes:
-        arguments: Arguments that are no tensors, and shapes and dtypes of those that are, that differ.
+        arguments: Differences of scalar arguments, and of the shapes and dtypes of tensor arguments.
         outputs: Relative difference of the recorded outputs.
-        inputs: The same of what came in.
+        inputs: Relative difference of the recorded inputs.
         roundoff: Unit round-off of the inputs.
     """
 
@@ -121,7 +121,7 @@ class Pair:
 
 
 def differing_arguments(target: RecordedCall, golden: RecordedCall) -> list[Finding]:
-    """Return where the two calls were asked for something else."""
+    """Return the arguments in which the two calls differ."""
     found: list[Finding] = []
     for path in dict.fromkeys((*target.scalars, *golden.scalars)):
         mine, other = target.scalars.get(path), golden.scalars.get(path)
@@ -137,7 +137,7 @@ def differing_arguments(target: RecordedCall, golden: RecordedCall) -> list[Find
 
 
 def largest_difference(target: Mapping[str, object], golden: Mapping[str, object]) -> float | None:
-    """Return the largest relative difference of the tensors that both have; ``None`` if there are none."""
+    """Return the largest relative difference of the tensors that both sides have; ``None`` if there are none."""
     found = [
         relative_difference(target[path], golden[path])  # pyright: ignore[reportArgumentType]
         for path in target
@@ -148,7 +148,7 @@ def largest_difference(target: Mapping[str, object], golden: Mapping[str, object
 
 
 def decide(pair: Pair) -> tuple[Verdict, Cause, Finding]:
-    """Return who is wrong, what of, and why."""
+    """Return the verdict, the cause and the reason."""
     target, golden = pair.target, pair.golden
     if target.held is None or golden.held is None:
         return _decide_alone(pair)
@@ -167,7 +167,7 @@ def decide(pair: Pair) -> tuple[Verdict, Cause, Finding]:
 
 
 def _decide_right(pair: Pair) -> tuple[Verdict, Cause, Finding]:
-    """Both have computed right what came in; the difference of what came out is that of what came in."""
+    """Decide if both sides computed their inputs right, so that the outputs differ because the inputs do."""
     worst = pair.golden.worst
     difference, inputs = pair.outputs, pair.inputs
     if worst is None or difference is None:
@@ -190,10 +190,10 @@ def _decide_right(pair: Pair) -> tuple[Verdict, Cause, Finding]:
 
 
 _NOISE = 64.0
-"""Up to how many units of round-off a difference that comes in may be rounding itself."""
+"""Largest difference of the inputs, in units of round-off, that may be round-off itself."""
 
 _SLACK = 4.0
-"""The disturbed replays are few, and rounding that comes in is not as even as theirs."""
+"""Tolerance factor: the disturbed replays are few, and round-off in the inputs is less uniform than theirs."""
 
 
 def _decide_both(pair: Pair) -> tuple[Verdict, Cause, Finding]:
@@ -249,6 +249,6 @@ def _judged(name: str, side: Side) -> Finding:
 
 
 def together(clauses: Iterable[Finding]) -> Finding:
-    """Return several findings as one, or the only one."""
+    """Combine several findings into one; return a single finding unchanged."""
     several = list(clauses)
     return several[0] if len(several) == 1 else Finding(ConfirmCode.SIDES, fields={"clauses": several})
