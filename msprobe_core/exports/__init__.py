@@ -1,1 +1,1 @@
-"""Files for other viewers, of the same data that the page shows."""
+"""Files for other viewers, with the same data as the HTML page."""

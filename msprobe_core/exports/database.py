@@ -1,7 +1,7 @@
 """The SQLite file of the established viewer: ``tb_nodes``, ``tb_stack`` and ``tb_config``.
 
-Every node stands there once for each side that has it: ``NPU`` is the target, ``Bench`` the golden run. All nodes hang
-from a root called ``DefaultModel``, and stand in post-order.
+Each node occurs once per side that has it: ``NPU`` is the target, ``Bench`` the golden run. All nodes are descendants
+of a root called ``DefaultModel`` and are stored in post-order.
 """
 
 from __future__ import annotations
@@ -72,14 +72,14 @@ _INDEXES = (
 
 
 def write_database(data: ViewData, page_graphs: PageGraphs, path: Path) -> Path:
-    """Write the file, for its owner only; return it.
+    """Write the file, readable by its owner only, and return its path.
 
     Raises:
-        StoreError: it cannot be written; nothing of it is left then.
+        StoreError: it cannot be written; no partial file remains.
     """
     make_directory(path.parent)
     part = path.with_name(f".{path.name}.part")
-    create_file(part).close()  # so that the database takes over its permissions
+    create_file(part).close()  # so that SQLite keeps the permissions of the file
     try:
         with closing(sqlite3.connect(part)) as connection, connection:
             _fill(connection, data, page_graphs)
@@ -133,7 +133,7 @@ def _json(content: object) -> str:
 
 
 class _Writer:
-    """Makes the rows of the nodes."""
+    """Creates the rows of the nodes."""
 
     def __init__(self, data: ViewData, stacks: dict[str, int]) -> None:
         self._data = data
@@ -141,7 +141,7 @@ class _Writer:
         self._stacks = stacks
 
     def rows(self, own: UnitGraph, side: SideOf) -> Iterator[Mapping[str, Any]]:
-        """Yield what a side has of a unit, in post-order, the root last."""
+        """Yield a side's rows of a unit in post-order, the root last."""
         graph_id = f"{_SOURCES[side]}_{own.unit.step or 0}_{own.unit.rank or 0}"
         shared = {
             "graph_id": graph_id,
@@ -158,7 +158,7 @@ class _Writer:
         for node in own.post_order():
             if own.has(side, node):
                 row = self._row(own, side, node)
-                # Several calls of the target may have one partner; what is called alike gets a number.
+                # Several calls of the target may have one partner, so repeated identifiers get a number.
                 row["id"] = row["id"] if row["id"] not in seen else f"{row['id']}.{order}"
                 seen.add(row["id"])
                 yield shared | row | {"node_order": order}
@@ -183,7 +183,7 @@ class _Writer:
             "node_type": _TYPES[graph.kind[node]],
             "up_node": ROOT if parent == -1 else own.name(side, parent),
             "sub_nodes": _json([own.name(side, each) for each in own.children.get(node, ()) if own.has(side, each)]),
-            "precision_index": None if severity is None else float(float(severity) > 0.5),  # the limit
+            "precision_index": None if severity is None else float(float(severity) > 0.5),  # 0.5 is the limit
             "micro_step_id": graph.micro_step[node],
             "matched_node_link": _json(self._link(own, side, node)),
             "stack_id": self._stack_id(own, node),
@@ -194,7 +194,7 @@ class _Writer:
         }
 
     def _link(self, own: UnitGraph, side: SideOf, node: int) -> list[str]:
-        """Return the partner with what is around it, the root first; nothing for a node without partner."""
+        """Return the partner's ancestors and the partner, the root first; empty for a node without a partner."""
         if not self._is_pair or own.graph.side[node] != "both":
             return []
         other = SideOf.GOLDEN if side is SideOf.TARGET else SideOf.TARGET
@@ -213,7 +213,7 @@ class _Writer:
 
 
 def _values(own: UnitGraph, side: SideOf, node: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return what a call was given, its parameters included, and what it made; all as text."""
+    """Return the inputs of a call, including its parameters, and its outputs; all as text."""
     values = own.graph.values
     place = 0 if side is SideOf.TARGET else 1
     name = own.name(side, node)
@@ -221,7 +221,7 @@ def _values(own: UnitGraph, side: SideOf, node: int) -> tuple[dict[str, Any], di
     made: dict[str, Any] = {}
     for row in own.graph.rows[node]:
         if values.dtype[row][place] is None and values.shape[row][place] is None:
-            continue  # the other side alone has it
+            continue  # only the other side has it
         slot = values.slot[row]
         part = given if slot.startswith(("input", "kwargs", "parameters")) else made
         part[f"{name}.{slot}"] = _fields(own, row, side)

@@ -1,4 +1,4 @@
-"""What exports need of a graph: its children, and its nodes as one of the two sides has them."""
+"""What exports need from a graph: its children, and its nodes as they occur on one of the two sides."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class UnitGraph:
 
     @property
     def label(self) -> str:
-        """What the unit is called; a single dump has no label of its own."""
+        """Label of the unit; a single dump has no label and is called ``dump``."""
         return self.unit.label or "dump"
 
     @cached_property
     def children(self) -> dict[int, list[int]]:
-        """By node, what is in it, in order; at -1 what is in nothing."""
+        """The children of each node, in order; the key -1 has the top-level nodes."""
         found: dict[int, list[int]] = {}
         for node, parent in enumerate(self.graph.parent):
             found.setdefault(parent, []).append(node)
@@ -47,14 +47,14 @@ class UnitGraph:
         return self.graph.side[node] in ("both", side.value)
 
     def name(self, side: SideOf, node: int) -> str:
-        """Return what a side's own dump calls a node."""
+        """Return the name of a node in a side's own dump."""
         name = self.graph.name[node]
         if side is SideOf.TARGET or self.graph.side[node] == "target":
             return name
         return self.graph.partner[node] or name.removesuffix(GOLDEN_MARK)
 
     def ancestors(self, node: int) -> list[int]:
-        """Return the nodes around a node, the outermost first."""
+        """Return the ancestors of a node, the outermost first."""
         found: list[int] = []
         parent = self.graph.parent[node]
         while parent != -1:
@@ -63,7 +63,7 @@ class UnitGraph:
         return found[::-1]
 
     def post_order(self) -> Iterator[int]:
-        """Yield all nodes, what is in a node before it."""
+        """Yield all nodes, each after its children."""
         stack = [(node, False) for node in reversed(self.children.get(-1, []))]
         while stack:
             node, is_done = stack.pop()
@@ -84,5 +84,5 @@ def unit_graphs(data: ViewData, page_graphs: PageGraphs) -> Iterator[UnitGraph]:
 
 
 def sides_of(data: ViewData) -> Sequence[SideOf]:
-    """Return the sides that there are."""
+    """Return the sides of the page: one for a single dump, two for a comparison."""
     return (SideOf.TARGET,) if data.sides.golden is None else (SideOf.TARGET, SideOf.GOLDEN)

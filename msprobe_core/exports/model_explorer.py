@@ -1,4 +1,4 @@
-"""Files for Google's Model Explorer: graphs, severities as node data, and a mapping that moves both panes together.
+"""Files for Google's Model Explorer: graphs, severities as node data, and a mapping that links both panes.
 
 Source: google-ai-edge/model-explorer, ``src/ui/src/components/visualizer/common/``: ``input_graph.ts`` (graphs),
 ``types.ts`` (``NodeDataProviderGraphData``) and ``sync_navigation.ts``.
@@ -24,19 +24,19 @@ _STYLES = (
     (0.75, "#fdae61"),
     (1.0, "#d7301f"),
 )
-"""Colours up to each severity: yellow to red, which those who see no green can tell apart."""
+"""Colours up to each severity, from yellow to red, a range that people with red-green blindness can distinguish."""
 
 _NO_SLASH = "\u2215"
-"""A division slash: a plain one in a name would divide the path."""
+"""A division slash; a plain slash in a name would split the path."""
 
 _STATISTICS = ("max", "min", "mean", "norm", "value")
 
 
 def write_model_explorer(data: ViewData, page_graphs: PageGraphs, directory: Path) -> list[Path]:
-    """Write graphs and node data of all units, and of two runs a mapping for each unit; return the files.
+    """Write the graphs and node data of all units, and a mapping per unit of a comparison; return the files.
 
     Raises:
-        StoreError: one of them cannot be written.
+        StoreError: a file cannot be written.
     """
     make_directory(directory, below=directory.parent)
     graphs: list[dict[str, Any]] = []
@@ -75,7 +75,7 @@ def _is_leaf(own: UnitGraph, side: SideOf, node: int) -> bool:
 
 
 def _namespace(own: UnitGraph, side: SideOf, node: int) -> str:
-    """Return the nodes around a node as a path, whose parts are names that are unique among their siblings."""
+    """Return the path of a node's ancestors, whose parts are names that are unique among siblings."""
     return "/".join(_part(own, side, each) for each in own.ancestors(node))
 
 
@@ -142,7 +142,7 @@ def _metadata(own: UnitGraph, side: SideOf, node: int, *, is_input: bool) -> lis
 
 
 def _groups(own: UnitGraph, side: SideOf) -> dict[str, dict[str, str]]:
-    """Return what is known of the nodes that have others in them, by their path."""
+    """Return the attributes of nodes that have children, by path."""
     found: dict[str, dict[str, str]] = {}
     for node, kind in enumerate(own.graph.kind):
         if own.has(side, node) and not _is_leaf(own, side, node):

@@ -1,4 +1,4 @@
-"""The core's own exports, registered as plugins register theirs."""
+"""The core's own exports, registered through the same hook as those of plugins."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Export:
 
 @hookimpl
 def msprobe_register_exports() -> Sequence[Export]:
-    """Offer all of them."""
+    """Register the exports of the core."""
     return [
         _Export("model-explorer", "Graphs, node data and mappings, in JSON.", _model_explorer),
         _Export("perfetto", "A trace of the order of calls, with communication.", _perfetto),
@@ -34,7 +34,7 @@ def msprobe_register_exports() -> Sequence[Export]:
     ]
 
 
-# The options of the command need the names alone, so each writer is imported when it writes.
+# The command's options need only the names, so each writer module is imported when it is used.
 
 
 def _model_explorer(page: Page) -> Sequence[Path]:

@@ -1,7 +1,7 @@
 """A trace for Perfetto or ``chrome://tracing``: calls as slices, ranks as processes, communication as arrows.
 
-Dumps hold the order of calls, not their times: every call takes one microsecond, and a call of communication ends when
-those whose data it receives have begun, so that arrows point forward. Source: *Trace Event Format*, the Chromium
+Dumps contain the order of calls, not their times: every call takes one microsecond, and a communication call ends after
+the calls whose data it receives have begun, so that arrows point forward. Source: *Trace Event Format*, the Chromium
 project (duration events ``X``, flow events ``s`` and ``f``, metadata ``M``).
 """
 
@@ -26,14 +26,14 @@ _GAP = 10
 
 @dataclass
 class _Timeline:
-    """When the calls of a unit begin and end, in microseconds from the begin of the step.
+    """When the calls of a unit begin and end, in microseconds from the start of the step.
 
     Attributes:
-        leaves: Nodes with nothing in them, in order.
-        begins: Of all nodes that have been placed.
-        ends: Likewise.
-        done: How many leaves have ended.
-        now: The end of the last one.
+        leaves: Nodes without children, in order.
+        begins: Begin of each call that has been scheduled.
+        ends: End of each call that has been scheduled.
+        done: Number of leaves that have ended.
+        now: End of the last finished leaf.
     """
 
     unit: UnitGraph
@@ -50,7 +50,7 @@ class _Timeline:
 
 
 def write_perfetto(data: ViewData, page_graphs: PageGraphs, directory: Path) -> list[Path]:
-    """Write the trace; return the file.
+    """Write the trace and return its path.
 
     Raises:
         StoreError: it cannot be written.
@@ -76,7 +76,7 @@ def _events(data: ViewData, page_graphs: PageGraphs) -> Iterator[dict[str, Any]]
     graphs = unit_graphs(data, page_graphs)
     held = next(graphs, None)
     for step in steps:
-        # Units are in the order of their steps, and those of one step are needed together.
+        # Units are ordered by step, and the units of one step are needed together.
         own: list[UnitGraph] = []
         while held is not None and held.unit.step == step:
             own.append(held)
@@ -100,7 +100,7 @@ def _leaves(own: UnitGraph) -> list[int]:
 
 
 def _run(timelines: Mapping[int, _Timeline]) -> None:
-    """Let every rank go on until it waits for somebody who has not begun to send; over and over until all are done."""
+    """Advance each rank until it waits for a sender that has not begun; repeat until all ranks are done."""
     is_forced = False
     while any(each.done < len(each.leaves) for each in timelines.values()):
         has_moved = False
@@ -116,7 +116,7 @@ def _run(timelines: Mapping[int, _Timeline]) -> None:
                 timeline.now = timeline.ends[node] = max(timeline.now, *known, timeline.now) + 1
                 timeline.done += 1
                 has_moved = True
-        is_forced = not has_moved  # they wait in a circle: somebody goes on without
+        is_forced = not has_moved  # the ranks wait in a circle, so one continues without its sender
 
 
 def _begins_of_senders(own: UnitGraph, node: int, timelines: Mapping[int, _Timeline]) -> list[int | None]:
@@ -162,7 +162,7 @@ def _slices(timeline: _Timeline, offset: int) -> Iterator[dict[str, Any]]:
 
 
 def _arrows(timelines: Mapping[int, _Timeline], offset: int, flow: int) -> Iterator[dict[str, Any]]:
-    """Yield both ends of each arrow: from the begin of what sends to the end of what receives."""
+    """Yield both ends of each arrow: from the begin of the sending call to the end of the receiving one."""
     for timeline in timelines.values():
         graph = timeline.unit.graph
         for node, peers in enumerate(graph.communication):

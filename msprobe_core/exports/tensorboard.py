@@ -1,7 +1,7 @@
-"""Event files for TensorBoard: the statistics of layers over steps, a run for each side and rank.
+"""Event files for TensorBoard: the statistics of layers over steps, one run per side and rank.
 
-The files are written here, so that nobody needs TensorBoard to make them. Source: TensorFlow, ``record_writer.h`` (how
-records are framed), ``event.proto`` and ``summary.proto``; CRC-32C as in RFC 3720, appendix B.4.
+The files are written directly, so that TensorBoard need not be installed. Source: TensorFlow, ``record_writer.h``
+(record framing), ``event.proto`` and ``summary.proto``; CRC-32C as in RFC 3720, appendix B.4.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _DOUBLE, _VARINT, _BYTES, _FLOAT = 1, 0, 2, 5
 
 
 def write_tensorboard(data: ViewData, directory: Path) -> list[Path]:
-    """Write an event file for each side and rank; return them.
+    """Write an event file for each side and rank, and return the paths.
 
     Raises:
-        CompareError: there is one step of one rank, so that there is nothing to follow.
-        StoreError: one of them cannot be written.
+        CompareError: there is only one step of one rank, so there are no series to show.
+        StoreError: a file cannot be written.
     """
     if not data.trends:
         raise CompareError(
@@ -70,7 +70,7 @@ def _records(trends: Sequence[Trend], side: str, rank: str) -> Iterator[bytes]:
 
 def _varint(value: int) -> bytes:
     found = bytearray()
-    while value > 0x7F:  # seven bits in each byte
+    while value > 0x7F:  # seven bits per byte
         found.append(value & 0x7F | 0x80)
         value >>= 7
     found.append(value)
@@ -96,7 +96,7 @@ def _text(field: int, text: str) -> bytes:
 def _fixed(field: int, kind: int, value: float) -> bytes:
     try:
         return _key(field, kind) + struct.pack("<d" if kind == _DOUBLE else "<f", value)
-    except OverflowError:  # beyond what float32 holds
+    except OverflowError:  # outside the range of float32
         return _key(field, kind) + struct.pack("<f", float("inf") if value > 0 else float("-inf"))
 
 
@@ -109,7 +109,7 @@ def _framed(content: bytes) -> bytes:
 
 
 def _checked(content: bytes) -> bytes:
-    """Return the masked checksum of what stands before it."""
+    """Return the masked checksum of the preceding bytes."""
     crc = crc32c(content)
     return struct.pack("<I", ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF)
 
@@ -128,7 +128,7 @@ _TABLE = _table()
 
 
 def crc32c(content: bytes) -> int:
-    """Return the CRC-32C of some bytes."""
+    """Return the CRC-32C of ``content``."""
     crc = 0xFFFFFFFF
     for byte in content:
         crc = crc >> 8 ^ _TABLE[(crc ^ byte) & 0xFF]
