@@ -1,4 +1,4 @@
-"""From judged rows to culprits: rows with scores, nodes, and the calls that are suspected, each computed once."""
+"""From judged rows to culprits: rows with scores, nodes, and suspected calls, each computed once."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from msprobe_core.judge.updates import with_judged_updates
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the comparison of two dumps says of their calls.
+    """What the comparison of two dumps reveals about their calls.
 
     Attributes:
-        rows: As `msprobe_core.judge.nodes.with_scores` returns them.
-        nodes: As `msprobe_core.judge.nodes.nodes_of` returns them.
-        nesting: Which call encloses which.
-        sources: The calls that are suspected, in execution order.
+        rows: Rows as returned by `msprobe_core.judge.nodes.with_scores`.
+        nodes: Nodes as returned by `msprobe_core.judge.nodes.nodes_of`.
+        nesting: Which call encloses which, on both sides.
+        sources: The suspected calls, in execution order.
     """
 
     rows: pl.DataFrame
@@ -31,7 +31,7 @@ class Evidence:
 
     @property
     def first(self) -> Source | None:
-        """The culprit: the first that is suspected; what is barely beyond its limit comes after all else."""
+        """The culprit: the first suspected call; calls barely beyond their limits come last."""
 
         def key(source: Source) -> tuple[bool, int]:
             return source.size("excess") < MARGINAL_EXCESS, source.node["position"]
@@ -48,15 +48,15 @@ def evidence_of(
     is_foreign: bool,
     before: pl.DataFrame | None = None,
 ) -> Evidence:
-    """Return what judged rows say of the calls.
+    """Score judged rows, aggregate them to nodes, and find the suspected calls.
 
     Args:
-        rows: Judged.
-        limits: Those they were judged by.
-        nesting: Of both sides.
-        is_first_step: Whether parameters are those that the runs began with.
-        is_foreign: Whether the two are of different frameworks.
-        before: The parameters of the step before, see `msprobe_core.judge.updates.parameters_of`; ``None`` if unknown.
+        rows: Judged rows.
+        limits: The limits that the rows were judged by.
+        nesting: The nesting of calls on both sides.
+        is_first_step: Whether the parameters are the initial ones of the runs.
+        is_foreign: Whether the two dumps are from different frameworks.
+        before: Parameters of the previous step, see `msprobe_core.judge.updates.parameters_of`; ``None`` if unknown.
     """
     scored = with_scores(rows, limits, nesting.target, is_first_step=is_first_step, is_foreign=is_foreign)
     if before is not None:

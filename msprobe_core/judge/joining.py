@@ -7,7 +7,7 @@ from collections.abc import Callable
 import polars as pl
 
 SLICE = 1 << 16
-"""Rows that are worked on at once where no row needs another: what is in between then takes some tens of MB at most."""
+"""Number of rows processed at once if each row is independent: intermediate columns then take some tens of MB."""
 
 
 def joined(rows: pl.DataFrame, found: pl.DataFrame, *, on: str) -> pl.DataFrame:
@@ -25,11 +25,11 @@ def joined(rows: pl.DataFrame, found: pl.DataFrame, *, on: str) -> pl.DataFrame:
 
 
 def with_added(rows: pl.DataFrame, work: Callable[[pl.DataFrame], pl.DataFrame]) -> pl.DataFrame:
-    """Return ``rows`` with the columns that ``work`` makes of each slice of them, in place of those of the same name.
+    """Add the columns that ``work`` computes from slices of ``rows``; columns of the same name are replaced.
 
     Args:
-        rows: Keep their order, and their other columns without a copy.
-        work: Computes each row from that row alone, and returns as many rows as it is given.
+        rows: The rows. Their order is kept, and their other columns are not copied.
+        work: Computes each result row from one row alone, and returns as many rows as it is given.
     """
     added = pl.concat([work(part) for part in rows.iter_slices(SLICE)] or [work(rows)], rechunk=True)
     return rows.with_columns(added.get_columns())

@@ -1,8 +1,8 @@
-"""One row per call: how far what it was given, and what it made, is from what rounding explains.
+"""One row per call: how far its inputs and outputs exceed what round-off explains.
 
-``score`` is an error in units of what rounding is expected to do, ``excess`` the same in units of what is still
-allowed: above 1 it is no rounding. Where there is no measure of rounding, the limits of `msprobe_core.judge.limits`
-stand in for both.
+``score`` is an error in units of the expected round-off, and ``excess`` the same error in units of its limit: above 1,
+round-off does not explain it. Without a measure of noise, the limits of `msprobe_core.judge.limits` serve as both
+units.
 """
 
 from __future__ import annotations
@@ -28,27 +28,28 @@ from msprobe_core.model import Phase, Role
 from msprobe_core.store.frame import RowKind
 
 INFINITE = math.inf
-"""Score of what no rounding explains: other shapes, NaN, other integers."""
+"""Score of differences that round-off cannot explain: other shapes, NaN, other integers."""
 
 _SIDES = ("target", "golden")
 _LATE = (Phase.BACKWARD.value, Phase.PARAMETERS_GRAD.value)
 
 
 WEIGHT_ERROR = SUMMED
-"""Two runs begin with the same weights, bit by bit, and their statistics are off by what summing them up in float32 is.
-Where dtypes differ, the weights were rounded, and are judged as other tensors are."""
+"""Limit of the relative error of initial weights. Two runs begin with bitwise equal weights, so their statistics differ
+only by the round-off of float32 sums. If the dtypes differ, the weights were rounded and are judged like other
+tensors."""
 
 
 _SAME, _NEARLY_SAME = 1e-6, 1e-2
-"""Relative difference of two numbers given as arguments: where all tensors are equal, and where a number may have been
-computed from tensors that are not quite."""
+"""Limits of the relative difference of two numeric arguments: if all tensors are equal, and if the number may have been
+computed from tensors that differ slightly."""
 
 
 def judge_nodes(judged: pl.DataFrame) -> pl.DataFrame:
     """Return one row per entry, in execution order: ``position``, ``entry``, ``entry_golden``, ``match``, ``verdict``.
 
-    The verdict is the worst of its rows', where a row without partner is less than an error and more than a warning.
-    ``is_alone``: one side alone has the call, and that is not excused.
+    The verdict is the worst of the entry's rows, where a row without a partner is less than an error and more than a
+    warning. ``is_alone``: only one side has the call, and the difference is not excused.
 
     Args:
         judged: Judged rows.
@@ -73,19 +74,19 @@ def judge_nodes(judged: pl.DataFrame) -> pl.DataFrame:
 
 
 def entry_beside(nodes: pl.DataFrame, position: int) -> str | None:
-    """Return the entry of the target beside which a call stands that only the golden dump has; ``None`` of nothing.
+    """Return the target's entry next to a call that only the golden dump has; ``None`` if ``nodes`` is empty.
 
     Args:
-        nodes: Those that the target has, with ``entry`` and ``position``.
-        position: Of the call.
+        nodes: Nodes of the target, with ``entry`` and ``position``.
+        position: Position of the call.
     """
     before = nodes.filter(pl.col("position") < position)["entry"]
     return before[-1] if len(before) else next(iter(nodes["entry"]), None)
 
 
 _FOREIGN_ROUNDOFFS = 8
-"""How many times as much rounding explains between two frameworks, which sum in other orders: up to 1e-5 was measured
-of results of equal inputs in float32."""
+"""How many times as much round-off is explained between two frameworks, which sum in different orders: for equal inputs
+in float32, differences of up to 1e-5 were measured."""
 
 
 def with_scores(
@@ -96,23 +97,25 @@ def with_scores(
     is_first_step: bool = False,
     is_foreign: bool = False,
 ) -> pl.DataFrame:
-    """Return judged rows with what nodes are made of.
+    """Return judged rows with the columns that `nodes_of` aggregates.
 
-    Adds ``score``, ``score_limit``, ``excess``, ``is_equal`` (bitwise, as far as was recorded), ``is_parameter``,
-    ``is_argument`` (an input that is no tensor on both sides) and ``argument_gap`` (relative difference of two floats).
+    Adds ``score``, ``score_limit``, ``excess``, ``is_equal`` (bitwise, as far as recorded), ``is_parameter``,
+    ``is_argument`` (an input that is not a tensor on both sides) and ``argument_gap`` (relative difference of two
+    floats).
 
     Args:
-        rows: Judged.
-        limits: Those they were judged by.
+        rows: Judged rows.
+        limits: The limits that the rows were judged by.
         parents: The enclosing call of each of the target's calls.
-        is_first_step: Whether parameters are those that the runs began with.
-        is_foreign: Whether the two are of different frameworks. The closed form then knows what each call rounds.
+        is_first_step: Whether the parameters are the initial ones of the runs.
+        is_foreign: Whether the two dumps are from different frameworks. The closed form then covers the round-off of
+            each call.
     """
     given = given_parameters(rows, limits, parents)
     explained = limits.explained_roundoffs * (_FOREIGN_ROUNDOFFS if is_foreign else 1)
     rows = rows.with_columns(is_parameter=pl.int_range(pl.len(), dtype=pl.UInt32).is_in(given))
     scored = with_added(rows, lambda part: _scored(part, explained, is_first_step=is_first_step))
-    # Between two frameworks the closed form already knows what each call rounds.
+    # Between two frameworks the closed form already covers the round-off of each call.
     has_own_rounding = RoundingRule.OWN_ROUNDING.is_on and not is_foreign
     scored = scored.with_columns(local_excess=local_excess(rows) if has_own_rounding else pl.lit(0.0))
     return _with_singled_out(scored if is_first_step else with_updated_parameters(scored))
@@ -122,30 +125,30 @@ _SCORES = ("score", "score_limit", "excess", "roundings", "is_equal", "is_parame
 
 
 def _scored(rows: pl.DataFrame, explained: float, *, is_first_step: bool) -> pl.DataFrame:
-    """Return what `with_scores` adds to rows by themselves.
+    """Return the columns that `with_scores` can compute for each row separately.
 
     Args:
-        rows: Judged; ``is_parameter`` says of arguments whether they are parameters.
-        explained: How many round-offs are explained where nothing measures noise.
-        is_first_step: Whether parameters are those that the runs began with.
+        rows: Judged rows; ``is_parameter`` marks the arguments that are parameters.
+        explained: Number of round-offs that are explained if there is no measure of noise.
+        is_first_step: Whether the parameters are the initial ones of the runs.
     """
     is_error = pl.col("verdict") == Verdict.ERROR.value
     is_pair = pl.col("match") == Match.BOTH.value
     is_input = pl.col("role") == Role.INPUT.value
     roundings = pl.lit(0.0)
     if "score" not in rows.columns:
-        # Without a measure of noise, what equal inputs became says more than a limit.
+        # Without a measure of noise, the round-offs that outputs of equal inputs differ by say more than a limit does.
         roundings = pl.col("judged_error") / (explained * roundoff_of(pl.col("precision")))
         is_number = ~pl.any_horizontal(*[pl.col(f"kind_{side}") == RowKind.TENSOR.value for side in _SIDES])
         is_argument = is_error & is_pair & is_input & is_number
         roundings = pl.when(is_argument).then(INFINITE).when(roundings.is_finite()).then(roundings).fill_null(0.0)
         rows = rows.with_columns(score=pl.col("judged_error") / pl.col("limit"), score_limit=pl.lit(1.0))
     both_tensors = pl.all_horizontal(*[pl.col(f"kind_{side}") == RowKind.TENSOR.value for side in _SIDES])
-    # Another kernel may return what this one does not, as attention its weights; that alone changes no value.
+    # A different kernel may return extra values, such as attention weights; this alone does not change any value.
     is_gradient = pl.col("phase") == Phase.PARAMETERS_GRAD.value
     is_shape_of_call = (pl.col("kind_target") != pl.col("kind_golden")).fill_null(False) & ~is_input & ~is_gradient
     is_error &= ~is_shape_of_call
-    # A mask of booleans on one side and of numbers on the other: no difference of theirs is a number.
+    # A mask may be boolean on one side and numeric on the other; their difference is not a number.
     is_other_kind = (pl.col("kind_of_target") != pl.col("kind_of_golden")).fill_null(False)
     no_rounding = is_error & (is_other_kind | ~(pl.col("score") > pl.col("score_limit")).fill_null(False))
     own = pl.when(no_rounding).then(INFINITE).otherwise(pl.col("score").fill_nan(None).fill_null(0.0))
@@ -154,7 +157,7 @@ def _scored(rows: pl.DataFrame, explained: float, *, is_first_step: bool) -> pl.
     larger = pl.max_horizontal(*[pl.col(f"max_{side}").abs() for side in _SIDES])
     gap = (pl.col("max_target") - pl.col("max_golden")).abs() / larger
     is_parameter = (pl.col("role") == Role.PARAMETERS.value) | pl.col("is_parameter")
-    # Frameworks spell one dtype in their own ways.
+    # Frameworks spell the same dtype differently.
     dtypes = [pl.col(f"dtype_{side}").str.to_lowercase().str.strip_prefix("torch.") for side in _SIDES]
     is_weight = is_parameter & (dtypes[0] == dtypes[1])
     is_other = is_weight & (pl.col("judged_error") > WEIGHT_ERROR) & is_first_step
@@ -170,7 +173,7 @@ def _scored(rows: pl.DataFrame, explained: float, *, is_first_step: bool) -> pl.
         )
         .with_columns(ratio=pl.col("score") / pl.max_horizontal("score_limit", 1e-300))
         .with_columns(
-            # The verdict decides; it also knows what is exempt.
+            # The verdict takes precedence over the ratio, because it also considers exemptions.
             excess=pl.when(is_other.fill_null(False))
             .then(pl.max_horizontal("ratio", pl.col("judged_error") / WEIGHT_ERROR))
             .when(is_error & is_pair).then(pl.max_horizontal("ratio", 1.0 + 1e-9))
@@ -181,9 +184,9 @@ def _scored(rows: pl.DataFrame, explained: float, *, is_first_step: bool) -> pl.
 
 
 def _with_singled_out(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return rows with ``excess`` of what calls made that were given another argument, and of their backward.
+    """Recompute ``excess`` for the outputs of calls that were given another argument, and of their backward calls.
 
-    Such a call is one of few, and not the worst of thousands: no limit has to allow for how many rows there are.
+    Such a call is singled out by its argument, so its limit need not allow for the worst of thousands of rows.
     """
     if "score_measure" not in rows.columns:
         return rows
@@ -200,26 +203,32 @@ def _with_singled_out(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def is_module() -> pl.Expr:
-    """Whether an entry is of a module."""
+    """Whether an entry belongs to a module."""
     return pl.col("entry").str.contains(names.MODULE)
 
 
 def nodes_of(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return one row per entry, in execution order, of what `with_scores` returned.
+    """Aggregate the rows of `with_scores` to one row per entry, in execution order.
 
-    Columns: ``position``, ``entry``, ``entry_golden``, ``phase``; ``only_on``, the side that has it alone, or null; for
-    ``input``, ``parameter`` and ``output`` the largest ``{part}_excess`` and ``{part}_score``; ``saved_excess`` and
-    ``saved_score``, of a backward what its forward was given and made, of gradients of parameters what the module's
-    backward was given besides; ``inputs_equal``, ``arguments_differ``, ``outputs_differ``; ``argument_gap``, see there;
-    ``has_other_number``: was given another number, such as an epsilon, and this changed what it made; ``turns``: what
-    it made differs in integers and booleans alone, as a decision does; ``is_open``: what it made cannot be judged by
-    what it was given, see `_is_open`, and is no excess;
-    ``local_excess``, of a call that was given nothing but what is equal, see `msprobe_core.judge.op_bound`, which
-    counts as excess of the output; ``roundings_excess``, where nothing measures noise, the same in units of the
-    round-offs that `LimitTable` explains, infinite of a call that was given another argument that is no tensor, which
-    counts only if anything is beyond its limit; ``parts_missing``: outputs that one side lacks; ``is_added_up``:
-    gradients of parameters that one side alone adds to what was there before; ``is_lost``: a backward that one side
-    lacks of a forward that both have.
+    Columns:
+
+    * ``position``, ``entry``, ``entry_golden``, ``phase``.
+    * ``only_on``: the side if only one side has the entry, otherwise null.
+    * ``{part}_excess`` and ``{part}_score``: the largest of each part, where the parts are ``input``, ``parameter`` and
+      ``output``.
+    * ``saved_excess`` and ``saved_score``: for a backward, the largest of the inputs and outputs of its forward; for
+      gradients of parameters, also of the inputs of the module's backward.
+    * ``inputs_equal``, ``arguments_differ``, ``outputs_differ``.
+    * ``argument_gap``: see `with_scores`.
+    * ``has_other_number``: the call was given a different number, such as an epsilon, and its outputs differ.
+    * ``turns``: of the outputs, only integers and booleans are beyond their limits, as after a decision.
+    * ``is_open``: the outputs do not show whether the call is wrong, see `_is_open`, and are no excess.
+    * ``local_excess``: for a call with equal inputs, see `msprobe_core.judge.op_bound`; counts as excess of the output.
+    * ``roundings_excess``: without a measure of noise, the same in units of the round-offs that `LimitTable` explains;
+      infinite if the call was given another argument that is not a tensor. It counts only if a row is beyond its limit.
+    * ``parts_missing``: one side lacks outputs.
+    * ``is_added_up``: only one side adds gradients of parameters to existing ones.
+    * ``is_lost``: one side lacks the backward of a forward that both sides have.
     """
     nodes = _nodes_of(rows)
     open_entries = nodes.filter("is_open")["entry"].to_list()
@@ -227,7 +236,7 @@ def nodes_of(rows: pl.DataFrame) -> pl.DataFrame:
     beyond = beyond.select("row", "entry", "role", value=value_of_row()).collect() if open_entries else pl.DataFrame()
     if beyond.is_empty():
         return nodes
-    # What nothing is said against where it is made, nothing is said against where it is used.
+    # A value that is not held against the call that made it is not held against the calls that use it either.
     made = beyond.filter(pl.col("entry").is_in(open_entries) & (pl.col("role") == Role.OUTPUT.value))
     unsaid = beyond.filter(pl.col("value").is_in(made["value"].to_list()))["row"]
     is_unsaid = pl.int_range(pl.len(), dtype=pl.UInt32).is_in(unsaid.to_list())
@@ -266,7 +275,7 @@ def _nodes_of(rows: pl.DataFrame) -> pl.DataFrame:
             outputs_differ=((~pl.col("is_equal") | is_lone) & is_output).any(),
             is_unmatched=is_unmatched.any(),
             is_added_up=is_sum().any() & ~is_lone.all(),
-            # What is excused, as results that one of two frameworks returns besides, is not unmatched.
+            # Excused differences, such as additional results of one framework, are not unmatched.
             parts_missing=(is_unmatched & is_output & _is_tensor()).any() & ~is_lone.all(),
             turns=(is_discrete & is_beyond & is_output).any() & ~(~is_discrete & is_beyond & is_output).any(),
             other_input_excess=_of(tensors & ~is_discrete, "excess").max().fill_null(0.0),
@@ -286,12 +295,12 @@ def _nodes_of(rows: pl.DataFrame) -> pl.DataFrame:
         .rows()
     )
     lost = [entry for entry, name in late if names.forward_of(name) in forwards]
-    # What is compiled has no backward of its calls; its gradients are there all the same.
+    # Compiled code has no backward calls but does have gradients, so its missing backward calls are not lost.
     of_parameters = nodes.filter((pl.col("phase") == Phase.PARAMETERS_GRAD.value) & pl.col("entry").is_in(lost))
     if not of_parameters.height:
         lost = []
     is_untouched = pl.col("inputs_equal") & (pl.col("saved_score") == 0)
-    if not nodes["parameters_equal"].all():  # those of modules inside are given to none of their own
+    if not nodes["parameters_equal"].all():  # parameters of inner modules are not among the module's own inputs
         is_untouched &= ~is_module()
     same = pl.when("inputs_equal").then(_SAME).otherwise(_NEARLY_SAME)
     return (
@@ -306,7 +315,8 @@ def _nodes_of(rows: pl.DataFrame) -> pl.DataFrame:
         )
         .with_columns(is_open=_is_open(nodes))
         .with_columns(
-            # Integers that a decision has made others; what becomes of them as numbers is judged where it is.
+            # Integers that differ because of a decision are no excess of an input; calls that compute numbers from them
+            # are judged by their own rows.
             input_excess=pl.when(_is_behind_decision(nodes)).then("other_input_excess").otherwise("input_excess"),
             output_excess=pl.when("is_open")
             .then(pl.min_horizontal("output_excess", 1.0))
@@ -316,18 +326,18 @@ def _nodes_of(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _of(condition: pl.Expr, column: str) -> pl.Expr:
-    """Return a column where the condition holds, null elsewhere: to filter in a group keeps a list of rows for each."""
+    """Return a column where the condition holds, null elsewhere; filtering inside a group would store lists of rows."""
     return pl.when(condition).then(column)
 
 
 def _is_open(nodes: pl.DataFrame) -> pl.Expr:
-    """Whether what a call made says nothing about the call.
+    """Whether the outputs of a call do not show whether the call is wrong.
 
-    It was given a value that is all noise, which an optimizer that divides by its size makes large, and other kernels
-    may make zero. Or it takes a decision that rounding can turn, and took what is of the same size as what it took in
-    the golden run, so that the two were as good as equal; where parameters have been updated, no repetition has shown
-    which decisions turn. Or it is behind such a decision, and what it made differs in integers and booleans alone:
-    their statistics may be equal where it was given them, and their order another.
+    There are three cases. The call was given a value that consists of noise only, which an optimizer that divides by
+    the value's size amplifies, and which other kernels may compute as zero. Or the call takes a decision that round-off
+    can change, and its inputs on both sides are as good as equal; if parameters have been updated, no repetition has
+    shown which decisions change. Or the call comes after such a decision, and of its outputs only integers and booleans
+    differ: the statistics of its inputs may be equal although their order is not.
     """
     is_updated = not nodes["parameters_equal"].all()
     is_tie = _may_turn() & (pl.col("takes_values") | pl.lit(is_updated))
@@ -336,18 +346,18 @@ def _is_open(nodes: pl.DataFrame) -> pl.Expr:
 
 
 def _may_turn() -> pl.Expr:
-    """Whether a call takes a decision, and was given what may differ in the last digit."""
+    """Whether a call takes a decision and its inputs may differ in the last digit."""
     return is_decision() & pl.col("may_be_given_other")
 
 
 def _is_behind_decision(nodes: pl.DataFrame) -> pl.Expr:
-    """Whether a call is later than the first decision that may turn."""
+    """Whether a call comes after the first decision that may change."""
     first = nodes.filter(_may_turn())["position"].min()
     return pl.lit(False) if first is None else pl.col("position") > first
 
 
 def _may_be_another(rows: pl.DataFrame) -> pl.Expr:
-    """Whether a tensor may differ although its statistics do not: in the order of its elements."""
+    """Whether a tensor may differ although its statistics are equal, namely in the order of its elements."""
     is_known = pl.col("checksum_target").is_not_null() & pl.col("checksum_golden").is_not_null()
     if "num_different" in rows.columns:
         is_known |= pl.col("num_different").is_not_null()
@@ -355,7 +365,7 @@ def _may_be_another(rows: pl.DataFrame) -> pl.Expr:
 
 
 def is_sum() -> pl.Expr:
-    """Whether a row tells that one side alone adds a gradient to one that was there before."""
+    """Whether a row shows that only one side adds a gradient to an existing one."""
     is_lone = (pl.col("match") != Match.BOTH.value) & (pl.col("role") == Role.PARAMETERS_GRAD.value)
     return is_lone & pl.coalesce("name_target", "name_golden").str.contains(names.CONTRIBUTION_ROW)
 

@@ -28,7 +28,7 @@ _READ = (
     *(f"{name}_diff" for name in ("norm", "mean", "max", "min")),
     *("euclidean", "largest_abs", "scale", SKETCH_ERROR),
 )
-"""The columns that measures are made of; the last four where tensors or sketches were compared."""
+"""Columns from which the measures are computed; the last four exist if tensors or sketches were compared."""
 
 
 def local_excess(rows: pl.DataFrame) -> pl.Series:
