@@ -1,4 +1,4 @@
-"""What two dumps have in common if one of them ends early: what lies behind its end is not judged, and that is said."""
+"""The common part of two dumps if one ended early: the calls after its end are not judged, and a note says so."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Ends:
     """How the recordings of a pair ended.
 
     Attributes:
-        target: Of the target dump.
-        golden: Of the golden dump.
-        lines: In words, which of them ended early or is damaged; empty if both are whole.
+        target: Ending of the target dump.
+        golden: Ending of the golden dump.
+        lines: Messages about dumps that ended early or are damaged; empty if both are complete.
     """
 
     target: Ending
@@ -34,8 +34,8 @@ class Ends:
 def ends_of(target: Dump, golden: Dump) -> Ends:
     """Return how the recordings of a pair ended.
 
-    One that was stopped, and whose process was killed before the step was ended, counts as whole unless the other side
-    has more windows than it.
+    A recording that was stopped, and whose process was killed before the step ended, counts as complete unless the
+    other side has more windows.
     """
     own, other = ending_of(target), ending_of(golden)
     lines = [
@@ -53,19 +53,19 @@ def _may_lack_calls(ending: Ending, partner: Ending) -> bool:
 
 
 def without_missing_calls(rows: pl.DataFrame, target: Dump, golden: Dump, ends: Ends) -> tuple[pl.DataFrame, list[str]]:
-    """Return aligned rows without calls that one side lacks because its recording ended early, and what was left out.
+    """Return aligned rows without calls that one side lacks because it ended early, and notes on them.
 
-    These are the calls behind the last one that both have and, of a window that was broken off, gradients anywhere:
-    what a call gets of them is written once all of it is there.
+    These are the calls after the last one that both sides have and, in an interrupted window, gradients anywhere,
+    because the gradients of a call are written only when all of them exist.
 
     Args:
-        rows: See `msprobe_core.compare.align.Alignment`.
-        target: Whose rows these are.
-        golden: Likewise.
-        ends: How they ended.
+        rows: Aligned rows, see `msprobe_core.compare.align.Alignment`.
+        target: The target dump.
+        golden: The golden dump.
+        ends: How the recordings ended.
 
     Raises:
-        CompareError: nothing is left.
+        CompareError: the dumps have no call in common.
     """
     notes: list[str] = []
     sides = (
@@ -89,13 +89,13 @@ def without_missing_calls(rows: pl.DataFrame, target: Dump, golden: Dump, ends: 
 
 
 def _missing(rows: pl.DataFrame, whole: Dump, match: Match, column: str, *, lacks_gradients: bool) -> Collection[str]:
-    """Return the entries, as ``rows`` call them, that one side lacks because it ended early.
+    """Return the entries, as named in ``rows``, that one side lacks because it ended early.
 
     Args:
-        rows: Aligned.
+        rows: Aligned rows.
         whole: The dump of the other side, which has them.
-        match: Of a row that this side alone has.
-        column: Of the entry's name in that dump.
+        match: Match of a row that only the other side has.
+        column: Column with the entry's name in ``whole``.
         lacks_gradients: Whether gradients may be missing anywhere.
     """
     places = {entry: i for i, entry in enumerate(whole.frame["entry"].unique(maintain_order=True))}

@@ -1,4 +1,4 @@
-"""What a comparison found: of one pair of dumps, and of all of them."""
+"""The results of a comparison: of one pair of dumps, and of all pairs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Mode(str, Enum):
-    """What a pair of dumps allows to compare."""
+    """What can be compared of a pair of dumps."""
 
     STATISTICS = "statistics"
     CHECKSUM = "md5"
@@ -31,28 +31,28 @@ class Mode(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class UnitSummary:
-    """What the comparison of one pair of dumps came to, without its rows: small enough for thousands of ranks.
+    """The result of comparing one pair of dumps, without its rows: small enough for thousands of ranks.
 
     Attributes:
         label: ``rank0`` or ``proc123``; with several steps ``step0/rank0``; empty for two single dumps.
-        step: Of the target; ``None`` where only one step was given.
-        rank: Of the target; ``None`` outside of a job.
-        target: Where the target dump is.
-        golden: Where the golden dump is.
+        step: Step of the target; ``None`` if only one step was given.
+        rank: Rank of the target; ``None`` outside a distributed job.
+        target: Path of the target dump.
+        golden: Path of the golden dump.
         mode: What was compared.
-        num_rows: How many pairs of values, and values that one side has alone.
+        num_rows: Number of pairs of values, and of values that only one side has.
         nodes: Number of entries by verdict.
-        counts: Number of rows by verdict, and by the side that has them alone.
-        fault: Where the calls that both sides have begin to disagree; ``None`` if they do not.
+        counts: Number of rows by verdict, and of rows that only one side has, by side.
+        fault: The first call that both sides have and that disagrees; ``None`` if there is none.
         lone_call: The first call that only one side has; ``None`` if there is none.
-        culprit: Which of the two the judge finds to be where the dumps diverge first, as `msprobe_core.locate` says;
-            ``None`` where nothing differs but the form of calls.
-        first_difference: Row name of the first pair that differs at all, also within its limit.
-        notes: What there is to say about the dumps themselves.
-        replicas: Values that ranks should have alike and have not, where the dumps of several ranks were merged.
-        is_foreign: Whether the two are of different frameworks, which make different calls to compute the same.
-        suggestions: What names without partner may be on the other side.
-        incomplete: In words, which of the two ended early or is damaged, so that a part of it could not be judged.
+        culprit: Which of the two is where the dumps diverge first, as in `msprobe_core.locate`; ``None`` if only the
+            form of calls differs.
+        first_difference: Row name of the first pair that differs at all, even within its limit.
+        notes: Messages about the dumps themselves.
+        replicas: Values that ranks should have in common but that differ, if the dumps of several ranks were merged.
+        is_foreign: Whether the dumps are from different frameworks, which make different calls to compute the same.
+        suggestions: Possible partners of names without a partner.
+        incomplete: Messages about dumps that ended early or are damaged, so that a part of them could not be judged.
     """
 
     label: str
@@ -76,7 +76,7 @@ class UnitSummary:
 
     @property
     def num_nodes(self) -> int:
-        """How many entries."""
+        """Number of entries."""
         return sum(self.nodes.values())
 
     @property
@@ -91,30 +91,30 @@ class UnitSummary:
 
     @property
     def agrees(self) -> bool:
-        """Whether nothing differs, and all of the two could be judged."""
+        """Whether nothing differs and both dumps could be judged completely."""
         return not self.differs and not self.incomplete
 
     @property
     def differs(self) -> bool:
-        """Whether a row has no partner or is beyond its limit, or ranks have not alike what they should.
+        """Whether a row has no partner or is beyond its limit, or values differ that ranks should have in common.
 
-        Warnings do not count, and neither does what only one side has because the other ended early.
+        Warnings do not count, and neither do calls that only one side has because the other ended early.
         """
         return bool(self.replicas or self.counts[Verdict.ERROR.value] or self.counts[Verdict.UNMATCHED.value])
 
 
 @dataclass(frozen=True, kw_only=True)
 class UnitResult(UnitSummary):
-    """The comparison of one pair of dumps, with its rows.
+    """The result of comparing one pair of dumps, with its rows.
 
     Attributes:
-        rows: One row per pair of values, judged.
-        entries: One row per entry, judged.
-        stacks: Frames of the target by entry.
-        golden_stacks: Likewise.
+        rows: Judged rows, one per pair of values.
+        entries: Judged entries, one row each.
+        stacks: Stack frames of the target's calls, by entry.
+        golden_stacks: Stack frames of the golden dump's calls, by entry.
         parents: The enclosing call of each of the target's calls.
-        golden_parents: Likewise.
-        weigh: Returns what culprits are found by, computed once.
+        golden_parents: The enclosing call of each of the golden dump's calls.
+        weigh: Returns the evidence from which culprits are found; it is computed once.
     """
 
     rows: pl.DataFrame
@@ -126,13 +126,13 @@ class UnitResult(UnitSummary):
     weigh: Callable[[], Evidence]
 
     def summary(self) -> UnitSummary:
-        """Return it without its rows."""
+        """Return the result without its rows."""
         return UnitSummary(**{part.name: getattr(self, part.name) for part in fields(UnitSummary)})
 
 
 @dataclass(frozen=True)
 class UnitFiles:
-    """Where the results of one unit are: its tables, that of the form asked for first, and the file of its calls."""
+    """Paths of the results of one unit: its tables, the requested format first, and the file of its calls."""
 
     tables: tuple[Path, ...]
     calls: Path | None = None
@@ -146,13 +146,14 @@ class ComparisonResult(Generic[AnyUnit_co]):
     """The comparison of two dumps, of two steps with their ranks, or of two runs with their steps.
 
     Attributes:
-        target: As given.
-        golden: As given.
-        units: One per pair, by step and rank.
-        missing: What was not compared, in words: steps and ranks that one side lacks, and those that cannot be read.
-        limits: Those that rows were judged by.
-        replicas: Values that ranks of the target should have alike and have not, in words.
-        parted_first: Labels of the units that part first, see `msprobe_core.compare.divergence`, the earliest first.
+        target: Path of the target, as given.
+        golden: Path of the golden run, as given.
+        units: One result per pair, by step and rank.
+        missing: Messages about what was not compared: steps and ranks that one side lacks, and those that cannot be
+            read.
+        limits: The limits that rows were judged by.
+        replicas: Messages about values that ranks of the target should have in common but that differ.
+        parted_first: Labels of the units that diverge first, see `msprobe_core.compare.divergence`, the earliest first.
     """
 
     target: Path
@@ -165,25 +166,25 @@ class ComparisonResult(Generic[AnyUnit_co]):
 
     @property
     def agrees(self) -> bool:
-        """Whether nothing differs, and all of the two could be judged."""
+        """Whether nothing differs and both sides could be judged completely."""
         return not self.differs and not self.incomplete
 
     @property
     def differs(self) -> bool:
-        """Whether a pair differs, or the target's ranks have not alike what they should."""
+        """Whether a pair differs, or values differ that the target's ranks should have in common."""
         return bool(self.replicas) or any(unit.differs for unit in self.units)
 
     @property
     def incomplete(self) -> Sequence[str]:
-        """What could not be judged, in words: what was not compared, and which dumps ended early or are damaged."""
+        """Messages about what was not compared, and about dumps that ended early or are damaged."""
         return [*self.missing, *dict.fromkeys(line for unit in self.units for line in unit.incomplete)]
 
     @property
     def first_fault(self) -> tuple[AnyUnit_co, Fault] | None:
-        """The first fault of the earliest step, and its unit; of several ranks, of that which parts first.
+        """The first fault of the earliest step, and its unit; of several ranks, that of the rank that diverges first.
 
-        Steps and ranks without a culprit, where the form of calls alone differs, count only if no other has one. Of
-        those, between frameworks, calls without partner count only where nothing that has one is at fault in any step.
+        Units without a culprit, in which only the form of calls differs, count only if no other unit has one. Of those,
+        between frameworks, calls without a partner count only if no call with a partner is at fault in any step.
         """
         found = {unit.label: (unit, fault) for unit in self.units if (fault := unit.first_fault) is not None}
         of_pairs = {label: each for label, each in found.items() if not each[0].is_foreign or each[1].only_on is None}

@@ -1,7 +1,7 @@
-"""Compare all pairs of two runs, wherever there is room for it, or in memory.
+"""Compare all pairs of two runs with the chosen executor, or in this process.
 
-What is in memory is one pair for each worker: what comes back of a pair is its summary, and its tables are written
-where its rows are. `compare_dumps` keeps all rows instead.
+`compare_run` holds only one pair per worker in memory: a worker writes the tables of a pair and returns a summary.
+`compare_dumps` keeps all rows instead.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 RunProgress: TypeAlias = Callable[[int, int, str], None]
-"""Told how many pairs or, of a single pair, tensors are done, of how many, and which are counted."""
+"""Called with the number of pairs done, or of tensors for a single pair, the total, and what is counted."""
 
 _FEW_RANKS = 16
-"""All ranks of a step are in memory at once to compare them with each other, which takes about 20 us a row."""
+"""Up to this many ranks are compared with each other by default. All of a step must be in memory at once for that, and
+it takes about 20 us per row."""
 
 R = TypeVar("R")
 U = TypeVar("U", bound=UnitSummary)
@@ -46,7 +47,7 @@ Files_co = TypeVar("Files_co", covariant=True)
 
 
 class ResultWriter(Protocol[Files_co]):
-    """Writes what a comparison finds; workers get a copy of it. All of it may raise StoreError."""
+    """Writes the results of a comparison; workers get a copy of it. All methods may raise StoreError."""
 
     @property
     def directory(self) -> Path:
@@ -55,14 +56,14 @@ class ResultWriter(Protocol[Files_co]):
 
     @property
     def settings(self) -> object:
-        """What files depend on beside the results; its ``repr`` has all of it."""
+        """What the files depend on besides the results; its ``repr`` must be complete."""
         ...
 
     def check(self) -> None:
-        """Raise if a file would replace one that must stay."""
+        """Raise if a file would replace one that must not be overwritten."""
 
     def for_pairs(self, number: int) -> ResultWriter[Files_co]:
-        """Create the directory, and return what writes the results of so many pairs."""
+        """Create the directory, and return a writer for the results of ``number`` pairs."""
         ...
 
     def write_unit(self, unit: UnitResult) -> UnitFiles:
@@ -77,26 +78,26 @@ class ResultWriter(Protocol[Files_co]):
         *,
         resumes: bool,
     ) -> Files_co:
-        """Write what there is about all pairs; return where everything is.
+        """Write the results about all pairs; return the paths of all files.
 
         Args:
-            result: What was found.
+            result: The result of the comparison.
             files: What `write_unit` returned for the result's units.
-            first: For each step where units part, those that do so first; computed as it is iterated.
-            resumes: Whether files of an interrupted comparison may be there.
+            first: For each step in which units diverge, those that diverge first; computed lazily.
+            resumes: Whether files of an interrupted comparison may exist.
         """
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """How the pairs of a run are worked off.
+    """How the pairs of a run are processed.
 
     Attributes:
-        executor: Name of the executor; ``None`` for processes where there is enough to do, else this one.
-        workers: Of the executor.
-        resume: Take over pairs that an earlier, interrupted comparison has finished.
-        checks_replicas: Whether ranks of the target are compared with each other, where they should have the same;
+        executor: Name of the executor; ``None`` chooses processes if there is enough work, and this process otherwise.
+        workers: Options of the executor.
+        resume: Whether to reuse pairs that an earlier, interrupted comparison has finished.
+        checks_replicas: Whether ranks of the target that should have values in common are compared with each other;
             ``None`` for up to `_FEW_RANKS` ranks.
     """
 
@@ -108,7 +109,7 @@ class RunOptions:
 
 @dataclass(frozen=True)
 class UnitDone:
-    """A pair that has been compared: the result, and where its tables are."""
+    """A pair that has been compared: its result, and the paths of its tables."""
 
     summary: UnitSummary
     files: UnitFiles
@@ -124,27 +125,27 @@ def compare_run(
     run: RunOptions | None = None,
     progress: RunProgress | None = None,
 ) -> tuple[ComparisonResult[UnitSummary], Files_co]:
-    """Compare two dumps, steps or runs and have the results written; return what they came to, and where they are.
+    """Compare two dumps, steps or runs, and write the results; return the result and the paths of its files.
 
     Args:
-        target: The run under test.
-        golden: The trusted run, of the same kind.
+        target: Path of the target.
+        golden: Path of the golden run, of the same kind.
         writer: Writes the results.
         options: How to compare.
-        chosen: Which steps and ranks.
-        run: How the pairs are worked off.
-        progress: Told what is done.
+        chosen: Which steps and ranks to compare.
+        run: How the pairs are processed.
+        progress: Called while pairs or tensors are finished, see `RunProgress`.
 
     Raises:
         CompareError: nothing could be compared.
         DumpError: a single pair was given, and one of its dumps cannot be read.
         StoreError: a table cannot be written.
-        ConfigError: there is no such executor.
+        ConfigError: the executor is unknown.
         PluginError: the executor cannot run here.
     """
     options, run = options or CompareOptions(), run or RunOptions()
     if run.executor is not None:
-        executor_called(run.executor)  # a name that is wrong is, however many pairs there are
+        executor_called(run.executor)  # a wrong name is an error even if there is only one pair
     writer.check()
     pairing = find_pairs_of_modes(target, golden, chosen, options.layouts)
     writer = writer.for_pairs(len(pairing.pairs))
@@ -167,21 +168,21 @@ def compare_dumps(
     chosen: Chosen | None = None,
     progress: Progress | None = None,
 ) -> ComparisonResult[UnitResult]:
-    """Compare two dumps, steps or runs, all in this process and with all rows in memory; `compare_run` does without.
+    """Compare two dumps, steps or runs in this process and keep all rows in memory, unlike `compare_run`.
 
     Args:
-        target: The run under test: a ``dump.json`` or ``dump.arrow``, a rank's, a step's or a run's directory.
-        golden: The trusted run, of the same kind.
-        stack_path: The target's ``stack.json`` if it is not beside the dump.
+        target: Path of the target: a ``dump.json`` or ``dump.arrow``, or the directory of a rank, a step or a run.
+        golden: Path of the golden run, of the same kind.
+        stack_path: The target's ``stack.json`` if it is not next to the dump.
         options: How to compare; ``stack_path`` may be given there instead.
-        chosen: Which steps and ranks.
-        progress: Told how many tensors have been compared, and of how many.
+        chosen: Which steps and ranks to compare.
+        progress: Called with the number of tensors compared so far, and the total.
 
-    Returns: the result; a numeric difference is not an error.
+    Returns: the result; a numeric difference does not raise an error.
 
     Raises:
-        CompareError: the two have nothing in common, or are not of the same kind.
-        DumpError: one of them cannot be read.
+        CompareError: the dumps have nothing in common, or are not of the same kind.
+        DumpError: a dump cannot be read.
     """
     target, golden = Path(target), Path(golden)
     if options is None:
@@ -199,7 +200,7 @@ def _worked_off(
     kept: KeptOutcomes[UnitPair, R] | None = None,
     progress: RunProgress | None = None,
 ) -> tuple[list[R], list[str]]:
-    """Return the outcomes in the order of the pairs, and in words which pairs have none; one alone raises its error."""
+    """Return the outcomes in the order of the pairs, and messages about failed pairs; a single pair raises."""
     if len(pairs) == 1:
         outcome = work(pairs[0])
         raise_if_interrupted()
@@ -225,14 +226,14 @@ def _result(
     missing: tuple[Sequence[str], Sequence[str]],
     options: CompareOptions,
 ) -> tuple[ComparisonResult[U], Iterable[Sequence[U]]]:
-    """Return the result, and for each step where units part those that do so first.
+    """Return the result, and for each step in which units diverge those that diverge first.
 
     Args:
-        target: As given.
-        golden: As given.
-        units: The pairs that could be compared.
-        missing: In words what has no pair, and which pairs could not be compared.
-        options: How they were compared.
+        target: Path of the target, as given.
+        golden: Path of the golden run, as given.
+        units: Results of the pairs that could be compared.
+        missing: Messages about steps and ranks without a partner, and about pairs that could not be compared.
+        options: How the pairs were compared.
     """
     if not units:
         raise CompareError(f"nothing of {target} and {golden} could be compared; {missing[1][0]}")
@@ -247,16 +248,16 @@ def _compare_and_write(
     pair: UnitPair, options: CompareOptions, writer: ResultWriter[object], progress: Progress | None
 ) -> UnitDone:
     result = compare_unit(pair, options, progress)
-    raise_if_interrupted()  # before anything wrong is written
+    raise_if_interrupted()  # an interruption may have made the result wrong, so nothing is written after one
     return UnitDone(result.summary(), writer.write_unit(result))
 
 
 def _replicas_that_differ(pairing: Pairing, layouts: LayoutRules | None, run: RunOptions) -> Sequence[str]:
-    """Return in words what ranks of the target should have alike and have not."""
+    """Return messages about values that ranks of the target should have in common but that differ."""
     has_several = len(pairing.pairs) + sum(map(len, pairing.spare.values())) > 1
     if not has_several or not pairing.can_have_replicas or run.checks_replicas is False:
         return []
-    # Takes time to import, which a single pair does without.
+    # Slow to import, and not needed for a single pair.
     from msprobe_core.compare.layouts.rank_groups import DeclaredRanks
     from msprobe_core.compare.layouts.rules import Side
     from msprobe_core.compare.shards.merged import check_replicas
@@ -270,7 +271,7 @@ def _replicas_that_differ(pairing: Pairing, layouts: LayoutRules | None, run: Ru
         if len(own) + len(spare) < 2 or not (
             num_ranks <= _FEW_RANKS if run.checks_replicas is None else run.checks_replicas
         ):
-            continue  # of a single pair the comparison itself says it
+            continue  # the comparison of a single pair reports its own replicas
         try:
             dumps = [read_dump(path) for path in (*paths, *spare)]
             declared = None if layouts is None else DeclaredRanks(layouts, Side.TARGET)
@@ -292,14 +293,14 @@ def _of_tensors(progress: RunProgress | None) -> Progress | None:
 
 
 def _key_of(options: CompareOptions, writer: ResultWriter[object], pair: UnitPair) -> str:
-    """Return a hash of all that the result depends on: the files as they are now, the options, the release."""
+    """Return a hash of everything that the result depends on: the current files, the options, the release."""
     files = [state_of(path) for path in (*pair.files, *_files_of(options))]
     content = repr((__version__, files, options, writer.settings))
     return hashlib.blake2b(content.encode(errors="backslashreplace"), digest_size=16).hexdigest()
 
 
 def _files_of(options: CompareOptions) -> list[Path]:
-    """Return the files that the options only name."""
+    """Return the files that the options refer to by path."""
     processing = options.post_processing
     factors = () if processing is None else (*processing.target.values(), *processing.golden.values())
     named = {path for factor in factors for path in (factor.left, factor.right) if path is not None}

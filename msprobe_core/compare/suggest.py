@@ -1,8 +1,8 @@
-"""Suggest what calls without partner may be on the other side, for files of names to be edited by people.
+"""Suggest partners for calls without a partner, as mapping files for the user to edit.
 
-A name is suggested for another by what is recorded of their calls: whether parameters and results have the same shapes
-and the same norms, and by how much alike the names are and how near their calls stand. Values speak for more than
-shapes, and shapes for more than names.
+Two names are paired by what was recorded of their calls: whether parameters and results have the same shapes and the
+same norms, how similar the names are, and how close the calls are in execution order. Values count more than shapes,
+and shapes more than names.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from msprobe_core.model import Phase, Role
 from msprobe_core.store.frame import RowKind
 
 _MAX_NAMES = 200
-"""More names of a side are not looked at: whoever has so many has given two programs that are not alike."""
+"""Further names of a side are ignored: a side with so many unmatched names is a different program."""
 
 _MAX_CANDIDATES = 3
 
@@ -29,13 +29,13 @@ _SAME_NORM = 1e-3
 """Relative difference of two norms below which the values may be the same."""
 
 _SAME_NAME = 0.8
-"""Likeness of two names, from 0 to 1, from which on one may be the other although no value is the same."""
+"""Similarity of two names, from 0 to 1, from which they may be partners even if no value is the same."""
 
 _LEAST_SCORE = 1.0
 
 
 class NameKind(str, Enum):
-    """What is called by a name."""
+    """The kind of calls that a name refers to."""
 
     CELL = "cell"
     API = "api"
@@ -43,11 +43,11 @@ class NameKind(str, Enum):
 
 @dataclass(frozen=True)
 class Candidate:
-    """What a name may be on the other side.
+    """A possible partner of a name.
 
     Attributes:
-        golden: What the golden dump calls it.
-        reason: What speaks for it.
+        golden: Name in the golden dump.
+        reason: Why the names may be partners.
     """
 
     golden: str
@@ -56,14 +56,14 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Suggestion:
-    """What a name of the target's may be.
+    """Possible partners of one name of the target.
 
     Attributes:
-        kind: Whose name it is: of modules, as ``-cm`` takes them, or of APIs, as ``-am`` does.
-        target: What the target calls it.
-        candidates: What the golden dump may call it, the best first.
+        kind: Kind of the name: modules, for ``-cm`` files, or APIs, for ``-am`` files.
+        target: Name in the target.
+        candidates: Possible names in the golden dump, the best first.
         is_partly_paired: Whether other calls of this name have partners.
-        is_path: Whether it is the path of modules, without the class of one.
+        is_path: Whether the name is a path of modules without a class name.
     """
 
     kind: NameKind
@@ -75,13 +75,13 @@ class Suggestion:
 
 @dataclass
 class _Named:
-    """The calls of one name that have no partner.
+    """The unmatched calls of one name.
 
     Attributes:
-        name: As the files of names have it.
-        place: Where its first call stands, of all, from 0 to 1.
+        name: Name in the format of mapping files.
+        place: Position of its first call among all rows, from 0 to 1.
         results: Shape and norm of the first result of each call.
-        parameters: Shapes and norms of the parameters of the first call.
+        parameters: Shapes and norms of the recorded parameters.
     """
 
     name: str
@@ -95,8 +95,8 @@ def suggest_names(judged: pl.DataFrame, wrappers: tuple[str, str] = ("", "")) ->
 
     Args:
         judged: Judged rows; calls that pass for another reason need no partner.
-        wrappers: What was found out to be around the modules that both have, of target and golden dump. A file of names
-            has to say so where it says anything of what is inside.
+        wrappers: Paths of the modules around those that both sides have, of target and golden dump. A mapping file that
+            maps inner modules must map these paths too.
     """
     has_partner = (pl.col("match") == Match.BOTH.value).any().over("entry")
     is_lone = ~has_partner & (pl.col("verdict") == Verdict.UNMATCHED.value)
@@ -152,7 +152,8 @@ def _suggest(kind: NameKind, own: Sequence[_Named], other: Sequence[_Named]) -> 
         for golden in other
     ]
     scored = sorted((each for each in scored if each[0] >= _LEAST_SCORE), key=lambda each: -each[0])
-    # The best pairs first, each name once, as every module is one on the other side; several APIs may be one.
+    # The best pairs first. Each module has one partner, so its name is used once; several APIs may have the same
+    # partner.
     taken: dict[str, str] = {}
     given: set[str] = set()
     for _, target, golden, _ in scored:
@@ -169,18 +170,18 @@ def _suggest(kind: NameKind, own: Sequence[_Named], other: Sequence[_Named]) -> 
 
 
 def _score(kind: NameKind, target: _Named, golden: _Named) -> float:
-    import difflib  # most comparisons suggest nothing
+    import difflib  # rarely needed
 
     likeness = difflib.SequenceMatcher(None, target.name, golden.name, autojunk=False).ratio()
     shapes, values = _alike(target, golden)
-    # Of APIs there are many with results of one shape.
+    # Many APIs have results of the same shape, so a shape alone is no evidence for them.
     if not shapes or (kind is NameKind.API and not values and likeness < _SAME_NAME):
         return 0.0
     return shapes + 3 * values + likeness - abs(target.place - golden.place)
 
 
 def _alike(target: _Named, golden: _Named) -> tuple[float, float]:
-    """Return which share of results and parameters has the shape of one of the other, and which its norm too."""
+    """Return the shares of results and parameters that agree in shape, and in shape and norm."""
     shares = [
         _shares(own, other)
         for own, other in ((target.results, golden.results), (target.parameters, golden.parameters))
@@ -221,11 +222,11 @@ def _reason(target: _Named, golden: _Named) -> str:
 
 
 def as_yaml(kind: NameKind, suggestions: Sequence[Suggestion]) -> str:
-    """Return a file of names, as ``-cm`` and ``-am`` take them: the best candidates, the others behind ``#``.
+    """Return a mapping file for ``-cm`` or ``-am`` with the best candidates; the others are commented out.
 
     Args:
-        kind: Whose names.
-        suggestions: Of all kinds.
+        kind: Kind of the names.
+        suggestions: Suggestions of all kinds.
     """
     option = "-cm" if kind is NameKind.CELL else "-am"
     what = "Modules" if kind is NameKind.CELL else "APIs"
@@ -247,11 +248,11 @@ def as_yaml(kind: NameKind, suggestions: Sequence[Suggestion]) -> str:
 
 
 def _shortened(suggestions: Sequence[Suggestion]) -> list[tuple[str, str]]:
-    """Return pairs of parts of names, without what both have at their ends: children follow their parent."""
+    """Return pairs of partial names, without their common last components: inner modules follow their parent."""
     pairs: dict[str, str] = {}
     for suggestion in suggestions:
         own, other = suggestion.target.split("."), suggestion.candidates[0].golden.split(".")
-        # The class is part of the name only where it alone tells the two apart.
+        # The class is part of the name only if nothing else distinguishes the two.
         if own[:-1] != other[:-1] and not suggestion.is_path:
             own, other = own[:-1], other[:-1]
         while len(own) > 1 and len(other) > 1 and own[-1] == other[-1]:

@@ -1,4 +1,4 @@
-"""Compare one dump with another: read, align, measure, judge, find the first fault."""
+"""Compare one dump with another: read, align, measure and judge them, and find the first fault."""
 
 from __future__ import annotations
 
@@ -62,17 +62,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions:
-    """How to compare; the same for all units, and sent to the processes that do it.
+    """Options of a comparison; they are the same for all units, and are sent to the worker processes.
 
     Attributes:
-        stack_path: The target's ``stack.json`` if it is not beside the dump.
-        limits: How large a difference may be.
-        matching: How rows are paired beyond what is equal on both sides.
-        post_processing: What tensors are multiplied by before they are compared.
-        layouts: How tensors of the two sides lie differently; see `msprobe_core.compare.layouts.load_layouts`.
-        noise: How far two healthy runs may be apart; if given, this decides where ``limits`` would.
-        modules: What the backend of training calls the modules of a serving engine, where the two are compared.
-        aligns_tokens: Whether rows of tensors are paired by the ids of their tokens instead of their positions.
+        stack_path: The target's ``stack.json`` if it is not next to the dump.
+        limits: Limits of the differences.
+        matching: How rows with different names are paired.
+        post_processing: Factors by which tensors are multiplied before they are compared.
+        layouts: How the layouts of the two sides' tensors differ; see `msprobe_core.compare.layouts.load_layouts`.
+        noise: How far two healthy runs may differ; if given, it replaces ``limits`` where it has a measure.
+        modules: Names of a serving engine's modules in the training backend, if the two are compared.
+        aligns_tokens: Whether rows of tensors are paired by token ids instead of positions.
     """
 
     stack_path: Path | None = None
@@ -94,14 +94,14 @@ def compare_unit(
     """Compare two dumps.
 
     Args:
-        pair: Where they are.
-        options: How.
-        progress: Told how many bytes of tensors have been compared, and of how many.
-        before: The parameters of the step before, which tell what an update should make of them; ``None`` if unknown.
+        pair: The two dumps.
+        options: How to compare them.
+        progress: Called with the number of bytes of tensors compared so far, and the total.
+        before: Parameters of the previous step, from which the expected updates are computed; ``None`` if unknown.
 
     Raises:
-        CompareError: the two have nothing in common, or are not of the same kind.
-        DumpError: one of them cannot be read.
+        CompareError: the dumps have nothing in common, or are not of the same kind.
+        DumpError: a dump cannot be read.
     """
     options = options or CompareOptions()
     stored = _read_sides(pair, options.layouts)
@@ -197,7 +197,7 @@ def compare_unit(
 def _scorer(
     noise: NoiseModel | None, golden: Path, notes: list[str], operations: Operations | None
 ) -> Callable[[pl.DataFrame], pl.DataFrame] | None:
-    """Return what scores rows, and appends what there is to note."""
+    """Return a function that scores rows and appends its messages to ``notes``."""
     if noise is None:
         return None
 
@@ -210,7 +210,7 @@ def _scorer(
 
 
 def _excuser(target: Dump, golden: Dump, notes: list[str]) -> Callable[[pl.DataFrame, pl.DataFrame], pl.DataFrame]:
-    """Return what excuses calls that one framework alone makes, and appends what there is to note."""
+    """Return a function that excuses calls that only one framework makes and appends its messages to ``notes``."""
 
     def excuse(lone: pl.DataFrame, pairs: pl.DataFrame) -> pl.DataFrame:
         excused, own = with_excused_inner_calls(lone, pairs, target, golden)
@@ -230,7 +230,7 @@ def _read_sides(pair: UnitPair, layouts: LayoutRules | None) -> tuple[Dump, Dump
         if isinstance(golden, StoredDump):
             golden.frame = with_texts_of(golden.frame, target.frame)
         return target, golden
-    # Merging takes as long to import as a small comparison takes, and few need it.
+    # Importing the merge takes as long as a small comparison, and few comparisons need it.
     from msprobe_core.compare.sides import read_sides
 
     return read_sides(pair, layouts)
@@ -239,23 +239,23 @@ def _read_sides(pair: UnitPair, layouts: LayoutRules | None) -> tuple[Dump, Dump
 def _made_alike(
     sides: tuple[Dump, Dump], options: CompareOptions
 ) -> tuple[tuple[Dump, Dump], Sequence[str], Sequence[str]]:
-    """Return the sides with tokens in one order and modules of one name, what to note, and what only one side has."""
+    """Align tokens and module names of both sides; return also notes, and messages about unpaired sequences."""
     notes: Sequence[str] = ()
     incomplete: Sequence[str] = ()
     if options.aligns_tokens:
-        from msprobe_core.compare.layouts.token_order import align_tokens  # few need it
+        from msprobe_core.compare.layouts.token_order import align_tokens  # rarely needed
 
         tokens = align_tokens(*sides)
         sides, notes, incomplete = (tokens.target, tokens.golden), tokens.notes, tokens.incomplete
     if options.modules is not None:
-        from msprobe_core.compare.layouts.serving import align_with_serving  # few need it
+        from msprobe_core.compare.layouts.serving import align_with_serving  # rarely needed
 
         sides = align_with_serving(*sides, options.modules)
     return sides, notes, incomplete
 
 
 def _aligned(target: Dump, golden: Dump, mode: Mode, matching: Matching, ends: Ends) -> tuple[Alignment, list[str]]:
-    """Return the two side by side, without calls that one of them lacks because it ended early, and what these are."""
+    """Align the dumps without calls that one lacks because it ended early; return also notes about these calls."""
     dumps = structure_dumps(target, golden) if mode is Mode.STRUCTURE else (target, golden)
     for dump in dumps:
         if not dump.frame.height and ends.lines:
@@ -274,17 +274,17 @@ def _aligned(target: Dump, golden: Dump, mode: Mode, matching: Matching, ends: E
 
 
 def _is_empty_call() -> pl.Expr:
-    """Whether a row only says that both sides have a call without values."""
-    is_saved = pl.col("phase") == Phase.DEBUG.value  # a saved value that is one tensor is named like its entry
+    """Whether a row only states that both sides have a call without values."""
+    is_saved = pl.col("phase") == Phase.DEBUG.value  # a saved single tensor has the same name as its entry
     is_whole = (pl.col("match") == Match.BOTH.value) & (pl.col("name_target") == pl.col("entry"))
     return is_whole & ~is_saved & ~has_failed()
 
 
 def _note_uncompared(rows: pl.DataFrame, mode: Mode, pair: UnitPair) -> list[str]:
-    """Return sentences on values of which nothing could be compared.
+    """Return notes on values that could not be compared.
 
     Raises:
-        CompareError: there is no other tensor, and nothing else that differs, so that nothing says whether they agree.
+        CompareError: no tensor could be compared and nothing else differs, so whether the dumps agree is unknown.
     """
     failed = rows.filter((pl.col("match") == Match.BOTH.value) & has_failed())
     done = "recorded, or put together from several ranks" if pair.target_parts or pair.golden_parts else "recorded"
@@ -306,7 +306,7 @@ def _note_uncompared(rows: pl.DataFrame, mode: Mode, pair: UnitPair) -> list[str
 
 
 def _note_precisions(rows: pl.DataFrame) -> list[str]:
-    """Return a sentence on tensors that are coarser on one side: they pass by wider limits, and may be the fault."""
+    """Return a note on tensors that are coarser on one side: their limits are wider, and this may be the fault."""
     dtypes = ("dtype_target", "dtype_golden")
     own = rows.select(*dtypes, row=pl.int_range(pl.len()), has_values=_has_values())
     found = own.filter("has_values").group_by(dtypes).agg(pl.len(), pl.col("row").min()).sort("row").rows()
@@ -325,7 +325,7 @@ def _are_other_precisions(target: str | None, golden: str | None) -> bool:
 
 
 def _has_values() -> pl.Expr:
-    """Whether a row is of a tensor that both sides have, and that has elements."""
+    """Whether a row is a tensor with elements that both sides have."""
     are_tensors = [pl.col(f"kind_{side}") == RowKind.TENSOR.value for side in ("target", "golden")]
     is_pair = pl.all_horizontal(pl.col("match") == Match.BOTH.value, *are_tensors)
     return is_pair & (pl.col("numel_golden") > 0)
@@ -339,7 +339,7 @@ def _count(rows: pl.DataFrame) -> dict[str, int]:
 
 
 def _count_of(rows: pl.DataFrame, condition: pl.Expr) -> int:
-    """Return for how many rows it holds; without a copy of them, which `polars.DataFrame.filter` would make."""
+    """Count the rows that satisfy ``condition``, without the copy of them that `polars.DataFrame.filter` would make."""
     return rows.select(condition.sum()).item()
 
 
