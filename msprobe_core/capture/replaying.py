@@ -6,8 +6,8 @@ import ast
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, cast
 
-from msprobe_core.capture.values import children_of
 from msprobe_core.errors import ReplayError
+from msprobe_core.interception.containers import children_of
 from msprobe_core.model import Argument, ReplayCall, ReplayTensor, ReplayValue, Site
 
 Make = Callable[[ReplayTensor, str], Any]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 from msprobe_core.capture.arguments import SCALARS, describe_python, describe_scalar, summarise
 from msprobe_core.guard import kept
+from msprobe_core.interception.containers import children_of
 from msprobe_core.model import MAX_DEPTH, Failure, Value
 from msprobe_core.protocols.framework import Framework
 
@@ -107,16 +107,3 @@ def _named_items(mapping: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
 
 
 _PLAIN = frozenset({tuple, list, dict})
-
-
-def children_of(value: Any) -> Mapping[Any, Any] | Sequence[Any] | None:
-    """Return the content of a container; ``None`` if ``value`` is not a container."""
-    if isinstance(value, Mapping):
-        return cast("Mapping[Any, Any]", value)
-    if isinstance(value, tuple | list):
-        items = cast("Sequence[Any]", value)
-        fields = getattr(items, "_fields", None)
-        return items if fields is None else dict(zip(fields, items, strict=False))
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
-    return None
