@@ -493,7 +493,7 @@ _SIGNIFICANT_BITS = {
 
 
 class Perturbation(msgspec.Struct, frozen=True, kw_only=True):
-    """How the last digits of a run are perturbed; see `msprobe_core.capture.perturbation`.
+    """How the last digits of a run are perturbed; see `msprobe_core.interception.perturbation`.
 
     Attributes:
         seed: From 0; different seeds perturb different digits. The training's own random numbers are not affected.

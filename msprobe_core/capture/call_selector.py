@@ -5,7 +5,7 @@ from __future__ import annotations
 from msprobe_core.capture.call_tree import CallTree
 from msprobe_core.capture.recorded_call import RecordedCall, backward_name_of, name_of
 from msprobe_core.capture.selection import Selection
-from msprobe_core.capture.stacks import StackCache
+from msprobe_core.interception.stacks import StackCache
 from msprobe_core.model import Entry, Phase
 
 

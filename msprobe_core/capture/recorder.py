@@ -15,10 +15,10 @@ from msprobe_core.capture.parameter_gradients import ParameterGradients
 from msprobe_core.capture.recorded_call import PASSED_OVER, RecordedCall, as_results
 from msprobe_core.capture.selection import Selection
 from msprobe_core.capture.slices import Slices
-from msprobe_core.capture.stacks import StackCache
 from msprobe_core.capture.step_record import StepRecord
 from msprobe_core.capture.tensor_reader import TensorReader, TensorSink
 from msprobe_core.capture.values import ValueBuilder
+from msprobe_core.interception.stacks import StackCache
 from msprobe_core.model import Phase, Role
 from msprobe_core.protocols.framework import Framework
 from msprobe_core.protocols.storage import Processor

@@ -16,11 +16,11 @@ from typing import Any, cast
 import msgspec
 
 from msprobe_core.capture.debugger import PrecisionDebugger, controller_of
-from msprobe_core.capture.randomness import common_states
 from msprobe_core.capture.session import Session
 from msprobe_core.config import Config
 from msprobe_core.config.repetition import SHADOW_DIRECTORY, repetition_of
 from msprobe_core.errors import ConfigError, PluginError, SessionError
+from msprobe_core.interception.randomness import common_states
 from msprobe_core.model import Perturbation, PerturbMode, RoundingUnit, Task
 from msprobe_core.protocols.capabilities import PerturbingFramework, TrainingState
 from msprobe_core.protocols.framework import Framework

@@ -17,12 +17,12 @@ from msprobe_core.capture.recorder import Recorder
 from msprobe_core.capture.schedule import Schedule, checked_step
 from msprobe_core.capture.selection import Selection
 from msprobe_core.capture.slices import Slices
-from msprobe_core.capture.stacks import StackCache
 from msprobe_core.capture.unit_output import UnitOutput
 from msprobe_core.capture.window import Model, Window, Windows
 from msprobe_core.config import Config, TaskOptions
 from msprobe_core.errors import MsprobeError, SessionError, clip
 from msprobe_core.guard import described, kept
+from msprobe_core.interception.stacks import StackCache
 from msprobe_core.model import EndState, Level, Task
 from msprobe_core.protocols.framework import Framework
 from msprobe_core.protocols.storage import Processor, WriterFactory

@@ -100,7 +100,7 @@ class PerturbingFramework(Protocol):
 
         Args:
             models: In the mode ``inputs``, the models whose inputs are perturbed; may be empty.
-            perturbation: Where to perturb, and by how much. See `msprobe_core.capture.perturbation` for the
+            perturbation: Where to perturb, and by how much. See `msprobe_core.interception.perturbation` for the
                 distribution.
             seed: Used instead of ``perturbation.seed``.
         """

@@ -7,12 +7,12 @@ import pytest
 from numpy_layers import ArrayFramework, Network, PerturbedFramework, train_step
 from numpy_rig import ArrayDebugger
 
-from msprobe_core.capture.perturbation import FLIPPED, relative_changes, seed_of
 from msprobe_core.capture.repetition import calibration
 from msprobe_core.compare import compare_dumps
 from msprobe_core.config import load_config
 from msprobe_core.config.repetition import ORDER_VARIABLE, RepetitionOrder
 from msprobe_core.errors import ConfigError, PluginError, SessionError
+from msprobe_core.interception.perturbation import FLIPPED, relative_changes, seed_of
 from msprobe_core.model import Perturbation, PerturbMode, RoundingUnit
 
 

@@ -13,8 +13,8 @@ from msprobe_core.capture.order import in_execution_order
 from msprobe_core.capture.processors import StatisticsProcessor
 from msprobe_core.capture.recorder import Recorder
 from msprobe_core.capture.selection import Selection
-from msprobe_core.capture.stacks import StackCache
 from msprobe_core.config import TaskOptions
+from msprobe_core.interception.stacks import StackCache
 from msprobe_core.model import Entry, Phase
 
 

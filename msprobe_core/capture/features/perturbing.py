@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from msprobe_core.capture.attachments import Attachments
 from msprobe_core.capture.features.feature import Feature, Host
 from msprobe_core.capture.forward_window import ForwardWindow
-from msprobe_core.capture.perturbation import seed_of
 from msprobe_core.config import Config
 from msprobe_core.errors import PluginError
+from msprobe_core.interception.perturbation import seed_of
 from msprobe_core.model import Perturbation
 from msprobe_core.protocols.capabilities import PerturbingFramework
 from msprobe_core.protocols.framework import NamedModel

@@ -30,10 +30,10 @@ from msprobe.mindspore._unwritten import Unwritten
 from msprobe.mindspore.graph.attachment import GraphTaps, check_level, graph_mode, prepare
 from msprobe.mindspore.graph.values import GraphValues
 from msprobe.mindspore.kernel import dump_kernels
-from msprobe_core.capture.host_values import HostValues
 from msprobe_core.config import RiskLevel
 from msprobe_core.guard import UserCodeError
 from msprobe_core.interception.attachment import PlacedAttachment
+from msprobe_core.interception.host_values import HostValues
 from msprobe_core.interception.modules import WatchHooks
 from msprobe_core.plugin import (
     Argument,

@@ -1,4 +1,4 @@
-"""Perturbation of last digits in MindSpore: see `msprobe_core.capture.perturbation`."""
+"""Perturbation of last digits in MindSpore: see `msprobe_core.interception.perturbation`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from msprobe.mindspore._compiling import Compiling
 from msprobe.mindspore._gradients import takes_gradient
 from msprobe.mindspore._inside import inside
 from msprobe.mindspore._quiet import RecordingGuard
-from msprobe_core.capture.perturbation import ModuleNoise, relative_changes
+from msprobe_core.interception.perturbation import ModuleNoise, relative_changes
 from msprobe_core.plugin import NamedModel, Perturbation, PerturbMode, RoundingUnit
 
 _ROUNDOFFS = {
@@ -27,7 +27,7 @@ _ROUNDOFFS = {
 
 
 class Noise:
-    """Perturbs tensors, on the host; see `msprobe_core.capture.perturbation.TensorKinds`."""
+    """Perturbs tensors, on the host; see `msprobe_core.interception.perturbation.TensorKinds`."""
 
     def __init__(self, perturbation: Perturbation, seed: int) -> None:
         """Begin.

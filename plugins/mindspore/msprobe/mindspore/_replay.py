@@ -17,9 +17,9 @@ from msprobe.mindspore._apis import find_places
 from msprobe.mindspore._jit import is_tracing
 from msprobe.mindspore._replay_table import RANDOM, SIZED, find_function
 from msprobe_core.capture.repetition import RandomStates
-from msprobe_core.capture.replaying import NOT_SPECIAL, build_arguments, tensors_in, why_not_called
 from msprobe_core.config import RiskLevel
 from msprobe_core.interception.patching import FunctionPatch, Patches
+from msprobe_core.interception.replaying import NOT_SPECIAL, build_arguments, tensors_in, why_not_called
 from msprobe_core.plugin import Argument, Phase, ReplayCall, Replayed, ReplayError, ReplayTensor, Site, SiteKind
 
 Function = Callable[..., Any]

@@ -19,8 +19,8 @@ from msprobe.mindspore._gradients import builds_graph, takes_gradient, watch_gra
 from msprobe.mindspore._inside import inside
 from msprobe.mindspore._quiet import RecordingGuard, executor
 from msprobe.mindspore._reduce import values_of
-from msprobe_core.capture.host_values import HostValues
 from msprobe_core.capture.values import reason_of
+from msprobe_core.interception.host_values import HostValues
 from msprobe_core.model import MAX_DEPTH
 from msprobe_core.plugin import SessionError
 from msprobe_core.store.layout import make_directory, tensor_file_name, unit_directory

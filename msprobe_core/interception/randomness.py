@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from msprobe_core.capture.stacks import StackCache
 from msprobe_core.config.text import given_path
 from msprobe_core.errors import ConfigError
 from msprobe_core.interception.patching import Function, FunctionPatch, Outermost, Patches, never
+from msprobe_core.interception.stacks import StackCache
 from msprobe_core.store.layout import create_file, make_directory
 
 if TYPE_CHECKING:
