@@ -9,6 +9,9 @@ from contextlib import contextmanager
 from msprobe_core.errors import MsprobeError, PluginError
 from msprobe_core.interrupts import is_of_a_signal
 
+_MAX_REASON = 300
+"""Characters of an exception's description that are recorded in the place of a value."""
+
 
 class UserCodeError(BaseException):
     """Carries an error of the training itself through the probe's code.
@@ -80,3 +83,8 @@ def described(error: BaseException) -> str:
     except Exception:  # noqa: BLE001  # of a third party
         text = ""
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def reason_of(error: BaseException) -> str:
+    """Return type and text of an exception in one short line, to record in the place of a value."""
+    return described(error)[:_MAX_REASON]

@@ -36,6 +36,14 @@ class Level(str, Enum):
         return self in (Level.L1, Level.MIX)
 
 
+class RiskLevel(str, Enum):
+    """Which APIs are recorded: the numerically heavy ones, those that compute, or all."""
+
+    CORE = "CORE"
+    FOCUS = "FOCUS"
+    ALL = "ALL"
+
+
 class Task(str, Enum):
     """What a run records."""
 

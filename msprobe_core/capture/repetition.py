@@ -20,7 +20,6 @@ from msprobe_core.capture.session import Session
 from msprobe_core.config import Config
 from msprobe_core.config.repetition import SHADOW_DIRECTORY, repetition_of
 from msprobe_core.errors import ConfigError, PluginError, SessionError
-from msprobe_core.interception.randomness import common_states
 from msprobe_core.model import Perturbation, PerturbMode, RoundingUnit, Task
 from msprobe_core.protocols.capabilities import PerturbingFramework, TrainingState
 from msprobe_core.protocols.framework import Framework
@@ -56,18 +55,6 @@ class Variant:
 
     config: Config
     around: Callable[[], AbstractContextManager[None]] = nullcontext
-
-
-class RandomStates:
-    """States of the random generators of Python and NumPy at the time of construction; a `TrainingState`."""
-
-    def __init__(self) -> None:
-        self._states = [(state, state.get()) for state in common_states().values()]
-
-    def restore(self) -> None:
-        """Restore the states."""
-        for state, value in self._states:
-            state.set(value)
 
 
 @contextmanager

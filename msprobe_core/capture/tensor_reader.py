@@ -11,9 +11,8 @@ import msgspec
 from msprobe_core import names
 from msprobe_core.capture.selection import Selection
 from msprobe_core.capture.slices import Slices, narrowed_shape
-from msprobe_core.capture.values import reason_of
 from msprobe_core.errors import UnwrittenError
-from msprobe_core.guard import kept
+from msprobe_core.guard import kept, reason_of
 from msprobe_core.model import Digest, Failure, Stats, TensorValue, Value
 from msprobe_core.protocols.framework import Framework
 from msprobe_core.protocols.storage import Processor

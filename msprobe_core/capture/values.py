@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 from msprobe_core.capture.arguments import SCALARS, describe_python, describe_scalar, summarise
-from msprobe_core.guard import kept
+from msprobe_core.guard import kept, reason_of
 from msprobe_core.interception.containers import children_of
 from msprobe_core.model import MAX_DEPTH, Failure, Value
 from msprobe_core.protocols.framework import Framework
@@ -16,18 +16,6 @@ Leaf: TypeAlias = Callable[[Any, str], Value]
 
 OnFailure: TypeAlias = Callable[[str, Exception], None]
 """Called with the name of a value that could not be read, and the error."""
-
-
-_MAX_REASON = 300
-
-
-def reason_of(error: Exception) -> str:
-    """Return the message of an exception in one line, for the record in place of a value."""
-    try:
-        text = " ".join(str(error).split())
-    except Exception:  # noqa: BLE001  # a user's exception, whose own __str__ may raise
-        text = ""
-    return f"{type(error).__name__}: {text}"[:_MAX_REASON] if text else type(error).__name__
 
 
 class ValueBuilder:

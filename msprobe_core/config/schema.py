@@ -13,15 +13,7 @@ from typing import Any
 import msgspec
 
 from msprobe_core.config.apis import ListedApi
-from msprobe_core.model import Level, Perturbation, Task
-
-
-class RiskLevel(str, Enum):
-    """Which APIs are recorded: the numerically heavy ones, those that compute, or all."""
-
-    CORE = "CORE"
-    FOCUS = "FOCUS"
-    ALL = "ALL"
+from msprobe_core.model import Level, Perturbation, RiskLevel, Task
 
 
 class DataMode(str, Enum):

@@ -15,7 +15,7 @@ from msprobe_core.fingerprint.checksums import crc32_text, word_text, xor_text
 from msprobe_core.fingerprint.hashing import hash_of
 from msprobe_core.fingerprint.sketch import Sketcher
 from msprobe_core.model import Digest, Stats, TensorContent
-from msprobe_core.native.reductions import FLOATS, Kernels, kernels
+from msprobe_core.native.reductions import FLOAT_KINDS, Kernels, kernels
 from msprobe_core.store.layout import create_file
 
 Array: TypeAlias = Any
@@ -112,7 +112,7 @@ class HostReducer:
 
     def sketch(self, values: HostValues, digest: Digest) -> None:
         """Set ``digest.sketch``; it stays unset for values without elements."""
-        array, kind = values.array, FLOATS.get(values.dtype)
+        array, kind = values.array, FLOAT_KINDS.get(values.dtype)
         if self._kernels is not None and kind is not None and array.size and array.flags.c_contiguous:
             tables = self._sketcher.tables(array.size)
             digest.sketch = self._kernels.sketch(array.ctypes.data, array.size, kind, tables)

@@ -172,6 +172,18 @@ def common_states() -> dict[str, RandomState]:
     return {"python": PythonState(), "numpy": NumpyState()}
 
 
+class RandomStates:
+    """States of the random generators of Python and NumPy at the time of construction; a `TrainingState`."""
+
+    def __init__(self) -> None:
+        self._states = [(state, state.get()) for state in common_states().values()]
+
+    def restore(self) -> None:
+        """Restore the states."""
+        for state, value in self._states:
+            state.set(value)
+
+
 class RandomWatch:
     """Passes the calls of random functions to a `Draws` between ``install`` and ``remove``."""
 

@@ -96,7 +96,7 @@ def literal_of(value: Argument) -> Any:
     return ast.literal_eval(text)
 
 
-def tensors_in(value: Any, kind: type[Any]) -> Iterator[tuple[str, Any]]:
+def tensors_by_path(value: Any, kind: type[Any]) -> Iterator[tuple[str, Any]]:
     """Yield the tensors of a result with their paths in dumps.
 
     Args:

@@ -15,16 +15,16 @@ from typing import Any, TypeAlias
 
 from msprobe_core.model import Stats
 
-SWITCH = "MSPROBE_NATIVE"
+NATIVE_VARIABLE = "MSPROBE_NATIVE"
 """Environment variable; ``0`` disables the kernels."""
 
 _FILE = Path(__file__).with_name("libkernels.so")
 _VERSION = 1
 
-FLOATS = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 3}
+FLOAT_KINDS = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 3}
 """Dtypes with statistics and sketches, and their numbers in ``kernels.c``."""
 
-INTEGERS = {"int8": 0, "int16": 1, "int32": 2, "int64": 3, "uint8": 4, "uint16": 5, "uint32": 6, "uint64": 7}
+INTEGER_KINDS = {"int8": 0, "int16": 1, "int32": 2, "int64": 3, "uint8": 4, "uint16": 5, "uint32": 6, "uint64": 7}
 """The same for integers."""
 
 LONG = 1 << 18
@@ -113,9 +113,9 @@ class Kernels:
             dtype: NumPy's name, or ``bfloat16``.
             threads: Used for long tensors.
         """
-        if (kind := FLOATS.get(dtype)) is not None:
+        if (kind := FLOAT_KINDS.get(dtype)) is not None:
             return Stats(*self.float_statistics(address, count, kind, threads))
-        if (kind := INTEGERS.get("uint8" if dtype == "bool" else dtype)) is None:
+        if (kind := INTEGER_KINDS.get("uint8" if dtype == "bool" else dtype)) is None:
             return None
         high, low, mean, norm = self.integer_statistics(address, count, kind)
         if dtype == "bool":
@@ -132,7 +132,7 @@ class Kernels:
         Args:
             address: Address of the elements.
             count: Number of elements, at least 1.
-            kind: One of the values of `FLOATS`.
+            kind: One of the values of `FLOAT_KINDS`.
             threads: Used for long tensors.
 
         Returns: NaN except for the counts if an element is NaN.
@@ -151,12 +151,12 @@ class Kernels:
         Args:
             address: Address of the elements.
             count: Number of elements, at least 1.
-            kind: One of the values of `INTEGERS`.
+            kind: One of the values of `INTEGER_KINDS`.
         """
         extremes, result = _TwoIntegers(), _TwoNumbers()
         self._integer_statistics[count >= _BRIEF](address, count, kind, extremes, result)
         high, low = extremes
-        if kind == INTEGERS["uint64"]:
+        if kind == INTEGER_KINDS["uint64"]:
             high, low = high % (1 << 64), low % (1 << 64)
         return high, low, result[0], result[1]
 
@@ -179,7 +179,7 @@ class Kernels:
         Args:
             address: Address of the elements.
             count: Number of elements.
-            kind: One of the values of `FLOATS`.
+            kind: One of the values of `FLOAT_KINDS`.
             tables: For at least this number of elements.
             threads: Used for long tensors.
 
@@ -217,7 +217,7 @@ def _pointer(threads: Threads | None) -> Any:
 @cache
 def kernels() -> Kernels | None:
     """Return the compiled kernels; ``None`` if there are no usable ones."""
-    if os.environ.get(SWITCH) == "0":
+    if os.environ.get(NATIVE_VARIABLE) == "0":
         return None
     try:
         found = Kernels(_FILE)

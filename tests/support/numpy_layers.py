@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from msprobe_core.capture.repetition import RandomStates
 from msprobe_core.fingerprint import fp8
 from msprobe_core.fingerprint.arrays import NumpyArrays
 from msprobe_core.fingerprint.checksums import word_text, xor_text
 from msprobe_core.fingerprint.hashing import hash_of
 from msprobe_core.fingerprint.sketch import Sketcher
 from msprobe_core.interception.perturbation import relative_changes
+from msprobe_core.interception.randomness import RandomStates
 from msprobe_core.model import Argument, Digest, Perturbation, Stats, TensorContent, TensorMeta
 from msprobe_core.names import module_stem
 from msprobe_core.protocols.capabilities import CallWatcher

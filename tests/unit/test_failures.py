@@ -9,8 +9,8 @@ from numpy_layers import Array, ArrayFramework, ArrayReducer, Network
 
 from msprobe_core import compare_dumps
 from msprobe_core.capture import Session
-from msprobe_core.capture.values import reason_of
 from msprobe_core.config import load_config
+from msprobe_core.guard import reason_of
 from msprobe_core.judge.row_codes import RowCode
 from msprobe_core.judge.row_findings import FINDINGS, findings_of
 from msprobe_core.model import Argument, Entry, Phase

@@ -19,7 +19,7 @@ from msprobe_core.fingerprint.sketch import Sketcher
 from msprobe_core.interception.host_values import BFLOAT16, HostReducer, HostValues, statistics_of
 from msprobe_core.model import Digest
 from msprobe_core.native import reductions as native
-from msprobe_core.native.reductions import FLOATS, INTEGERS, LONG, Kernels, Threads, kernels
+from msprobe_core.native.reductions import FLOAT_KINDS, INTEGER_KINDS, LONG, Kernels, Threads, kernels
 
 RNG = np.random.default_rng(3)
 SIZES = [1, 2, 63, 64, 65, 2047, 2048, 2049, 16384, LONG - 1, LONG, LONG + 2049, 3 * LONG + 7]
@@ -48,7 +48,7 @@ def plain(tmp_path_factory):
 
 
 def floats(lib, array, dtype=None, threads=None):
-    kind = FLOATS[dtype or array.dtype.name]
+    kind = FLOAT_KINDS[dtype or array.dtype.name]
     return lib.float_statistics(array.ctypes.data, array.size, kind, threads)
 
 
@@ -63,7 +63,7 @@ def bfloat16(values):
 
 @compiled
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("dtype", list(FLOATS))
+@pytest.mark.parametrize("dtype", list(FLOAT_KINDS))
 def test_statistics_are_right_for_any_size(lib, dtype, size):
     values = RNG.normal(1, 3, size)
     array, numbers = bfloat16(values) if dtype == "bfloat16" else (values.astype(dtype),) * 2
@@ -148,13 +148,13 @@ def test_it_agrees_with_numpy(lib, data):
 
 
 @compiled
-@pytest.mark.parametrize("dtype", list(INTEGERS))
+@pytest.mark.parametrize("dtype", list(INTEGER_KINDS))
 @pytest.mark.parametrize("size", [1, 64, 1000, 70000])
 def test_statistics_of_integers_are_exact_at_the_ends(lib, dtype, size):
     info = np.iinfo(dtype)
     array = RNG.integers(info.min, info.max, size, dtype, endpoint=True)
     array[size // 2], array[0] = info.min, info.max
-    high, low, mean, norm = lib.integer_statistics(array.ctypes.data, size, INTEGERS[dtype])
+    high, low, mean, norm = lib.integer_statistics(array.ctypes.data, size, INTEGER_KINDS[dtype])
     assert (high, low) == (array.max().item(), array.min().item())
     wide = array.astype(np.float64)
     assert norm == pytest.approx(np.linalg.norm(wide), rel=1e-12)
@@ -179,7 +179,7 @@ def test_the_hash_is_that_of_the_definition(lib, dtype, size):
 def test_the_sketch_is_that_of_the_definition(lib, dtype, size):
     array = RNG.normal(size=size).astype(dtype)
     sketcher = Sketcher(NumpyArrays())
-    found = lib.sketch(array.ctypes.data, size, FLOATS[dtype], sketcher.tables(size))
+    found = lib.sketch(array.ctypes.data, size, FLOAT_KINDS[dtype], sketcher.tables(size))
     expected = sketcher.sketch(array.astype(np.float64))
     scale = np.linalg.norm(array.astype(np.float64))
     np.testing.assert_allclose(np.frombuffer(found, "<f4"), expected, rtol=1e-6, atol=1e-7 * scale)
@@ -189,23 +189,23 @@ def test_the_sketch_is_that_of_the_definition(lib, dtype, size):
 def test_tables_grow_with_the_tensors(lib):
     sketcher = Sketcher(NumpyArrays())
     small, large = RNG.normal(size=100), RNG.normal(size=100 * 65536)
-    first = lib.sketch(small.ctypes.data, 100, FLOATS["float64"], sketcher.tables(100))
-    found = lib.sketch(large.ctypes.data, large.size, FLOATS["float64"], sketcher.tables(large.size))
+    first = lib.sketch(small.ctypes.data, 100, FLOAT_KINDS["float64"], sketcher.tables(100))
+    found = lib.sketch(large.ctypes.data, large.size, FLOAT_KINDS["float64"], sketcher.tables(large.size))
     np.testing.assert_allclose(np.frombuffer(found, "<f4"), sketcher.sketch(large), rtol=1e-5, atol=1e-4)
-    assert lib.sketch(small.ctypes.data, 100, FLOATS["float64"], sketcher.tables(100)) == first
+    assert lib.sketch(small.ctypes.data, 100, FLOAT_KINDS["float64"], sketcher.tables(100)) == first
 
 
 # --- the same everywhere ----------------------------------------------------------------------------------------
 
 
 @compiled
-@pytest.mark.parametrize("dtype", list(FLOATS))
+@pytest.mark.parametrize("dtype", list(FLOAT_KINDS))
 def test_results_do_not_depend_on_the_processor(lib, plain, dtype):
     values = RNG.normal(size=LONG + 1000)
     array = bfloat16(values)[0] if dtype == "bfloat16" else values.astype(dtype)
     assert floats(lib, array, dtype) == floats(plain, array, dtype)
     tables = Sketcher(NumpyArrays()).tables(array.size)
-    sketches = {one.sketch(array.ctypes.data, array.size, FLOATS[dtype], tables) for one in (lib, plain)}
+    sketches = {one.sketch(array.ctypes.data, array.size, FLOAT_KINDS[dtype], tables) for one in (lib, plain)}
     assert len(sketches) == 1
 
 
@@ -244,13 +244,13 @@ def reduced(reducer, values):
 
 
 @compiled
-@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS, "bool", "complex64"])
+@pytest.mark.parametrize("dtype", [*FLOAT_KINDS, *INTEGER_KINDS, "bool", "complex64"])
 @pytest.mark.parametrize("layout", ["C", "F", "strided"])
 def test_values_of_a_framework_are_reduced_the_same_with_and_without(monkeypatch, lib, dtype, layout):
     shape = (40, 30)
     if dtype == BFLOAT16:
         array = bfloat16(RNG.normal(size=shape))[0]
-    elif dtype in INTEGERS or dtype == "bool":
+    elif dtype in INTEGER_KINDS or dtype == "bool":
         array = RNG.integers(0, 2 if dtype == "bool" else 100, shape).astype(dtype)
     else:
         array = RNG.normal(size=shape).astype(dtype)
@@ -278,11 +278,11 @@ def test_values_of_a_framework_are_reduced_the_same_with_and_without(monkeypatch
 def test_the_kernels_of_this_environment_are_used():
     if "MSPROBE_REQUIRE_NATIVE" in os.environ:
         assert kernels() is not None, "install the package again: pip install -e ."
-    assert (kernels() is not None) == (native._FILE.exists() and os.environ.get(native.SWITCH) != "0")
+    assert (kernels() is not None) == (native._FILE.exists() and os.environ.get(native.NATIVE_VARIABLE) != "0")
 
 
 def test_they_can_be_switched_off(monkeypatch):
-    monkeypatch.setenv(native.SWITCH, "0")
+    monkeypatch.setenv(native.NATIVE_VARIABLE, "0")
     native.kernels.cache_clear()
     try:
         assert kernels() is None
@@ -351,7 +351,7 @@ import ctypes, mmap, numpy as np
 from pathlib import Path
 from msprobe_core.fingerprint.arrays import NumpyArrays
 from msprobe_core.fingerprint.sketch import Sketcher
-from msprobe_core.native.reductions import FLOATS, INTEGERS, Kernels
+from msprobe_core.native.reductions import FLOAT_KINDS, INTEGER_KINDS, Kernels
 lib, sketcher = Kernels(Path({str(lib.path)!r})), Sketcher(NumpyArrays())
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -361,14 +361,14 @@ start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
 for guarded in (start, start + 2 * page):
     assert libc.mprotect(guarded, page, 0) == 0
 begin, end = start + page, start + 2 * page
-for kinds, read in ((FLOATS, lib.float_statistics), (INTEGERS, lib.integer_statistics)):
+for kinds, read in ((FLOAT_KINDS, lib.float_statistics), (INTEGER_KINDS, lib.integer_statistics)):
     for name, kind in kinds.items():
         width = 2 if name == "bfloat16" else np.dtype(name).itemsize
         for count in (1, 63, 64, 65, page // width):
             for address in (begin, end - count * width):
                 read(address, count, kind)
                 lib.hash(address, count, width)
-                if kinds is FLOATS:
+                if kinds is FLOAT_KINDS:
                     lib.sketch(address, count, kind, sketcher.tables(count))
 print("read")
 """

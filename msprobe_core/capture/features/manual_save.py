@@ -10,7 +10,8 @@ from msprobe_core.capture.features.feature import Feature
 from msprobe_core.capture.recorded_call import Slot
 from msprobe_core.capture.step_record import StepRecord
 from msprobe_core.capture.tensor_reader import TensorReader
-from msprobe_core.capture.values import ValueBuilder, reason_of
+from msprobe_core.capture.values import ValueBuilder
+from msprobe_core.guard import reason_of
 from msprobe_core.model import Entry, Failure, Phase, Value
 from msprobe_core.protocols.framework import Framework
 

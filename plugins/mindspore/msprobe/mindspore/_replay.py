@@ -16,10 +16,10 @@ from mindspore import Tensor, nn, ops
 from msprobe.mindspore._apis import find_places
 from msprobe.mindspore._jit import is_tracing
 from msprobe.mindspore._replay_table import RANDOM, SIZED, find_function
-from msprobe_core.capture.repetition import RandomStates
 from msprobe_core.config import RiskLevel
 from msprobe_core.interception.patching import FunctionPatch, Patches
-from msprobe_core.interception.replaying import NOT_SPECIAL, build_arguments, tensors_in, why_not_called
+from msprobe_core.interception.randomness import RandomStates
+from msprobe_core.interception.replaying import NOT_SPECIAL, build_arguments, tensors_by_path, why_not_called
 from msprobe_core.plugin import Argument, Phase, ReplayCall, Replayed, ReplayError, ReplayTensor, Site, SiteKind
 
 Function = Callable[..., Any]
@@ -79,7 +79,7 @@ def _outputs(function: Function, args: list[Any], kwargs: dict[str, Any]) -> dic
     output = function(*args, **kwargs)
     if output is None and args:  # it wrote to its first argument, like ``x[i] = y``
         output = args[0]
-    return dict(tensors_in(output, Tensor))
+    return dict(tensors_by_path(output, Tensor))
 
 
 # --- in float64 -------------------------------------------------------------------------------------------------

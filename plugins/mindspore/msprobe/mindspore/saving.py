@@ -19,7 +19,7 @@ from msprobe.mindspore._gradients import builds_graph, takes_gradient, watch_gra
 from msprobe.mindspore._inside import inside
 from msprobe.mindspore._quiet import RecordingGuard, executor
 from msprobe.mindspore._reduce import values_of
-from msprobe_core.capture.values import reason_of
+from msprobe_core.guard import reason_of
 from msprobe_core.interception.host_values import HostValues
 from msprobe_core.model import MAX_DEPTH
 from msprobe_core.plugin import SessionError

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from msprobe.pytorch._memory import address_of
 from msprobe_core.fingerprint.sketch import Sketcher
-from msprobe_core.native.reductions import FLOATS, INTEGERS, Threads, kernels
+from msprobe_core.native.reductions import FLOAT_KINDS, INTEGER_KINDS, Threads, kernels
 from msprobe_core.plugin import Stats
 
-_FLOATS = {getattr(torch, name): kind for name, kind in FLOATS.items()}
-_NAMES = {getattr(torch, name): name for name in (*FLOATS, *INTEGERS, "bool") if hasattr(torch, name)}
+_FLOATS = {getattr(torch, name): kind for name, kind in FLOAT_KINDS.items()}
+_NAMES = {getattr(torch, name): name for name in (*FLOAT_KINDS, *INTEGER_KINDS, "bool") if hasattr(torch, name)}
 
 
 def _openmp() -> Threads | None:

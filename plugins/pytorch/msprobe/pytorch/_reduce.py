@@ -28,7 +28,7 @@ from msprobe_core.fingerprint.checksums import word_text
 from msprobe_core.fingerprint.hashing import hash_of
 from msprobe_core.fingerprint.place import Place
 from msprobe_core.fingerprint.sketch import Sketcher
-from msprobe_core.native.reductions import SWITCH
+from msprobe_core.native.reductions import NATIVE_VARIABLE
 from msprobe_core.plugin import Digest, Fp8Stats, Stats
 
 HELD_BYTES = 1 << 30
@@ -224,7 +224,7 @@ class TorchReducer:
 
 def fused_kernel(device: torch.device) -> ProvenKernel | None:
     """Return Triton's kernel for a GPU, if Triton is installed and compiled kernels are enabled."""
-    if device.type != "cuda" or os.environ.get(SWITCH) == "0":
+    if device.type != "cuda" or os.environ.get(NATIVE_VARIABLE) == "0":
         return None
     try:
         from msprobe.pytorch._fused import DTYPES, FusedMoments  # Triton may not be installed

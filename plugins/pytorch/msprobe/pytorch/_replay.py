@@ -16,7 +16,13 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from msprobe.pytorch._replay_table import RANDOM, find_function
-from msprobe_core.interception.replaying import NOT_SPECIAL, build_arguments, literal_of, tensors_in, why_not_called
+from msprobe_core.interception.replaying import (
+    NOT_SPECIAL,
+    build_arguments,
+    literal_of,
+    tensors_by_path,
+    why_not_called,
+)
 from msprobe_core.plugin import Argument, Phase, ReplayCall, Replayed, ReplayError, ReplayTensor, Site, SiteKind
 
 Function = Callable[..., Any]
@@ -65,7 +71,9 @@ def _replay(call: ReplayCall, model: object | None) -> Replayed:
         if output is None and args:  # it wrote to its first argument, like ``x[i] = y``
             output = args[0]
         values = (
-            _gradients(call, output, leaves) if call.site.phase is Phase.BACKWARD else dict(tensors_in(output, Tensor))
+            _gradients(call, output, leaves)
+            if call.site.phase is Phase.BACKWARD
+            else dict(tensors_by_path(output, Tensor))
         )
     is_random = not torch.equal(before, torch.get_rng_state())
     return Replayed(values={path: _recorded(value) for path, value in values.items()}, is_random=is_random)
@@ -233,7 +241,7 @@ def _check_size(function: Function, call: ReplayCall) -> None:
             if isinstance(value, int) and abs(value) > call.max_elements:
                 raise ReplayError(f"one of its arguments is {value}, which is more than any size here") from error
         return
-    if (size := sum(value.numel() for _, value in tensors_in(output, Tensor))) > call.max_elements:
+    if (size := sum(value.numel() for _, value in tensors_by_path(output, Tensor))) > call.max_elements:
         raise ReplayError(
             f"its results would have {size:,} elements, more than the {call.max_elements:,} replayed here"
         )
@@ -246,7 +254,7 @@ def _gradients(call: ReplayCall, output: Any, leaves: Mapping[str, Tensor]) -> d
     """Return the gradients with respect to the arguments that require one."""
     ends: list[Tensor] = []
     incoming: list[Tensor] = []
-    for path, tensor in tensors_in(output, Tensor):
+    for path, tensor in tensors_by_path(output, Tensor):
         given = call.gradients.get(path)
         if given is not None and tensor.requires_grad:
             if tuple(tensor.shape) != given.values.shape:
