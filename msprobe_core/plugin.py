@@ -1,14 +1,23 @@
-"""All that a plugin author needs: the hook marker, the protocols of objects that hooks return, data types and errors.
+"""The contract of plugins: the hook marker, the protocols of objects that hooks return, data types and errors.
 
-This module is the contract. A plugin is a module with functions named like the hooks in `msprobe_core.hookspecs` and
-marked with `hookimpl`, in the entry point group ``msprobe``; ``docs/plugins.md`` builds one.
+A plugin is a module with functions named like the hooks in `msprobe_core.hookspecs` and marked with `hookimpl`, in the
+entry point group ``msprobe``; ``docs/plugins.md`` builds one. Other public modules have what a plugin builds on:
+`msprobe_core.interception` and `msprobe_core.fingerprint` (frameworks), `msprobe_core.recording` (trainers),
+`msprobe_core.comparison` (comparisons), `msprobe_core.store` (files) and `msprobe_core.testing` (contract tests).
+Everything else is private.
 
 * A training framework offers a `FrameworkOffer`, which loads a `Framework`. Its optional capabilities are the protocols
   of `msprobe_core.protocols.capabilities`. It reports calls to a `CallRecorder`.
 * A format offers a `WriterFactory` and a `Reader`, which returns a `Dump`; a reduction offers a `Processor`.
 * A comparison is extended with a `Metric`, an `Executor`, an `ApiMap` or a `ModuleMap`; an `Export` shows its results;
   a trainer has `TrainerStages`.
+* A block around user code lets the exceptions of `is_of_the_program` pass and handles what `kept` returns;
+  `UserCodeError` carries an error of the training through the probe's code.
+* The package of a plugin calls `refuse_shadowing`, and gives its names with `lazy_names`, which imports them on first
+  use. `registry` returns what all plugins offer.
 """
+
+from typing import TYPE_CHECKING
 
 from msprobe_core.errors import (
     CompareError,
@@ -23,7 +32,9 @@ from msprobe_core.errors import (
     UnwrittenError,
 )
 from msprobe_core.hookspecs import hookimpl
+from msprobe_core.lazy import lazy_names
 from msprobe_core.model import (
+    MAX_DEPTH,
     Argument,
     Batch,
     Digest,
@@ -41,6 +52,7 @@ from msprobe_core.model import (
     ReplayCall,
     Replayed,
     ReplayTensor,
+    RiskLevel,
     Role,
     RoundingUnit,
     RunHeader,
@@ -91,81 +103,47 @@ from msprobe_core.protocols.storage import (
 )
 from msprobe_core.protocols.trainers import ApiMap, ModuleMap, TrainerStages
 
-__all__ = [
-    "ApiMap",
-    "Argument",
-    "AttachOptions",
-    "Attachment",
-    "Batch",
-    "Call",
-    "CallRecorder",
-    "CallWatcher",
-    "CheckingFramework",
-    "CompareError",
-    "CompilingFramework",
-    "ConfigError",
-    "DeviceGauge",
-    "Digest",
-    "Distribution",
-    "Dump",
-    "DumpError",
-    "Ending",
-    "EndingWriter",
-    "EntryNameError",
-    "Executor",
-    "ExecutorOptions",
-    "Export",
-    "Fp8Reducer",
-    "Fp8Stats",
-    "Framework",
-    "FrameworkOffer",
-    "GradientSlot",
-    "KernelChecker",
-    "KernelDump",
-    "KernelDumper",
-    "KernelOptions",
-    "Level",
-    "MarkedDump",
-    "Metric",
-    "ModuleMap",
-    "MsprobeError",
-    "NamedModel",
-    "OperatorFramework",
-    "Page",
-    "PageGraphs",
-    "PerturbMode",
-    "Perturbation",
-    "PerturbingFramework",
-    "Phase",
-    "Placement",
-    "PluginError",
-    "Processor",
-    "Reader",
-    "Reducer",
-    "Removable",
-    "ReplayCall",
-    "ReplayError",
-    "ReplayTensor",
-    "Replayed",
-    "ReplayingFramework",
-    "Role",
-    "RoundingUnit",
-    "RunHeader",
-    "SessionError",
-    "Site",
-    "SiteKind",
-    "Stats",
-    "StoreError",
-    "Task",
-    "TaskLost",
-    "TensorContent",
-    "TensorMeta",
-    "TensorSource",
-    "TrainerStages",
-    "TrainingState",
-    "UnwrittenError",
-    "WatchingFramework",
-    "Writer",
-    "WriterFactory",
+if TYPE_CHECKING:
+    from msprobe_core.compare.map_files import load_api_map
+    from msprobe_core.compat.imports import former_attribute, offer_former_names
+    from msprobe_core.guard import UserCodeError, is_of_the_program, kept, reason_of
+    from msprobe_core.plugins import refuse_shadowing, registry
+else:
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "msprobe_core.compare.map_files": "load_api_map",
+            "msprobe_core.compat.imports": "former_attribute offer_former_names",
+            "msprobe_core.guard": "UserCodeError is_of_the_program kept reason_of",
+            "msprobe_core.plugins": "refuse_shadowing registry",
+        },
+    )
+
+__all__ = [  # noqa: RUF022  # by purpose
+    # Hooks
     "hookimpl",
-]
+    # Frameworks
+    "Framework", "FrameworkOffer", "NamedModel", "AttachOptions", "Attachment", "Reducer", "Removable",
+    # Optional capabilities of a framework
+    "CallWatcher", "CheckingFramework", "CompilingFramework", "DeviceGauge", "Fp8Reducer", "KernelChecker",
+    "KernelDump", "KernelDumper", "OperatorFramework", "PerturbingFramework", "ReplayingFramework", "TrainingState",
+    "WatchingFramework",
+    # Recording
+    "Call", "CallRecorder",
+    # Storage
+    "Dump", "EndingWriter", "MarkedDump", "Processor", "Reader", "TensorSource", "Writer", "WriterFactory",
+    # Comparison, pages and trainers
+    "Executor", "Metric", "Export", "Page", "PageGraphs", "ApiMap", "ModuleMap", "TrainerStages",
+    # Data
+    "Argument", "Batch", "Digest", "Distribution", "Ending", "ExecutorOptions", "Fp8Stats", "GradientSlot",
+    "KernelOptions", "Level", "MAX_DEPTH", "PerturbMode", "Perturbation", "Phase", "Placement", "ReplayCall",
+    "ReplayTensor", "Replayed", "RiskLevel", "Role", "RoundingUnit", "RunHeader", "Site", "SiteKind", "Stats", "Task",
+    "TaskLost", "TensorContent", "TensorMeta",
+    # Errors
+    "CompareError", "ConfigError", "DumpError", "EntryNameError", "MsprobeError", "PluginError", "ReplayError",
+    "SessionError", "StoreError", "UnwrittenError",
+    # Errors of user code
+    "UserCodeError", "is_of_the_program", "kept", "reason_of",
+    # Packages of plugins
+    "former_attribute", "lazy_names", "load_api_map", "offer_former_names", "refuse_shadowing", "registry",
+]  # fmt: skip

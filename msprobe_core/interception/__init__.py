@@ -1,4 +1,132 @@
-"""Interception: the base of framework plugins for observing APIs, modules, gradients and communication.
+"""What framework plugins build on: public, and the only part of this room that plugins import from.
 
-It reports calls to a `CallRecorder` and is independent of recording itself.
+It reports calls to a `msprobe_core.plugin.CallRecorder` and knows nothing of recording itself. A plugin adds what its
+framework does differently.
+
+* Patches replace functions while something observes them, and restore them. `FunctionPatch` hands each call to a
+  handler, `Patches` installs several or none, `AliasSearch` finds functions that others have imported by name.
+* Calls of APIs: `ApiCalls` records the outermost API call of each thread, from its inputs to its gradients;
+  `PlacedAttachment` is an `Attachment` that installs and removes what it is given. `Owners` attributes calls outside of
+  modules to an optimizer or to gradient clipping.
+* Calls of modules: `ModuleCalls` records a module through its forward hooks; `WatchHooks` serves a `CallWatcher`.
+* Gradients: `GraphGradients` reads the gradients of a call from hooks on the nodes of a dynamic graph.
+* Communication: `PendingWorks` records the results of asynchronous calls when they have been waited for; the tables
+  name functions of ``torch.distributed``.
+* Values on the host: `HostReducer` is a `Reducer` for `HostValues`, tensors whose elements are a NumPy array.
+* Random functions: `RandomWatch` passes each call of a random function to a callback, `RandomLog` writes them to a
+  file; `Seeding` and `seed_common` are what ``seed_all`` has in common everywhere.
+* Perturbation: `ModuleNoise` and `relative_changes` implement `PerturbingFramework.perturb`.
+* Replays: `build_arguments` and `tensors_by_path` implement `ReplayingFramework.replay`.
+
+Names are imported on first use.
 """
+
+from typing import TYPE_CHECKING
+
+from msprobe_core.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from msprobe_core.interception.apis import ApiCalls, Inside, tensors_in
+    from msprobe_core.interception.attachment import PlacedAttachment
+    from msprobe_core.interception.call_scope import Owners, is_clipping
+    from msprobe_core.interception.communication import (
+        ALWAYS_ASYNCHRONOUS,
+        RECEIVES,
+        SENDS,
+        UNSET_INPUTS,
+        Describer,
+        Pending,
+        PendingWorks,
+    )
+    from msprobe_core.interception.gradients import GraphGradients, Node
+    from msprobe_core.interception.host_values import BFLOAT16, HostReducer, HostValues, statistics_of
+    from msprobe_core.interception.modules import (
+        After,
+        Before,
+        FoundModule,
+        Handle,
+        Hook,
+        ModuleCalls,
+        WatchHooks,
+        register_after,
+    )
+    from msprobe_core.interception.patching import (
+        AliasSearch,
+        Function,
+        FunctionPatch,
+        Handler,
+        Patch,
+        Patches,
+        original_of,
+    )
+    from msprobe_core.interception.perturbation import FLIPPED, ModuleNoise, relative_changes
+    from msprobe_core.interception.randomness import (
+        RandomCall,
+        RandomFunction,
+        RandomLog,
+        RandomState,
+        RandomStates,
+        RandomWatch,
+        Repeat,
+        common_states,
+    )
+    from msprobe_core.interception.replaying import (
+        NOT_SPECIAL,
+        build_arguments,
+        literal_of,
+        tensors_by_path,
+        why_not_called,
+    )
+    from msprobe_core.interception.seeding import Seeding, seed_common
+    from msprobe_core.names import CLIP_GRAD, OPTIMIZER, module_stem
+else:
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "msprobe_core.interception.apis": "ApiCalls Inside tensors_in",
+            "msprobe_core.interception.attachment": "PlacedAttachment",
+            "msprobe_core.interception.call_scope": "Owners is_clipping",
+            "msprobe_core.interception.communication": (
+                "ALWAYS_ASYNCHRONOUS Describer Pending PendingWorks RECEIVES SENDS UNSET_INPUTS"
+            ),
+            "msprobe_core.interception.gradients": "GraphGradients Node",
+            "msprobe_core.interception.host_values": "BFLOAT16 HostReducer HostValues statistics_of",
+            "msprobe_core.interception.modules": (
+                "After Before FoundModule Handle Hook ModuleCalls WatchHooks register_after"
+            ),
+            "msprobe_core.interception.patching": (
+                "AliasSearch Function FunctionPatch Handler Patch Patches original_of"
+            ),
+            "msprobe_core.interception.perturbation": "FLIPPED ModuleNoise relative_changes",
+            "msprobe_core.interception.randomness": (
+                "RandomCall RandomFunction RandomLog RandomState RandomStates RandomWatch Repeat common_states"
+            ),
+            "msprobe_core.interception.replaying": (
+                "NOT_SPECIAL build_arguments literal_of tensors_by_path why_not_called"
+            ),
+            "msprobe_core.interception.seeding": "Seeding seed_common",
+            "msprobe_core.names": "CLIP_GRAD OPTIMIZER module_stem",
+        },
+    )
+
+__all__ = [  # noqa: RUF022  # by purpose
+    # Patches
+    "AliasSearch", "Function", "FunctionPatch", "Handler", "Patch", "Patches", "original_of",
+    # Calls of APIs
+    "ApiCalls", "Inside", "tensors_in", "PlacedAttachment", "Owners", "is_clipping", "CLIP_GRAD", "OPTIMIZER",
+    # Calls of modules
+    "After", "Before", "FoundModule", "Handle", "Hook", "ModuleCalls", "WatchHooks", "register_after", "module_stem",
+    # Gradients
+    "GraphGradients", "Node",
+    # Communication
+    "ALWAYS_ASYNCHRONOUS", "RECEIVES", "SENDS", "UNSET_INPUTS", "Describer", "Pending", "PendingWorks",
+    # Values on the host
+    "BFLOAT16", "HostReducer", "HostValues", "statistics_of",
+    # Random functions
+    "RandomCall", "RandomFunction", "RandomLog", "RandomState", "RandomStates", "RandomWatch", "Repeat",
+    "common_states", "Seeding", "seed_common",
+    # Perturbation
+    "FLIPPED", "ModuleNoise", "relative_changes",
+    # Replays
+    "NOT_SPECIAL", "build_arguments", "literal_of", "tensors_by_path", "why_not_called",
+]  # fmt: skip

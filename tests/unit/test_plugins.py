@@ -203,7 +203,7 @@ def test_every_hook_has_a_runnable_example(hook, registry):
 # --- layers -----------------------------------------------------------------------------------------------------
 
 LAYERS = [
-    {"_version", "compat", "errors", "findings", "interrupts", "model"},
+    {"_version", "compat", "errors", "findings", "interrupts", "lazy", "model"},
     {"guard", "names", "native", "untrusted"},
     {"fingerprint"},
     {"protocols"},
@@ -219,7 +219,7 @@ LAYERS = [
     {"calibrate", "view"},
     {"exports"},
     {"cli", "testing"},
-    {"__main__", "plugin"},
+    {"__main__", "comparison", "plugin", "recording"},
 ]
 """Rooms of the core, from the ground up. A room imports from rooms below it, never from one beside it."""
 

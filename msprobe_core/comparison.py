@@ -1,0 +1,91 @@
+"""What plugins compare with, such as one for a trainer whose stages should agree: public.
+
+Stages of a comparison: read dumps as frames, join them, add measures, judge by limits and noise, write tables.
+
+* Comparing: `compare` and `compare_distributed` compare recorded runs and write the result files; use
+  `msprobe_core.compare_dumps` for results in memory, each a `UnitResult`.
+* Dumps: `read_dump` reads a dump, whose ``frame`` has one row per recorded value (`RowKind`).
+* Measures: `add_statistics` and `with_measures` add columns to joined rows; `PairSums` computes them from two tensors.
+* Limits and noise: what rounding explains, by `Precision`; `NoiseSource` says where a limit comes from. `Verdict` is
+  the result.
+* Results: a `Table` of `Column` objects is written by `write_table`; `whole_file` writes a file as a
+  whole or not at all.
+* Commands: the options, the progress bar and the exit status that all comparing commands share.
+
+Names are imported on first use: this module imports neither polars nor click.
+"""
+
+from typing import TYPE_CHECKING
+
+from msprobe_core.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from msprobe_core.cli.incomplete import allow_incomplete_option, exit_status
+    from msprobe_core.cli.output import output_option, overwrite_option
+    from msprobe_core.cli.progress import progress_bar
+    from msprobe_core.cli.show import show
+    from msprobe_core.compare.layouts.serving import served_path
+    from msprobe_core.compare.reading import check_exists, is_dump, read_dump
+    from msprobe_core.compare.result import UnitResult
+    from msprobe_core.compare.tensor_metrics import PairSums, Workspace
+    from msprobe_core.judge.limits import UNIT_ROUNDOFF, Precision, conventional, precision_of
+    from msprobe_core.judge.noise.closed_form import CLOSED_NULLS, closed_distance
+    from msprobe_core.judge.noise.measures import Measure, with_measures
+    from msprobe_core.judge.noise.model import ALPHA, NoiseSource
+    from msprobe_core.judge.noise.null_distribution import EXTREME_LIMIT, LEAST_LIMITS
+    from msprobe_core.judge.row_findings import said
+    from msprobe_core.judge.statistics_columns import STATISTICS, add_statistics, is_equal
+    from msprobe_core.judge.verdict import Verdict, differs
+    from msprobe_core.names import parse_entry
+    from msprobe_core.report.api import compare, compare_distributed
+    from msprobe_core.report.atomic_file import unused_paths, whole_file
+    from msprobe_core.report.files import TableForm, time_stamp, write_table
+    from msprobe_core.report.sheet import MAX_SHEET_ROWS
+    from msprobe_core.report.table import Column, Table, Width
+    from msprobe_core.store.frame import RowKind
+else:
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "msprobe_core.cli.incomplete": "allow_incomplete_option exit_status",
+            "msprobe_core.cli.output": "output_option overwrite_option",
+            "msprobe_core.cli.progress": "progress_bar",
+            "msprobe_core.cli.show": "show",
+            "msprobe_core.compare.layouts.serving": "served_path",
+            "msprobe_core.compare.reading": "check_exists is_dump read_dump",
+            "msprobe_core.compare.result": "UnitResult",
+            "msprobe_core.compare.tensor_metrics": "PairSums Workspace",
+            "msprobe_core.judge.limits": "Precision UNIT_ROUNDOFF conventional precision_of",
+            "msprobe_core.judge.noise.closed_form": "CLOSED_NULLS closed_distance",
+            "msprobe_core.judge.noise.measures": "Measure with_measures",
+            "msprobe_core.judge.noise.model": "ALPHA NoiseSource",
+            "msprobe_core.judge.noise.null_distribution": "EXTREME_LIMIT LEAST_LIMITS",
+            "msprobe_core.judge.row_findings": "said",
+            "msprobe_core.judge.statistics_columns": "STATISTICS add_statistics is_equal",
+            "msprobe_core.judge.verdict": "Verdict differs",
+            "msprobe_core.names": "parse_entry",
+            "msprobe_core.report.api": "compare compare_distributed",
+            "msprobe_core.report.atomic_file": "unused_paths whole_file",
+            "msprobe_core.report.files": "TableForm time_stamp write_table",
+            "msprobe_core.report.sheet": "MAX_SHEET_ROWS",
+            "msprobe_core.report.table": "Column Table Width",
+            "msprobe_core.store.frame": "RowKind",
+        },
+    )
+
+__all__ = [  # noqa: RUF022  # by purpose
+    # Comparing runs
+    "compare", "compare_distributed", "UnitResult",
+    # Dumps
+    "check_exists", "is_dump", "read_dump", "RowKind", "parse_entry", "served_path",
+    # Measures
+    "STATISTICS", "add_statistics", "is_equal", "Measure", "with_measures", "PairSums", "Workspace",
+    # Limits and noise
+    "UNIT_ROUNDOFF", "Precision", "conventional", "precision_of", "ALPHA", "NoiseSource", "CLOSED_NULLS",
+    "closed_distance", "EXTREME_LIMIT", "LEAST_LIMITS", "Verdict", "differs", "said",
+    # Results
+    "Column", "Table", "Width", "TableForm", "time_stamp", "write_table", "MAX_SHEET_ROWS", "unused_paths",
+    "whole_file",
+    # Commands
+    "allow_incomplete_option", "exit_status", "output_option", "overwrite_option", "progress_bar", "show",
+]  # fmt: skip

@@ -1,0 +1,57 @@
+"""What plugins and programs record with: public. `PrecisionDebugger` itself is in `msprobe_core`.
+
+* Stages: `StageRecorder` records the stages of a trainer's step, each as a run of its own; `check_stage_config` checks
+  its configuration. What a micro-batch holds is described by `msprobe_core.store.Row` and `BatchLayout`.
+* Repeated steps: `calibration` records a step and repetitions of it with other last digits; `repeated` is the same for
+  any `Variant` of a step.
+* Ring recorder: `FlightRing` keeps the extremes of the last steps, and `Emergency` has them written when something
+  goes wrong.
+* Other: `module_dump` records one module; `kernel_options` is what a configuration of level L2 asks of a framework.
+
+Names are imported on first use.
+"""
+
+from typing import TYPE_CHECKING
+
+from msprobe_core.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from msprobe_core.capture.debugger import module_dump, module_dump_end
+    from msprobe_core.capture.kernel_dump import kernel_options
+    from msprobe_core.capture.repetition import Run, Variant, calibration, listed, repeated, shadow_variant
+    from msprobe_core.capture.ring_recorder import DEFAULT_SIGNALS, Emergency, FlightRing, FlightStep, Seen
+    from msprobe_core.capture.stages import Stage, StageRecorder, trainer_stages
+    from msprobe_core.config.load import load_config, read_fields, without_comments
+    from msprobe_core.config.ranges import parse_ranges
+    from msprobe_core.config.schema import Config
+    from msprobe_core.config.stages import StageConfig, check_stage_config
+    from msprobe_core.names import without_wrappers
+else:
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "msprobe_core.capture.debugger": "module_dump module_dump_end",
+            "msprobe_core.capture.kernel_dump": "kernel_options",
+            "msprobe_core.capture.repetition": "Run Variant calibration listed repeated shadow_variant",
+            "msprobe_core.capture.ring_recorder": "DEFAULT_SIGNALS Emergency FlightRing FlightStep Seen",
+            "msprobe_core.capture.stages": "Stage StageRecorder trainer_stages",
+            "msprobe_core.config.load": "load_config read_fields without_comments",
+            "msprobe_core.config.ranges": "parse_ranges",
+            "msprobe_core.config.schema": "Config",
+            "msprobe_core.config.stages": "StageConfig check_stage_config",
+            "msprobe_core.names": "without_wrappers",
+        },
+    )
+
+__all__ = [  # noqa: RUF022  # by purpose
+    # Stages of a trainer
+    "Stage", "StageRecorder", "trainer_stages", "StageConfig", "check_stage_config",
+    # Configuration
+    "Config", "load_config", "read_fields", "without_comments", "parse_ranges",
+    # Repeated steps
+    "Run", "Variant", "calibration", "listed", "repeated", "shadow_variant",
+    # Ring recorder
+    "DEFAULT_SIGNALS", "Emergency", "FlightRing", "FlightStep", "Seen",
+    # Modules and kernels
+    "module_dump", "module_dump_end", "kernel_options", "without_wrappers",
+]  # fmt: skip
