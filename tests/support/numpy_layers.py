@@ -15,18 +15,20 @@ from typing import Any
 
 import numpy as np
 
-from msprobe_core.fingerprint import fp8
-from msprobe_core.fingerprint.arrays import NumpyArrays
-from msprobe_core.fingerprint.checksums import word_text, xor_text
-from msprobe_core.fingerprint.hashing import hash_of
-from msprobe_core.fingerprint.sketch import Sketcher
-from msprobe_core.interception.perturbation import relative_changes
-from msprobe_core.interception.randomness import RandomStates
-from msprobe_core.model import Argument, Digest, Perturbation, Stats, TensorContent, TensorMeta
-from msprobe_core.names import module_stem
-from msprobe_core.protocols.capabilities import CallWatcher
-from msprobe_core.protocols.framework import AttachOptions, NamedModel
-from msprobe_core.store.layout import create_file
+from msprobe_core.fingerprint import NumpyArrays, Sketcher, fp8, hash_of, word_text, xor_text
+from msprobe_core.interception import RandomStates, module_stem, relative_changes
+from msprobe_core.plugin import (
+    Argument,
+    AttachOptions,
+    CallWatcher,
+    Digest,
+    NamedModel,
+    Perturbation,
+    Stats,
+    TensorContent,
+    TensorMeta,
+)
+from msprobe_core.store import create_file
 
 
 class Array:

@@ -10,11 +10,9 @@ from typing import Any
 
 from transformers import Trainer, TrainerCallback
 
-from msprobe_core.capture.stages import StageRecorder, trainer_stages
-from msprobe_core.config.load import read_fields
-from msprobe_core.config.stages import check_stage_config
-from msprobe_core.plugins import registry
-from msprobe_core.store.samples import BatchLayout, Row, sample_id
+from msprobe_core.plugin import registry
+from msprobe_core.recording import StageRecorder, check_stage_config, read_fields, trainer_stages
+from msprobe_core.store import BatchLayout, Row, sample_id
 from msprobe_hftrainer.hooks import EVALUATE, NAME, TRAIN
 
 

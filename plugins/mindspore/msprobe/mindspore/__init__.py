@@ -6,12 +6,10 @@
     from msprobe.mindspore import module_dump, module_dump_end, save, save_grad, step
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msprobe.mindspore.hooks import __version__
-from msprobe_core.compat.imports import former_attribute, offer_former_names
-from msprobe_core.plugins import refuse_shadowing
+from msprobe_core.plugin import former_attribute, lazy_names, offer_former_names, refuse_shadowing
 
 if TYPE_CHECKING:
     from msprobe.mindspore._callbacks import MsprobeStep
@@ -19,9 +17,22 @@ if TYPE_CHECKING:
     from msprobe.mindspore._seed import seed_all
     from msprobe.mindspore.debugger import PrecisionDebugger
     from msprobe.mindspore.saving import save, save_grad, step
-    from msprobe_core.capture.debugger import module_dump, module_dump_end
-    from msprobe_core.capture.repetition import calibration
-    from msprobe_core.report import compare, compare_distributed
+    from msprobe_core.comparison import compare, compare_distributed
+    from msprobe_core.recording import calibration, module_dump, module_dump_end
+else:  # imported on first use: finding this plugin must not import MindSpore
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "msprobe.mindspore._callbacks": "MsprobeStep",
+            "msprobe.mindspore._random": "random_save",
+            "msprobe.mindspore._seed": "seed_all",
+            "msprobe.mindspore.debugger": "PrecisionDebugger",
+            "msprobe.mindspore.saving": "save save_grad step",
+            "msprobe_core.comparison": "compare compare_distributed",
+            "msprobe_core.recording": "calibration module_dump module_dump_end",
+        },
+        former_attribute,
+    )
 
 __all__ = [
     "MsprobeStep",
@@ -41,25 +52,3 @@ __all__ = [
 
 refuse_shadowing()
 offer_former_names()
-
-_PLACES = {
-    "MsprobeStep": "msprobe.mindspore._callbacks",
-    "PrecisionDebugger": "msprobe.mindspore.debugger",
-    "calibration": "msprobe_core.capture.repetition",
-    "compare": "msprobe_core.report",
-    "compare_distributed": "msprobe_core.report",
-    "module_dump": "msprobe_core.capture.debugger",
-    "module_dump_end": "msprobe_core.capture.debugger",
-    "random_save": "msprobe.mindspore._random",
-    "save": "msprobe.mindspore.saving",
-    "save_grad": "msprobe.mindspore.saving",
-    "seed_all": "msprobe.mindspore._seed",
-    "step": "msprobe.mindspore.saving",
-}
-
-
-def __getattr__(name: str) -> Any:
-    # Imported on first use: finding this plugin must not import MindSpore.
-    if name not in _PLACES:
-        return former_attribute(__name__, name)
-    return getattr(import_module(_PLACES[name]), name)

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from mindspore import Tensor
 
-from msprobe_core.config import RiskLevel
-from msprobe_core.interception.patching import original_of
+from msprobe_core.interception import original_of
+from msprobe_core.plugin import RiskLevel
 
 Function = Callable[..., Any]
 

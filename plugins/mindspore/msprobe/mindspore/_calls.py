@@ -12,17 +12,15 @@ from mindspore import Tensor
 from msprobe.mindspore._gradients import CallGradients, builds_graph, is_in_backward
 from msprobe.mindspore._inside import inside
 from msprobe.mindspore._quiet import RecordingGuard
-from msprobe_core.interception import apis
-from msprobe_core.interception.apis import tensors_in
-from msprobe_core.interception.call_scope import Owners, is_clipping
-from msprobe_core.names import CLIP_GRAD, OPTIMIZER
+from msprobe_core.interception import CLIP_GRAD, OPTIMIZER, Owners, is_clipping, tensors_in
+from msprobe_core.interception import ApiCalls as _ApiCalls
 from msprobe_core.plugin import Call, CallRecorder
 
 SPARSE = tuple(kind for name in ("COOTensor", "CSRTensor") if isinstance(kind := getattr(ms, name, None), type))
 """Tensor types that are not ``mindspore.Tensor``."""
 
 
-class ApiCalls(apis.ApiCalls):
+class ApiCalls(_ApiCalls):
     """Records the outermost API calls of each thread, from all patches."""
 
     tensor_type = (Tensor, *SPARSE)

@@ -10,8 +10,7 @@ from mindspore import Parameter, nn
 from msprobe.mindspore._compiling import Compiling
 from msprobe.mindspore._gradients import CallGradients, builds_graph, is_in_backward
 from msprobe.mindspore._quiet import RecordingGuard
-from msprobe_core.interception.modules import FoundModule, Handle, Hook, ModuleCalls, register_after
-from msprobe_core.names import module_stem
+from msprobe_core.interception import FoundModule, Handle, Hook, ModuleCalls, module_stem, register_after
 from msprobe_core.plugin import CallRecorder, NamedModel
 
 PREFIX = "Cell"

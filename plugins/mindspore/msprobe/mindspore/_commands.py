@@ -21,9 +21,8 @@ def kernel_dump(config: Path, command: tuple[str, ...]) -> None:
     The program needs no change, and may start other programs: msprobe kernel-dump config.json -- msrun …
     """
     from msprobe.mindspore.kernel import check_machine, set_variables, write_settings
-    from msprobe_core.capture.kernel_dump import kernel_options
-    from msprobe_core.config import load_config
     from msprobe_core.plugin import ConfigError, Level
+    from msprobe_core.recording import kernel_options, load_config
 
     settings = load_config(config)
     if settings.level is not Level.L2:

@@ -16,8 +16,7 @@ from mindspore.communication import GlobalComm, get_process_group_ranks
 from msprobe.mindspore._apis import Function
 from msprobe.mindspore._inside import inside
 from msprobe.mindspore._quiet import RecordingGuard
-from msprobe_core.interception.communication import RECEIVES, SENDS, Describer, PendingWorks
-from msprobe_core.interception.patching import FunctionPatch, Patches, original_of
+from msprobe_core.interception import RECEIVES, SENDS, Describer, FunctionPatch, Patches, PendingWorks, original_of
 from msprobe_core.plugin import Argument, Call, CallRecorder
 
 NAMESPACES = {

@@ -30,11 +30,7 @@ from msprobe.mindspore._unwritten import Unwritten
 from msprobe.mindspore.graph.attachment import GraphTaps, check_level, graph_mode, prepare
 from msprobe.mindspore.graph.values import GraphValues
 from msprobe.mindspore.kernel import dump_kernels
-from msprobe_core.config import RiskLevel
-from msprobe_core.guard import UserCodeError
-from msprobe_core.interception.attachment import PlacedAttachment
-from msprobe_core.interception.host_values import HostValues
-from msprobe_core.interception.modules import WatchHooks
+from msprobe_core.interception import HostValues, PlacedAttachment, WatchHooks
 from msprobe_core.plugin import (
     Argument,
     Attachment,
@@ -49,13 +45,15 @@ from msprobe_core.plugin import (
     Removable,
     ReplayCall,
     Replayed,
+    RiskLevel,
     SessionError,
     Site,
     TensorContent,
     TensorMeta,
     TrainingState,
+    UserCodeError,
 )
-from msprobe_core.store.tensor_values import DTYPES, widen
+from msprobe_core.store import DTYPES, widen
 
 _logger = logging.getLogger(__name__)
 
@@ -221,7 +219,7 @@ class MindSporeFramework:
 
     def load(self, path: Path, like: Any) -> Any:
         """Return the tensor that ``save`` wrote to ``path``, as a replacement for ``like``."""
-        from msprobe_core.store.tensors import read_tensor  # not needed for recording
+        from msprobe_core.store import read_tensor  # not needed for recording
 
         return _in_place_of(like, Tensor(read_tensor(path), dtype=like.dtype))
 

@@ -10,8 +10,8 @@ from typing import Any
 from msprobe.mindspore._apis import Function, Place, find_places
 from msprobe.mindspore._calls import ApiCalls
 from msprobe.mindspore._jit import is_tracing
-from msprobe_core.config import RiskLevel
-from msprobe_core.interception.patching import FunctionPatch, Handler, Patches
+from msprobe_core.interception import FunctionPatch, Handler, Patches
+from msprobe_core.plugin import RiskLevel
 
 
 class _ApiPatch(FunctionPatch):

@@ -14,7 +14,7 @@ from mindspore import Tensor
 
 from msprobe.mindspore._device import FLOATING
 from msprobe.mindspore._quiet import RecordingGuard, executor
-from msprobe_core.interception.gradients import GraphGradients, Node
+from msprobe_core.interception import GraphGradients, Node
 
 has_nodes: bool = hasattr(Tensor, "_grad_node")
 """Whether this release exposes the nodes of its graph; if not, gradients of calls are not recorded."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from msprobe_core.interception.apis import Inside
+from msprobe_core.interception import Inside
 
 inside = Inside()
 """One per process: many patches share it, and calls that they make internally are not the user's."""

@@ -15,8 +15,7 @@ from mindspore import nn
 from msprobe.mindspore._calls import ApiCalls
 from msprobe.mindspore._compiling import api
 from msprobe.mindspore._inside import inside
-from msprobe_core.interception.patching import Function, FunctionPatch, Patches
-from msprobe_core.names import OPTIMIZER
+from msprobe_core.interception import OPTIMIZER, Function, FunctionPatch, Patches
 
 PREFIX = "Jit"
 

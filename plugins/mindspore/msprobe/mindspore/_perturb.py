@@ -15,7 +15,7 @@ from msprobe.mindspore._compiling import Compiling
 from msprobe.mindspore._gradients import takes_gradient
 from msprobe.mindspore._inside import inside
 from msprobe.mindspore._quiet import RecordingGuard
-from msprobe_core.interception.perturbation import ModuleNoise, relative_changes
+from msprobe_core.interception import ModuleNoise, relative_changes
 from msprobe_core.plugin import NamedModel, Perturbation, PerturbMode, RoundingUnit
 
 _ROUNDOFFS = {

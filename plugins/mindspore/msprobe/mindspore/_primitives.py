@@ -19,9 +19,8 @@ from msprobe.mindspore._calls import ApiCalls
 from msprobe.mindspore._cells import cells_of
 from msprobe.mindspore._jit import is_tracing
 from msprobe.mindspore._unwritten import shown
-from msprobe_core.config import RiskLevel
-from msprobe_core.interception.patching import FunctionPatch, Patches
-from msprobe_core.plugin import NamedModel
+from msprobe_core.interception import FunctionPatch, Patches
+from msprobe_core.plugin import NamedModel, RiskLevel
 
 PREFIX = "Primitive"
 COMMUNICATION = "Distributed"

@@ -12,7 +12,7 @@ except ImportError:
     from mindspore.common.api import _pynative_executor  # pyright: ignore[reportAttributeAccessIssue]
 
 from msprobe.mindspore._inside import inside
-from msprobe_core.guard import UserCodeError, is_of_the_program, kept
+from msprobe_core.plugin import UserCodeError, is_of_the_program, kept
 
 executor: Any = _pynative_executor
 """The executor of the dynamic graph."""

@@ -12,7 +12,7 @@ from mindspore import Tensor, mint, ops
 from msprobe.mindspore._framework import MindSporeFramework
 from msprobe.mindspore._jit import is_tracing
 from msprobe.mindspore._quiet import RecordingGuard
-from msprobe_core.interception.randomness import RandomFunction, RandomLog
+from msprobe_core.interception import RandomFunction, RandomLog
 
 _seeds: Any = import_module("mindspore.common.seed")  # the package has a function of that name
 _layers: Any = mint.nn

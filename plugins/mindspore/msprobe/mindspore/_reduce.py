@@ -14,9 +14,8 @@ from msprobe.mindspore._deferred import HELD_BYTES, DeferredCopies, DeferredStat
 from msprobe.mindspore._device import WITH_ARITHMETIC
 from msprobe.mindspore._unwritten import Unwritten
 from msprobe.mindspore.graph.values import GraphValues
-from msprobe_core.guard import UserCodeError
-from msprobe_core.interception.host_values import BFLOAT16, HostReducer, HostValues
-from msprobe_core.plugin import Digest, Stats
+from msprobe_core.interception import BFLOAT16, HostReducer, HostValues
+from msprobe_core.plugin import Digest, Stats, UserCodeError
 
 _NUMPY_KINDS = "biufc"
 

@@ -16,11 +16,26 @@ from mindspore import Tensor, nn, ops
 from msprobe.mindspore._apis import find_places
 from msprobe.mindspore._jit import is_tracing
 from msprobe.mindspore._replay_table import RANDOM, SIZED, find_function
-from msprobe_core.config import RiskLevel
-from msprobe_core.interception.patching import FunctionPatch, Patches
-from msprobe_core.interception.randomness import RandomStates
-from msprobe_core.interception.replaying import NOT_SPECIAL, build_arguments, tensors_by_path, why_not_called
-from msprobe_core.plugin import Argument, Phase, ReplayCall, Replayed, ReplayError, ReplayTensor, Site, SiteKind
+from msprobe_core.interception import (
+    NOT_SPECIAL,
+    FunctionPatch,
+    Patches,
+    RandomStates,
+    build_arguments,
+    tensors_by_path,
+    why_not_called,
+)
+from msprobe_core.plugin import (
+    Argument,
+    Phase,
+    ReplayCall,
+    Replayed,
+    ReplayError,
+    ReplayTensor,
+    RiskLevel,
+    Site,
+    SiteKind,
+)
 
 Function = Callable[..., Any]
 

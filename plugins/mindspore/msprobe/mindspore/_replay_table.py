@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from msprobe.mindspore._apis import find_places
-from msprobe_core.config import RiskLevel
+from msprobe_core.plugin import RiskLevel
 
 Function = Callable[..., Any]
 

@@ -23,7 +23,7 @@ from msprobe.mindspore._device import is_host
 from msprobe.mindspore.graph import reading
 from msprobe.mindspore.graph.layouts import Place, Tree, TreeReader
 from msprobe.mindspore.graph.leaf import operator
-from msprobe_core.store.layout import tensor_file_name
+from msprobe_core.store import tensor_file_name
 
 _Array = NDArray[Any]
 

@@ -11,8 +11,7 @@ import mindspore as ms
 from msprobe.mindspore._dropout import remove_dropout
 from msprobe.mindspore._jit import is_tracing
 from msprobe.mindspore._random import FAMILY, MindSporeState, mindspore_functions
-from msprobe_core.interception.randomness import RandomWatch, Repeat, common_states
-from msprobe_core.interception.seeding import Seeding, seed_common
+from msprobe_core.interception import RandomWatch, Repeat, Seeding, common_states, seed_common
 
 
 def seed_all(

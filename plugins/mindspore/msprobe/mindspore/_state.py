@@ -10,7 +10,7 @@ from mindspore import Parameter, Tensor, nn
 
 from msprobe.mindspore._dropout import is_removed
 from msprobe.mindspore._quiet import RecordingGuard
-from msprobe_core.interception.randomness import RandomStates
+from msprobe_core.interception import RandomStates
 
 _UNREPEATABLE = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from msprobe_core.plugin import ConfigError, KernelOptions, SessionError, StoreError, Task
-from msprobe_core.store.layout import create_file, make_directory
+from msprobe_core.store import create_file, make_directory
 
 _logger = logging.getLogger(__name__)
 

@@ -19,11 +19,9 @@ from msprobe.mindspore._gradients import builds_graph, takes_gradient, watch_gra
 from msprobe.mindspore._inside import inside
 from msprobe.mindspore._quiet import RecordingGuard, executor
 from msprobe.mindspore._reduce import values_of
-from msprobe_core.guard import reason_of
-from msprobe_core.interception.host_values import HostValues
-from msprobe_core.model import MAX_DEPTH
-from msprobe_core.plugin import SessionError
-from msprobe_core.store.layout import make_directory, tensor_file_name, unit_directory
+from msprobe_core.interception import HostValues
+from msprobe_core.plugin import MAX_DEPTH, SessionError, reason_of
+from msprobe_core.store import make_directory, tensor_file_name, unit_directory
 
 _logger = logging.getLogger(__name__)
 

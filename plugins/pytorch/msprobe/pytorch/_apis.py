@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, TypeGuard, cast
 import torch
 
 from msprobe.pytorch._collectives import is_communication
-from msprobe_core.config import RiskLevel
-from msprobe_core.interception.patching import FunctionPatch, original_of
+from msprobe_core.interception import FunctionPatch, original_of
+from msprobe_core.plugin import RiskLevel
 
 Function = Callable[..., Any]
 

@@ -13,12 +13,12 @@ from msprobe.pytorch._gradients import CallGradients, is_in_backward
 from msprobe.pytorch._owners import owners
 from msprobe.pytorch._quiet import RecordingGuard
 from msprobe.pytorch._unset import UnsetMemory, ignores_values, leaves_memory_unset
-from msprobe_core.interception import apis
-from msprobe_core.interception.apis import Function
+from msprobe_core.interception import ApiCalls as _ApiCalls
+from msprobe_core.interception import Function
 from msprobe_core.plugin import Call, CallRecorder
 
 
-class ApiCalls(apis.ApiCalls):
+class ApiCalls(_ApiCalls):
     """Records the outermost API calls of each thread, from the function mode and from patches."""
 
     tensor_type = torch.Tensor

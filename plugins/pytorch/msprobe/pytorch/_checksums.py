@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from msprobe.pytorch._memory import memory_of, words_of
-from msprobe_core.fingerprint.checksums import crc32_text, xor_text
+from msprobe_core.fingerprint import crc32_text, xor_text
 
 
 def crc32_of(values: Tensor) -> str:

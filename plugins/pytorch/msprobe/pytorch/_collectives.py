@@ -25,16 +25,18 @@ from msprobe.pytorch._gradients import CallGradients
 from msprobe.pytorch._quiet import RecordingGuard
 from msprobe.pytorch._reduce import held_by
 from msprobe.pytorch._releases import is_tried
-from msprobe_core.interception.communication import (
+from msprobe_core.interception import (
     ALWAYS_ASYNCHRONOUS,
     RECEIVES,
     SENDS,
     UNSET_INPUTS,
     Describer,
+    FunctionPatch,
+    Handler,
+    Patch,
     Pending,
     PendingWorks,
 )
-from msprobe_core.interception.patching import FunctionPatch, Handler, Patch
 from msprobe_core.plugin import Call, CallRecorder
 
 _PREFIX = "Distributed"

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from msprobe.pytorch._slots import compiled_call_of
-from msprobe_core.interception.patching import Patch
+from msprobe_core.interception import Patch
 
 _EVAL_FRAME = "torch._dynamo.eval_frame"
 _SWITCHES = ("_maybe_set_eval_frame", "set_eval_frame")

@@ -20,8 +20,7 @@ import torch
 from torch._C import DispatchKey
 
 from msprobe.pytorch._releases import destroy, is_compiling, run_under
-from msprobe_core.interception.patching import Function, FunctionPatch, Patches
-from msprobe_core.interception.randomness import RandomCall, RandomState, RandomWatch
+from msprobe_core.interception import Function, FunctionPatch, Patches, RandomCall, RandomState, RandomWatch
 
 _logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from msprobe.pytorch._memory import INTEGERS, array_of, words_of
 from msprobe.pytorch._statistics import WITHOUT_DOUBLE
-from msprobe_core.fingerprint.arrays import NumpyArrays
+from msprobe_core.fingerprint import NumpyArrays
 
 
 def _reals(values: Tensor) -> Tensor:

@@ -19,8 +19,8 @@ from msprobe.pytorch._quiet import RecordingGuard
 from msprobe.pytorch._reduce import readable
 from msprobe.pytorch._releases import is_compiling
 from msprobe.pytorch._statistics import WITHOUT_VALUES, widened
-from msprobe_core.capture.ring_recorder import DEFAULT_SIGNALS, Emergency, FlightRing, FlightStep, Seen
 from msprobe_core.plugin import Phase, Role
+from msprobe_core.recording import DEFAULT_SIGNALS, Emergency, FlightRing, FlightStep, Seen
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from msprobe.pytorch._calls import ApiCalls
 from msprobe.pytorch._releases import is_compiling
-from msprobe_core.interception.patching import AliasSearch, FunctionPatch, Handler, Patches, original_of
+from msprobe_core.interception import AliasSearch, FunctionPatch, Handler, Patches, original_of
 
 
 class Package(NamedTuple):

@@ -35,10 +35,7 @@ from msprobe.pytorch._state import ModuleState
 from msprobe.pytorch._swaps import swap_patch
 from msprobe.pytorch._traced import TracedRegions
 from msprobe.pytorch._transforms import is_wrapped, shape_of, transforms_of
-from msprobe_core.config import RiskLevel
-from msprobe_core.interception.attachment import PlacedAttachment
-from msprobe_core.interception.modules import WatchHooks
-from msprobe_core.interception.patching import AliasSearch
+from msprobe_core.interception import AliasSearch, PlacedAttachment, WatchHooks
 from msprobe_core.plugin import (
     Argument,
     Attachment,
@@ -54,12 +51,13 @@ from msprobe_core.plugin import (
     Removable,
     ReplayCall,
     Replayed,
+    RiskLevel,
     Site,
     TensorContent,
     TensorMeta,
     TrainingState,
 )
-from msprobe_core.store.layout import create_file
+from msprobe_core.store import create_file
 
 _logger = logging.getLogger(__name__)
 
@@ -224,7 +222,7 @@ class PyTorchFramework:
 
         Not with ``torch.load``: before PyTorch 2.6 a file can make it run code, even with ``weights_only``.
         """
-        from msprobe_core.store.tensors import open_tensor  # not needed for recording
+        from msprobe_core.store import open_tensor  # not needed for recording
 
         return self.rebuild(open_tensor(path).content(), like)
 

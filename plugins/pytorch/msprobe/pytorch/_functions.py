@@ -25,7 +25,7 @@ from msprobe.pytorch._quiet import RecordingGuard
 from msprobe.pytorch._releases import export
 from msprobe.pytorch._thread_ends import at_thread_end
 from msprobe.pytorch._unset import concerns_unset_memory
-from msprobe_core.interception.patching import Patch
+from msprobe_core.interception import Patch
 from msprobe_core.plugin import CallRecorder
 
 _WITH_DROPOUT = frozenset({"Functional", "Torch", "VF", "Aten"})

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.hooks import unserializable_hook
 
 from msprobe.pytorch._quiet import RecordingGuard
-from msprobe_core.interception.gradients import GraphGradients
+from msprobe_core.interception import GraphGradients
 from msprobe_core.plugin import GradientSlot
 
 Node = Any

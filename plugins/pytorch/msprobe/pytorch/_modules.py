@@ -14,8 +14,7 @@ from msprobe.pytorch._gradients import CallGradients, is_in_backward
 from msprobe.pytorch._parameters import ParameterGradients, own_parameters
 from msprobe.pytorch._quiet import RecordingGuard
 from msprobe.pytorch._slots import Observation
-from msprobe_core.interception.modules import FoundModule, ModuleCalls
-from msprobe_core.names import module_stem
+from msprobe_core.interception import FoundModule, ModuleCalls, module_stem
 from msprobe_core.plugin import CallRecorder, NamedModel
 
 _PREFIX = "Module"

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from msprobe.pytorch._memory import address_of
-from msprobe_core.fingerprint.sketch import Sketcher
-from msprobe_core.native.reductions import FLOAT_KINDS, INTEGER_KINDS, Threads, kernels
+from msprobe_core.fingerprint import FLOAT_KINDS, INTEGER_KINDS, Sketcher, Threads, kernels
 from msprobe_core.plugin import Stats
 
 _FLOATS = {getattr(torch, name): kind for name, kind in FLOAT_KINDS.items()}

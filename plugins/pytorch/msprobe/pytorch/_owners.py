@@ -6,8 +6,7 @@ from types import CodeType, FrameType, FunctionType
 
 import torch
 
-from msprobe_core.interception.call_scope import Owners, is_clipping
-from msprobe_core.names import CLIP_GRAD, OPTIMIZER
+from msprobe_core.interception import CLIP_GRAD, OPTIMIZER, Owners, is_clipping
 
 
 def is_of_compiler(frame: FrameType) -> bool:

@@ -14,7 +14,7 @@ from msprobe.pytorch._dispatch import COMMUNICATING, PLAIN, BottomMode, run_belo
 from msprobe.pytorch._modules import modules_to_watch
 from msprobe.pytorch._quiet import RecordingGuard
 from msprobe.pytorch._slots import observe
-from msprobe_core.interception.perturbation import FLIPPED, ModuleNoise
+from msprobe_core.interception import FLIPPED, ModuleNoise
 from msprobe_core.plugin import NamedModel, Perturbation, PerturbMode, Removable
 
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import torch.distributed
 
-from msprobe_core.fingerprint.place import Place
-from msprobe_core.fingerprint.shard_ranges import local_offset
+from msprobe_core.fingerprint import Place, local_offset
 from msprobe_core.plugin import Distribution, Placement
 
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch._C import _DisableAutocast, _get_tracing_state, _len_torch_dispatch_stack, _set_tracing_state  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage]
 
-from msprobe_core.guard import is_of_the_program, kept
+from msprobe_core.plugin import is_of_the_program, kept
 
 _active_transform: Callable[[], Any] = cast("Any", torch._C)._functorch.peek_interpreter_stack
 _is_any_autocast_enabled: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)

@@ -10,7 +10,7 @@ from msprobe.pytorch._dropout import DropoutKernels
 from msprobe.pytorch._framework import PyTorchFramework
 from msprobe.pytorch._random_state import TorchState
 from msprobe.pytorch._releases import is_compiling
-from msprobe_core.interception.randomness import RandomFunction, RandomLog
+from msprobe_core.interception import RandomFunction, RandomLog
 
 FAMILY = "torch"
 

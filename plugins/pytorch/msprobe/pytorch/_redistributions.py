@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from msprobe.pytorch._quiet import RecordingGuard
 from msprobe.pytorch._releases import is_compiling
-from msprobe_core.interception.patching import AliasSearch, Function, FunctionPatch, Patches
+from msprobe_core.interception import AliasSearch, Function, FunctionPatch, Patches
 from msprobe_core.plugin import Call, CallRecorder
 
 _MODULE, _FUNCTION = "torch.distributed.tensor._redistribute", "redistribute_local_tensor"

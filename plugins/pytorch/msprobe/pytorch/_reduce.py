@@ -22,13 +22,7 @@ from msprobe.pytorch._statistics import (
     sparse_statistics,
 )
 from msprobe.pytorch._transforms import is_wrapped, unwrapped
-from msprobe_core.fingerprint import fp8
-from msprobe_core.fingerprint.arrays import NumpyArrays
-from msprobe_core.fingerprint.checksums import word_text
-from msprobe_core.fingerprint.hashing import hash_of
-from msprobe_core.fingerprint.place import Place
-from msprobe_core.fingerprint.sketch import Sketcher
-from msprobe_core.native.reductions import NATIVE_VARIABLE
+from msprobe_core.fingerprint import NATIVE_VARIABLE, NumpyArrays, Place, Sketcher, fp8, hash_of, word_text
 from msprobe_core.plugin import Digest, Fp8Stats, Stats
 
 HELD_BYTES = 1 << 30

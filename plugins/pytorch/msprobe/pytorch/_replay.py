@@ -16,13 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from msprobe.pytorch._replay_table import RANDOM, find_function
-from msprobe_core.interception.replaying import (
-    NOT_SPECIAL,
-    build_arguments,
-    literal_of,
-    tensors_by_path,
-    why_not_called,
-)
+from msprobe_core.interception import NOT_SPECIAL, build_arguments, literal_of, tensors_by_path, why_not_called
 from msprobe_core.plugin import Argument, Phase, ReplayCall, Replayed, ReplayError, ReplayTensor, Site, SiteKind
 
 Function = Callable[..., Any]

@@ -11,8 +11,7 @@ from msprobe.pytorch._dropout import DropoutKernels
 from msprobe.pytorch._random import FAMILY, torch_functions
 from msprobe.pytorch._random_state import TorchState
 from msprobe.pytorch._releases import is_compiling
-from msprobe_core.interception.randomness import RandomWatch, Repeat, common_states
-from msprobe_core.interception.seeding import Seeding, seed_common
+from msprobe_core.interception import RandomWatch, Repeat, Seeding, common_states, seed_common
 
 
 def seed_all(

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from msprobe.pytorch._quiet import RecordingGuard
-from msprobe_core.capture.debugger import PrecisionDebugger
-from msprobe_core.capture.repetition import Run, Variant, listed, repeated, shadow_variant
-from msprobe_core.config import Config
-from msprobe_core.interception.patching import FunctionPatch
+from msprobe_core import PrecisionDebugger
+from msprobe_core.interception import FunctionPatch
 from msprobe_core.plugin import ConfigError, SessionError
+from msprobe_core.recording import Config, Run, Variant, listed, repeated, shadow_variant
 
 _DTYPES = (torch.float32, torch.float64)
 _HALVES = (torch.bfloat16, torch.float16)

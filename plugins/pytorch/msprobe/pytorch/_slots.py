@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.modules import module as _of_all_modules
 
 from msprobe.pytorch._releases import export
-from msprobe_core.interception.modules import After, Before, Handle, Hook
+from msprobe_core.interception import After, Before, Handle, Hook
 
 _SLOT = "_compiled_call_impl"
 _CALL = nn.Module._wrapped_call_impl.__code__

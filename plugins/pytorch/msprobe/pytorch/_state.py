@@ -13,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from msprobe.pytorch._quiet import RecordingGuard
 from msprobe.pytorch._random_state import TorchState
-from msprobe_core.interception.randomness import RandomStates
+from msprobe_core.interception import RandomStates
 
 _GRADIENTS = ("grad", "main_grad")
 """Attributes of a parameter for its gradient; the second is Megatron's."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from msprobe.pytorch._memory import array_of
 from msprobe.pytorch._native import statistics_by_kernels
-from msprobe_core.interception.host_values import statistics_of
+from msprobe_core.interception import statistics_of
 from msprobe_core.plugin import Digest, Stats
 
 _logger = logging.getLogger("msprobe")

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from msprobe.pytorch._calls import ApiCalls
 from msprobe.pytorch._parameters import ParameterGradients
-from msprobe_core.interception.patching import FunctionPatch
+from msprobe_core.interception import FunctionPatch
 
 
 def swap_patch(calls: ApiCalls, parameters: ParameterGradients | None) -> FunctionPatch:

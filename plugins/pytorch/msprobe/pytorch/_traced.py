@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from msprobe.pytorch._compiled import StepsAside
-from msprobe_core.interception.patching import FunctionPatch, Patches
+from msprobe_core.interception import FunctionPatch, Patches
 
 _READERS = (
     # The public functions, even those imported by name, call these.

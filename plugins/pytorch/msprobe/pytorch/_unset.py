@@ -13,7 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from msprobe.pytorch._apis import is_foreign_operator
 from msprobe.pytorch._reduce import held_by
 from msprobe.pytorch._transforms import is_wrapped, unwrapped
-from msprobe_core.interception.apis import tensors_in
+from msprobe_core.interception import tensors_in
 
 Function = Callable[..., Any]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from msprobe_core import PrecisionDebugger as _PrecisionDebugger
-from msprobe_core.capture.debugger import module_dump, module_dump_end
+from msprobe_core.recording import module_dump, module_dump_end
 
 __all__ = ["PrecisionDebugger", "module_dump", "module_dump_end"]
 

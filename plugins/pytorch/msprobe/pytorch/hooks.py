@@ -32,6 +32,6 @@ def msprobe_register_api_maps() -> Sequence[ApiMap]:
 
 @cache
 def _api_map() -> ApiMap:
-    from msprobe_core.compare.map_files import load_api_map
+    from msprobe_core.plugin import load_api_map
 
     return load_api_map("pytorch", Path(__file__).parent / "maps")

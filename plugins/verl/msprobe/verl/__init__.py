@@ -5,22 +5,16 @@ The environment variable ``MSPROBE_VERL`` switches it on, see ``docs/verl.md``. 
     from msprobe.verl import Part, watch_engine
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msprobe.verl.hooks import __version__
-from msprobe_core.plugins import refuse_shadowing
+from msprobe_core.plugin import lazy_names, refuse_shadowing
 
 if TYPE_CHECKING:
     from msprobe.verl.rollout import EngineProbe, Part, watch_engine
+else:
+    __getattr__ = lazy_names(__name__, {"msprobe.verl.rollout": "EngineProbe Part watch_engine"})
 
 __all__ = ["EngineProbe", "Part", "__version__", "watch_engine"]
 
 refuse_shadowing()
-
-
-def __getattr__(name: str) -> Any:
-    if name in {"EngineProbe", "Part", "watch_engine"}:
-        from msprobe.verl import rollout
-
-        return getattr(rollout, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

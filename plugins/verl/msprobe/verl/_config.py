@@ -10,9 +10,8 @@ from typing import Any, cast
 import msgspec
 
 from msprobe.verl._files import Stage
-from msprobe_core.config.load import read_fields, without_comments
-from msprobe_core.config.stages import StageConfig, check_stage_config
 from msprobe_core.plugin import ConfigError
+from msprobe_core.recording import StageConfig, check_stage_config, read_fields, without_comments
 
 SWITCH = "MSPROBE_VERL"
 """Environment variable that names the configuration file."""

@@ -15,22 +15,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msprobe_core.plugin import DumpError, StoreError
-from msprobe_core.store import layout
-from msprobe_core.store.json_structs import load_struct, save_struct
-from msprobe_core.store.samples import (
+from msprobe_core.store import (
+    DTYPES,
+    SAFETENSORS_DTYPES,
     SAMPLES_FILE,
     BatchLayout,
     CallPhase,
     MicroBatch,
     Row,
     StageSamples,
+    create_file,
+    find_steps,
+    find_units,
     load_samples,
+    load_struct,
+    make_directory,
+    open_member,
+    read_plain,
     sample_id,
     save_samples,
+    save_struct,
+    shard_keys,
+    tensor_file_name,
+    unit_directory,
 )
-from msprobe_core.store.tensor_values import DTYPES, SAFETENSORS_DTYPES
-from msprobe_core.store.tensors import open_member, shard_keys
-from msprobe_core.untrusted.files import read_plain
 
 __all__ = [
     "BATCH_FILE", "RUN_FILE", "SAMPLES_FILE", "TENSORS_FILE", "VERSION", "WEIGHTS_FILE", "BatchFile", "BatchLayout",
@@ -264,7 +272,7 @@ class Reward(_File, frozen=True, kw_only=True):
 
 def rank_directory(run: Path, stage: str, step: int, rank: int) -> Path:
     """Return the directory of one rank, or one replica, in one stage and step."""
-    return layout.unit_directory(run / stage, step, rank)
+    return unit_directory(run / stage, step, rank)
 
 
 def trainer_directory(run: Path, step: int) -> Path:
@@ -279,7 +287,7 @@ def stages_of(run: Path) -> list[str]:
         DumpError: ``run`` cannot be read.
     """
     try:
-        found = {path.name for path in run.iterdir() if path.is_dir() and layout.find_steps(path)}
+        found = {path.name for path in run.iterdir() if path.is_dir() and find_steps(path)}
     except OSError as error:
         raise DumpError(f"{run}: cannot be read ({error.strerror}); give the directory of a recorded run") from error
     known = [stage.value for stage in Stage]
@@ -288,7 +296,7 @@ def stages_of(run: Path) -> list[str]:
 
 def steps_of(run: Path, stage: str) -> list[int]:
     """Return the steps of a stage; empty if it was not recorded."""
-    return list(layout.find_steps(run / stage)) if (run / stage).is_dir() else []
+    return list(find_steps(run / stage)) if (run / stage).is_dir() else []
 
 
 def ranks_of(run: Path, stage: str, step: int) -> dict[int, Path]:
@@ -296,7 +304,7 @@ def ranks_of(run: Path, stage: str, step: int) -> dict[int, Path]:
     directory = run / stage / f"step{step}"
     if not directory.is_dir():
         return {}
-    return {unit.rank: unit.directory for unit in layout.find_units(directory) if unit.rank is not None}
+    return {unit.rank: unit.directory for unit in find_units(directory) if unit.rank is not None}
 
 
 # --- reading and writing -----------------------------------------------------------------------------------------
@@ -317,7 +325,7 @@ def save_process(run: Path, info: ProcessInfo) -> None:
     Raises:
         StoreError: it cannot be written.
     """
-    save_struct(run / _PROCESSES / f"{info.role}-{layout.tensor_file_name(info.host, '')}-{info.pid}.json", info)
+    save_struct(run / _PROCESSES / f"{info.role}-{tensor_file_name(info.host, '')}-{info.pid}.json", info)
 
 
 def load_run(run: Path) -> RunInfo:
@@ -366,9 +374,9 @@ class RewardWriter:
             StoreError: the file cannot be created.
         """
         directory = run / Stage.REWARD.value / f"step{step}"
-        layout.make_directory(directory, below=run)
-        self._path = directory / f"{layout.tensor_file_name(name, '')}.jsonl"
-        layout.create_file(self._path).close()
+        make_directory(directory, below=run)
+        self._path = directory / f"{tensor_file_name(name, '')}.jsonl"
+        create_file(self._path).close()
 
     def add(self, reward: Reward) -> None:
         """Write one reward.
@@ -434,7 +442,7 @@ def save_batch(directory: Path, batch: BatchFile, tensors: Mapping[str, Array]) 
     Raises:
         StoreError: they cannot be written, or safetensors does not support a dtype.
     """
-    layout.make_directory(directory, below=directory.parents[1])
+    make_directory(directory, below=directory.parents[1])
     path = directory / TENSORS_FILE
     arrays = {name: _contiguous(path, name, array) for name, array in sorted(tensors.items())}
     header, end = dict[str, Any](), 0
@@ -448,7 +456,7 @@ def save_batch(directory: Path, batch: BatchFile, tensors: Mapping[str, Array]) 
     encoded = msgspec.json.encode(header)
     encoded += b" " * (-len(encoded) % 8)
     try:
-        with layout.create_file(path) as file:
+        with create_file(path) as file:
             file.write(len(encoded).to_bytes(8, "little") + encoded)
             for array in arrays.values():
                 file.write(array.tobytes())

@@ -13,10 +13,9 @@ from typing import Any, ClassVar, cast
 from msprobe.verl._config import VerlConfig
 from msprobe.verl._files import Capability, HookStatus, ProcessInfo, RunInfo, Sampling, save_process, save_run
 from msprobe.verl._versions import installed_versions
-from msprobe_core.capture.stages import Stage as OpenStage
-from msprobe_core.capture.stages import StageRecorder
-from msprobe_core.plugin import Framework, PluginError
-from msprobe_core.plugins import registry
+from msprobe_core.plugin import Framework, PluginError, registry
+from msprobe_core.recording import Stage as OpenStage
+from msprobe_core.recording import StageRecorder
 
 _logger = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from msprobe.verl._config import check_verl_config
 from msprobe.verl._files import Stage
 from msprobe.verl._probe import Probe
 from msprobe.verl._switch import switch_on
-from msprobe_core.config.load import read_fields
 from msprobe_core.plugin import ConfigError
+from msprobe_core.recording import read_fields
 
 _NOT_OURS = ("dump_path", "step", "rank")
 """Fields of a debugger's file that verl's keys replace: `save_path`, `steps` and `ranks` of `global_profiler`."""

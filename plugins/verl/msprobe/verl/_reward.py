@@ -11,7 +11,7 @@ from typing import Any, cast
 from msprobe.verl._files import Reward, RewardWriter, Stage
 from msprobe.verl._probe import Probe
 from msprobe.verl._samples import policy_version_of
-from msprobe_core.store.samples import sample_id
+from msprobe_core.store import sample_id
 
 Method = Callable[..., Any]
 

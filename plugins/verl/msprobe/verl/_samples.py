@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msprobe.verl._probe import STEP_KEY
-from msprobe_core.store.samples import BatchLayout, Row, sample_id
+from msprobe_core.store import BatchLayout, Row, sample_id
 
 Integers = NDArray[np.int64]
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any
 
 from msprobe.verl._files import Weight
-from msprobe_core.names import without_wrappers
 from msprobe_core.plugin import Digest, Framework, TensorMeta
+from msprobe_core.recording import without_wrappers
 
 _MAX_BYTES = 256 << 20
 """Digests are fetched from a device once parameters of this size are pending, since it keeps copies until then."""

@@ -15,8 +15,8 @@ from msprobe.verl._files import VERSION, Stage, WeightsFile, announce_policy_ver
 from msprobe.verl._probe import Probe
 from msprobe.verl._samples import layout_of, plain, policy_version_of, rows_of, slice_of, trainer_step_of
 from msprobe.verl._weights import WeightDigests, placements_of, tee
-from msprobe_core.capture.stages import Stage as OpenStage
-from msprobe_core.store.samples import Row
+from msprobe_core.recording import Stage as OpenStage
+from msprobe_core.store import Row
 
 Method = Callable[..., Any]
 

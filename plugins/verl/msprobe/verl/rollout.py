@@ -35,8 +35,8 @@ from msprobe.verl._files import (
 )
 from msprobe.verl._probe import Probe
 from msprobe.verl._weights import WeightDigests
-from msprobe_core.capture.stages import Stage as OpenStage
-from msprobe_core.store.samples import BatchLayout
+from msprobe_core.recording import Stage as OpenStage
+from msprobe_core.store import BatchLayout
 
 __all__ = ["EngineProbe", "Part", "watch_engine"]
 

@@ -16,7 +16,7 @@ from msprobe.mindspore.graph.collector import station
 from msprobe.mindspore.graph.compiling import compilation
 from msprobe.mindspore.graph.recording import Recording
 from msprobe.mindspore.graph.tensordump import arrivals
-from msprobe_core.names import module_stem
+from msprobe_core.interception import module_stem
 from msprobe_core.plugin import AttachOptions, CallRecorder, ConfigError, NamedModel, TensorMeta
 
 

@@ -14,7 +14,7 @@ from mindspore.common.seed import _KERNEL_SEED
 from msprobe.mindspore.graph.collector import station
 from msprobe.mindspore.graph.made import Made, has_points, read_made
 from msprobe.mindspore.graph.plan import Plan, Point, Tap
-from msprobe_core.guard import reason_of
+from msprobe_core.plugin import reason_of
 
 _logger = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from msprobe.mindspore.graph.attempts import Attempts
 from msprobe.mindspore.graph.collector import station
 from msprobe.mindspore.graph.generate import construct_like
 from msprobe.mindspore.graph.plan import Plan
-from msprobe_core.interception.modules import Hook
+from msprobe_core.interception import Hook
 
 _HOOKS = ("_forward_pre_hook", "_forward_hook", "_forward_hook_always_called")
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from msprobe.mindspore._cells import PREFIX
 from msprobe.mindspore.graph.layouts import Layout, Place, Tree
 from msprobe.mindspore.graph.values import GraphValues
-from msprobe_core.names import module_stem
+from msprobe_core.interception import module_stem
 from msprobe_core.plugin import Call, CallRecorder, GradientSlot, TensorMeta
 
 _Array = NDArray[Any]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msprobe_core.interception.host_values import BFLOAT16, HostValues
+from msprobe_core.interception import BFLOAT16, HostValues
 from msprobe_core.plugin import PluginError, TensorMeta
 
 _BFLOAT16 = "BFloat16"

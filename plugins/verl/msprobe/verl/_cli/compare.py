@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import click
 
-from msprobe_core.cli.incomplete import allow_incomplete_option, exit_status
-from msprobe_core.cli.output import output_option, overwrite_option
+from msprobe_core.comparison import allow_incomplete_option, exit_status, output_option, overwrite_option
 
 if TYPE_CHECKING:
     from msprobe.verl._compare.outcome import Outcome
@@ -71,9 +70,7 @@ def _comparison(*parameters: Any, name: str | None = None) -> Callable[[Callable
         ) -> int:  # fmt: skip
             from msprobe.verl._compare.outcome import print_outcome, write_outcome
             from msprobe.verl._compare.recorded import open_run
-            from msprobe_core.cli.progress import progress_bar
-            from msprobe_core.cli.show import show
-            from msprobe_core.report.files import TableForm
+            from msprobe_core.comparison import TableForm, progress_bar, show
 
             if baseline is not None:
                 given["baseline"] = open_run(baseline)
@@ -100,7 +97,7 @@ def _comparison(*parameters: Any, name: str | None = None) -> Callable[[Callable
 
 
 def _numbers(text: str | None) -> tuple[int, ...]:
-    from msprobe_core.config.ranges import parse_ranges
+    from msprobe_core.recording import parse_ranges
 
     if text is None:
         return ()

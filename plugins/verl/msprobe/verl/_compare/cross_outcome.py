@@ -19,7 +19,7 @@ from msprobe.verl._compare.log_prob_steps import LogProbOptions, StepLogProbs, c
 from msprobe.verl._compare.outcome import VERDICT, Finding, Outcome
 from msprobe.verl._compare.recorded import RecordedRun, chosen_steps
 from msprobe.verl._files import Stage
-from msprobe_core.judge.verdict import Verdict
+from msprobe_core.comparison import Verdict
 from msprobe_core.plugin import CompareError
 
 CELLS = ("aa", "ab", "ba", "bb")

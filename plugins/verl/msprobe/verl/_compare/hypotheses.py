@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msprobe.verl._compare.log_probs import Floats, Integers, Tokens
-from msprobe_core.judge.limits import Precision
+from msprobe_core.comparison import Precision
 
 Flags: TypeAlias = NDArray[np.bool_]
 

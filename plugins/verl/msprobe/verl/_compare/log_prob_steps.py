@@ -14,8 +14,7 @@ from msprobe.verl._compare.recorded import Array, RecordedRun, policy_versions, 
 from msprobe.verl._compare.weights import Transfer, coarser_of
 from msprobe.verl._compare.weights_outcome import Sync, syncs
 from msprobe.verl._files import BatchFile, Sampling, Stage
-from msprobe_core.judge.limits import Precision, precision_of
-from msprobe_core.judge.noise import NoiseSource
+from msprobe_core.comparison import NoiseSource, Precision, precision_of
 from msprobe_core.plugin import CompareError
 
 MASK = "response_mask"

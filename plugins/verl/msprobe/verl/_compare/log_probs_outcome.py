@@ -17,7 +17,7 @@ from msprobe.verl._compare.log_probs import Tokens, by_group, frame_of
 from msprobe.verl._compare.outcome import VERDICT, Finding, Outcome, listed_steps, table_of
 from msprobe.verl._compare.recorded import RecordedRun, chosen_steps
 from msprobe.verl._files import Stage
-from msprobe_core.judge.verdict import Verdict
+from msprobe_core.comparison import Verdict
 
 _WORST = 200
 """Number of tokens per step in the table of the worst ones."""

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from msprobe.verl._compare.floors import Floor, Score, module_floor, module_score, precision_named
 from msprobe.verl._compare.stage_tensors import ModuleValue, StageTensors, common_samples, matched
-from msprobe_core.judge.limits import Precision
-from msprobe_core.judge.verdict import Verdict
+from msprobe_core.comparison import Precision, Verdict
 from msprobe_core.plugin import CompareError, Role
 
 Array: TypeAlias = NDArray[Any]

@@ -23,8 +23,7 @@ from msprobe.verl._compare.recorded import RecordedRun, chosen_steps
 from msprobe.verl._compare.stage_statistics import StatisticsDifference, ValueDifference, compare_statistics
 from msprobe.verl._compare.stage_tensors import StageTensors, StatisticsOnlyError
 from msprobe.verl._files import Stage
-from msprobe_core.judge.noise import NoiseSource
-from msprobe_core.judge.verdict import Verdict
+from msprobe_core.comparison import NoiseSource, Verdict
 from msprobe_core.plugin import CompareError
 
 _EXPERTS = ("num_experts_per_tok", "moe_topk", "moe_router_topk", "num_experts_per_token")

@@ -12,14 +12,19 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 import msgspec
 import polars as pl
 
-from msprobe_core.judge.verdict import Verdict
-from msprobe_core.report.atomic_file import unused_paths, whole_file
-from msprobe_core.report.files import TableForm, time_stamp, write_table
-from msprobe_core.report.sheet import MAX_SHEET_ROWS
-from msprobe_core.report.table import Column, Table, Width
-from msprobe_core.store.layout import make_directory
-from msprobe_core.store.results import refuse_foreign_json
-from msprobe_core.untrusted.paths import encode_json
+from msprobe_core.comparison import (
+    MAX_SHEET_ROWS,
+    Column,
+    Table,
+    TableForm,
+    Verdict,
+    Width,
+    time_stamp,
+    unused_paths,
+    whole_file,
+    write_table,
+)
+from msprobe_core.store import encode_json, make_directory, refuse_foreign_json
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -26,10 +26,9 @@ from msprobe.verl._files import (
     steps_of,
     trainer_directory,
 )
-from msprobe_core.compare.reading import check_exists, read_dump
+from msprobe_core.comparison import check_exists, read_dump
 from msprobe_core.plugin import CompareError, Dump, DumpError
-from msprobe_core.store.ending import ending_of, sentence
-from msprobe_core.store.runs import units_of_step
+from msprobe_core.store import ending_of, sentence, units_of_step
 
 Array: TypeAlias = NDArray[Any]
 

@@ -16,13 +16,8 @@ from msprobe.verl._compare.recorded import Array, RecordedRun
 from msprobe.verl._compare.stage_tensors import StageTensors
 from msprobe.verl._compare.weights import assumed_precision
 from msprobe.verl._files import BatchFile, Stage, StageSamples, WeightsFile, load_rewards
-from msprobe_core.compare import compare_dumps
-from msprobe_core.compare.reading import is_dump
-from msprobe_core.compare.result import UnitResult
-from msprobe_core.compare.tensor_metrics import PairSums, Workspace
-from msprobe_core.judge.limits import UNIT_ROUNDOFF, conventional
-from msprobe_core.judge.row_findings import said
-from msprobe_core.judge.verdict import differs
+from msprobe_core import compare_dumps
+from msprobe_core.comparison import UNIT_ROUNDOFF, PairSums, UnitResult, Workspace, conventional, differs, is_dump, said
 from msprobe_core.plugin import CompareError, DumpError
 
 _Batch: TypeAlias = tuple[BatchFile, Mapping[str, Array]]

@@ -12,7 +12,7 @@ import polars as pl
 from msprobe.verl._compare.outcome import VERDICT, Finding, Outcome, listed_steps, table_of
 from msprobe.verl._compare.recorded import RecordedRun, chosen_steps
 from msprobe.verl._compare.runs import Agreement, CheckResult, check_step
-from msprobe_core.judge.verdict import Verdict
+from msprobe_core.comparison import Verdict
 from msprobe_core.plugin import CompareError
 
 Progress = Callable[[int, int, str], None]

@@ -14,11 +14,9 @@ from numpy.typing import NDArray
 from msprobe.verl._compare.recorded import RecordedRun
 from msprobe.verl._files import BatchLayout, CallPhase, Row
 from msprobe.verl._module_maps import FSDP, MEGATRON
-from msprobe_core.compare.layouts.serving import served_path
-from msprobe_core.names import parse_entry
+from msprobe_core.comparison import RowKind, parse_entry, served_path
 from msprobe_core.plugin import CompareError, Dump, DumpError, EntryNameError, Phase, Role, SiteKind
-from msprobe_core.store.frame import RowKind
-from msprobe_core.store.tensor_source import read_whole
+from msprobe_core.store import read_whole
 
 Array: TypeAlias = NDArray[Any]
 

@@ -11,7 +11,7 @@ from functools import partial
 from msprobe.verl._compare.recorded import RecordedRun
 from msprobe.verl._files import Stage, Weight, WeightsFile
 from msprobe.verl._module_maps import FSDP
-from msprobe_core.judge.limits import UNIT_ROUNDOFF, Precision, precision_of
+from msprobe_core.comparison import UNIT_ROUNDOFF, Precision, precision_of
 
 
 class Transfer(str, Enum):

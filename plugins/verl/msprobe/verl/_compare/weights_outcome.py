@@ -13,7 +13,7 @@ from msprobe.verl._compare.outcome import VERDICT, Finding, Outcome, listed_step
 from msprobe.verl._compare.recorded import RecordedRun, chosen_steps
 from msprobe.verl._compare.weights import Sync, Transfer, syncs
 from msprobe.verl._files import Stage, WeightsFile
-from msprobe_core.judge.verdict import Verdict
+from msprobe_core.comparison import Verdict
 from msprobe_core.plugin import CompareError
 
 _MAX_NAMES = 5
