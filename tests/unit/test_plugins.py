@@ -1,6 +1,7 @@
 """Plugins: found, checked, named when they are broken, and never fatal."""
 
 import ast
+import importlib
 import logging
 import os
 import re
@@ -260,6 +261,96 @@ def test_plugins_import_their_own_framework_only(path):
     foreign = {"pytorch": {"mindspore", "verl"}, "mindspore": {"torch", "verl"}, "verl": {"mindspore"}}[plugin]
     for name in imports_of(path):
         assert name.split(".")[0] not in foreign, f"{path} imports {name}"
+
+
+# --- the public line --------------------------------------------------------------------------------------------
+
+
+def public_modules():
+    """Return the modules that docs/plugins.md names as public."""
+    page = (REPOSITORY / "docs" / "plugins.md").read_text()
+    section = re.search(r"^## What is public$(.*?)^## ", page, re.MULTILINE | re.DOTALL)
+    assert section
+    return re.findall(r"^\| `(msprobe_core[.\w]*)` \|", section.group(1), re.MULTILINE)
+
+
+PUBLIC = {name: importlib.import_module(name).__all__ for name in public_modules()}
+
+AUTHORS = sorted(
+    path
+    for folder in (REPOSITORY / "plugins", REPOSITORY / "examples" / "trainer_plugin")
+    for path in folder.rglob("*.py")
+    if "build" not in path.parts
+)
+"""Sources of plugins: ours, and the one that docs/plugins.md gives as a template."""
+
+
+def private_imports(source):
+    """Return what plugin code imports from the core besides public names, and names of private modules in strings."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "msprobe_core":
+            names = PUBLIC.get(node.module, ())
+            found += [f"{node.module}.{alias.name}" for alias in node.names if alias.name not in names]
+        elif isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names if alias.name.partition(".")[0] == "msprobe_core"]
+        elif isinstance(node, ast.Constant) and re.fullmatch(r"msprobe_core(\.\w+)*", str(node.value)):
+            found += [node.value] if node.value not in PUBLIC else []
+    return found
+
+
+@pytest.mark.parametrize(
+    "path", [*AUTHORS, REPOSITORY / "tests" / "support" / "numpy_layers.py"], ids=lambda path: "/".join(path.parts[-3:])
+)
+def test_plugins_import_public_names_only(path):
+    assert private_imports(path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from msprobe_core.judge.verdict import Verdict",
+        "from msprobe_core.plugin import Verdict",
+        "from msprobe_core import capture",
+        "import msprobe_core.capture",
+        "def f():\n    from msprobe_core.store.layout import create_file",
+        "lazy_names(__name__, {'msprobe_core.report': 'compare'})",
+    ],
+)
+def test_a_private_import_is_found(source):
+    assert private_imports(source)
+
+
+def test_public_names_have_one_place_each():
+    everything = [name for names in PUBLIC.values() for name in names]
+    assert len(PUBLIC) == 8
+    assert {name for name in everything if everything.count(name) > 1} == set()
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_public_names_are_there_for_programs_and_for_type_checkers(module):
+    for name in PUBLIC[module]:
+        exec(f"from {module} import {name}")
+    bodies = [ast.parse(Path(importlib.import_module(module).__file__).read_text()).body]
+    bodies += [node.body for node in bodies[0] if isinstance(node, ast.If)]
+    imported = {
+        alias.name for body in bodies for node in body if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    assert set(PUBLIC[module]) <= imported
+    assert imported - set(PUBLIC[module]) <= {"TYPE_CHECKING", "lazy_names"}
+
+
+def test_facades_import_nothing_until_they_are_used():
+    facades = [name for name in PUBLIC if name != "msprobe_core.testing"]  # which is a part of pytest
+    program = """
+import importlib
+for name in sys.argv[1:]: importlib.import_module(name)
+print(sorted({"click", "numpy", "polars"} & sys.modules.keys()))
+print(sorted({name.split(".")[1] for name in sys.modules if name.startswith("msprobe_core.")}))
+"""
+    heavy, rooms = run_blocked(program, *facades).stdout.splitlines()
+    assert heavy == "[]"
+    assert {"capture", "compare", "config", "judge", "native", "report"}.isdisjoint(ast.literal_eval(rooms))
 
 
 GRAMMAR = re.compile(r"forward|backward\b|parameters_grad|Module\|Cell")
