@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -79,29 +80,40 @@ class HostValues:
             np.save(file, self.numbers, allow_pickle=False)
 
 
-class HostReducer:
-    """Reduces values on the host, synchronously; implements the work of a `msprobe_core.plugin.Reducer`."""
+def _unchanged(values: HostValues) -> HostValues:
+    return values
 
-    def __init__(self) -> None:
+
+class HostReducer:
+    """A `msprobe_core.plugin.Reducer` of tensors on the host, where nothing ever waits for a device."""
+
+    def __init__(self, values_of: Callable[[Any], HostValues] = _unchanged) -> None:
+        """Create a reducer.
+
+        Args:
+            values_of: Returns the elements of a tensor; by default, tensors are `HostValues`.
+        """
+        self._values_of = values_of
         self._sketcher = Sketcher(NumpyArrays())
         self._kernels = kernels()
 
-    def statistics(self, values: HostValues, digest: Digest) -> None:
+    def statistics(self, tensor: Any, digest: Digest) -> None:
         """Set ``digest.stats``."""
+        values = self._values_of(tensor)
         stats = None if self._kernels is None else _statistics_by(self._kernels, values)
         digest.stats = statistics_of(values.numbers) if stats is None else stats
 
-    def checksum(self, values: HostValues, digest: Digest) -> None:
+    def checksum(self, tensor: Any, digest: Digest) -> None:
         """Set ``digest.checksum``: CRC-32."""
-        digest.checksum = crc32_text(_bytes_of(values))
+        digest.checksum = crc32_text(_bytes_of(self._values_of(tensor)))
 
-    def xor(self, values: HostValues, digest: Digest) -> None:
+    def xor(self, tensor: Any, digest: Digest) -> None:
         """Set ``digest.checksum``: exclusive or of all words."""
-        digest.checksum = xor_text(_bytes_of(values))
+        digest.checksum = xor_text(_bytes_of(self._values_of(tensor)))
 
-    def hash(self, values: HostValues, digest: Digest) -> None:
+    def hash(self, tensor: Any, digest: Digest) -> None:
         """Set ``digest.checksum``: the additive hash."""
-        array = values.array
+        array = self._values_of(tensor).array
         num_parts = 2 if array.dtype.kind == "c" else 1
         width = array.itemsize // num_parts
         if self._kernels is not None and array.flags.c_contiguous and width in _WIDTHS:
@@ -110,8 +122,9 @@ class HostReducer:
             word = int(hash_of(array)[0])
         digest.checksum = word_text(word)
 
-    def sketch(self, values: HostValues, digest: Digest) -> None:
+    def sketch(self, tensor: Any, digest: Digest) -> None:
         """Set ``digest.sketch``; it stays unset for values without elements."""
+        values = self._values_of(tensor)
         array, kind = values.array, FLOAT_KINDS.get(values.dtype)
         if self._kernels is not None and kind is not None and array.size and array.flags.c_contiguous:
             tables = self._sketcher.tables(array.size)
@@ -119,11 +132,19 @@ class HostReducer:
         elif array.size:
             digest.sketch = self._sketcher.sketch(values.numbers).astype("<f4").tobytes()
 
-    def fp8(self, values: HostValues, digest: Digest) -> None:
+    def fp8(self, tensor: Any, digest: Digest) -> None:
         """Set ``digest.fp8``; only for floating-point values with elements."""
-        numbers = values.numbers
+        numbers = self._values_of(tensor).numbers
         if numbers.size and numbers.dtype.kind == "f":
             digest.fp8 = fp8.losses(fp8.quantised(numbers, NumpyArrays()).tolist(), numbers.size)
+
+    @property
+    def is_complete(self) -> bool:
+        """Always true: digests are filled in immediately."""
+        return True
+
+    def collect(self) -> None:
+        """Do nothing."""
 
 
 def _statistics_by(kernels: Kernels, values: HostValues) -> Stats | None:

@@ -6,7 +6,6 @@ plugin intercepts it as plugins intercept real frameworks, so the core's tests n
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,16 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from msprobe_core.fingerprint import NumpyArrays, Sketcher, fp8, hash_of, word_text, xor_text
-from msprobe_core.interception import RandomStates, module_stem, relative_changes
+from msprobe_core.interception import HostReducer, HostValues, RandomStates, module_stem, relative_changes
 from msprobe_core.plugin import (
     Argument,
     AttachOptions,
     CallWatcher,
-    Digest,
     NamedModel,
     Perturbation,
-    Stats,
     TensorContent,
     TensorMeta,
 )
@@ -141,44 +137,11 @@ def train_step(model: Network, seed: int = 1, learning_rate: float = 0.1) -> flo
     return float((y.values**2).sum() / 2)
 
 
-class ArrayReducer:
-    """Reduces at once, as on a host."""
+class ArrayReducer(HostReducer):
+    """Reduces arrays as the core reduces all values on the host."""
 
     def __init__(self) -> None:
-        self._sketcher = Sketcher(NumpyArrays())
-
-    def statistics(self, tensor: Array, digest: Digest) -> None:
-        values = tensor.values
-        if values.size:
-            wide = values.astype(np.float64)
-            with np.errstate(invalid="ignore"):
-                mean, norm = float(wide.mean()), float(np.sqrt((wide**2).sum()))
-            num_nan, num_inf = int(np.isnan(wide).sum()), int(np.isinf(wide).sum())
-            digest.stats = Stats(values.max().item(), values.min().item(), mean, norm, num_nan, num_inf)
-
-    def checksum(self, tensor: Array, digest: Digest) -> None:
-        digest.checksum = f"{zlib.crc32(np.ascontiguousarray(tensor.values).tobytes()):08x}"
-
-    def xor(self, tensor: Array, digest: Digest) -> None:
-        digest.checksum = xor_text(np.frombuffer(np.ascontiguousarray(tensor.values).tobytes(), np.uint8))
-
-    def hash(self, tensor: Array, digest: Digest) -> None:
-        digest.checksum = word_text(int(hash_of(tensor.values)[0]))
-
-    def sketch(self, tensor: Array, digest: Digest) -> None:
-        if tensor.values.size:
-            digest.sketch = self._sketcher.sketch(tensor.values).astype("<f4").tobytes()
-
-    def fp8(self, tensor: Array, digest: Digest) -> None:
-        if tensor.values.size and tensor.values.dtype.kind == "f":
-            digest.fp8 = fp8.losses(fp8.quantised(tensor.values, NumpyArrays()).tolist(), tensor.values.size)
-
-    @property
-    def is_complete(self) -> bool:
-        return True
-
-    def collect(self) -> None:
-        return
+        super().__init__(lambda tensor: HostValues(tensor.values))
 
 
 class ArrayFramework:
