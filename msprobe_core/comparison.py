@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     from msprobe_core.cli.progress import progress_bar
     from msprobe_core.cli.show import show
     from msprobe_core.compare.layouts.serving import served_path
+    from msprobe_core.compare.mapping_files import read_matching
     from msprobe_core.compare.reading import check_exists, is_dump, read_dump
     from msprobe_core.compare.result import UnitResult
     from msprobe_core.compare.tensor_metrics import PairSums, Workspace
+    from msprobe_core.compare.unit import CompareOptions
     from msprobe_core.judge.limits import UNIT_ROUNDOFF, Precision, conventional, precision_of
     from msprobe_core.judge.noise.closed_form import CLOSED_NULLS, closed_distance
     from msprobe_core.judge.noise.measures import Measure, with_measures
@@ -52,9 +54,11 @@ else:
             "msprobe_core.cli.progress": "progress_bar",
             "msprobe_core.cli.show": "show",
             "msprobe_core.compare.layouts.serving": "served_path",
+            "msprobe_core.compare.mapping_files": "read_matching",
             "msprobe_core.compare.reading": "check_exists is_dump read_dump",
             "msprobe_core.compare.result": "UnitResult",
             "msprobe_core.compare.tensor_metrics": "PairSums Workspace",
+            "msprobe_core.compare.unit": "CompareOptions",
             "msprobe_core.judge.limits": "Precision UNIT_ROUNDOFF conventional precision_of",
             "msprobe_core.judge.noise.closed_form": "CLOSED_NULLS closed_distance",
             "msprobe_core.judge.noise.measures": "Measure with_measures",
@@ -75,7 +79,7 @@ else:
 
 __all__ = [  # noqa: RUF022  # by purpose
     # Comparing runs
-    "compare", "compare_distributed", "UnitResult",
+    "compare", "compare_distributed", "CompareOptions", "read_matching", "UnitResult",
     # Dumps
     "check_exists", "is_dump", "read_dump", "RowKind", "parse_entry", "served_path",
     # Measures
