@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from msprobe_core.cli.show import show
     from msprobe_core.compare.layouts.serving import served_path
     from msprobe_core.compare.mapping_files import read_matching
-    from msprobe_core.compare.reading import check_exists, is_dump, read_dump
+    from msprobe_core.store.reading import check_exists, is_dump, read_dump
     from msprobe_core.compare.result import UnitResult
     from msprobe_core.compare.tensor_metrics import PairSums, Workspace
     from msprobe_core.compare.unit import CompareOptions
@@ -55,7 +55,7 @@ else:
             "msprobe_core.cli.show": "show",
             "msprobe_core.compare.layouts.serving": "served_path",
             "msprobe_core.compare.mapping_files": "read_matching",
-            "msprobe_core.compare.reading": "check_exists is_dump read_dump",
+            "msprobe_core.store.reading": "check_exists is_dump read_dump",
             "msprobe_core.compare.result": "UnitResult",
             "msprobe_core.compare.tensor_metrics": "PairSums Workspace",
             "msprobe_core.compare.unit": "CompareOptions",

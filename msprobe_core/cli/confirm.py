@@ -47,10 +47,10 @@ def confirm(
     # numpy and polars are not needed for --help.
     from msprobe_core.cli.main import EXIT_FAILED
     from msprobe_core.compare.incomplete import ends_of
-    from msprobe_core.compare.reading import read_dump
     from msprobe_core.confirm import Verdict, load_model
     from msprobe_core.confirm import confirm as confirm_call
     from msprobe_core.report.confirm import check_confirmation, print_confirmation, write_confirmation
+    from msprobe_core.store.reading import read_dump
 
     if output_path is not None and not overwrites:
         check_confirmation(output_path)
@@ -72,7 +72,7 @@ def _one_rank(path: Path) -> Path:
     Raises:
         CompareError: it has several.
     """
-    from msprobe_core.compare.reading import check_exists, is_dump
+    from msprobe_core.store.reading import check_exists, is_dump
     from msprobe_core.store.runs import steps_of_run, units_of_step
 
     check_exists(path)

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from msprobe_core.compare.reading import read_dump
 from msprobe_core.compare.result import UnitSummary
 from msprobe_core.errors import CompareError, DumpError
 from msprobe_core.judge.fault import Fault
 from msprobe_core.order import order_of
 from msprobe_core.protocols.storage import Dump
+from msprobe_core.store.reading import read_dump
 
 _logger = logging.getLogger(__name__)
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from msprobe_core.compare.reading import check_exists, is_dump, read_dump
 from msprobe_core.errors import CompareError, DumpError
 from msprobe_core.execute.units import files_of
 from msprobe_core.store.kernel_files import KernelUnit, find_kernel_units
 from msprobe_core.store.layout import Unit, find_units
+from msprobe_core.store.reading import check_exists, is_dump, read_dump
 from msprobe_core.store.runs import steps_of_run, units_of_step
 
 if TYPE_CHECKING:

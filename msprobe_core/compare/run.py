@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 from msprobe_core._version import __version__
 from msprobe_core.compare.divergence import first_of_steps
 from msprobe_core.compare.pairs import Chosen, Pairing, UnitPair, find_pairs_of_modes
-from msprobe_core.compare.reading import read_dump
 from msprobe_core.compare.result import ComparisonResult, UnitFiles, UnitResult, UnitSummary
 from msprobe_core.compare.tensor_pass import Progress
 from msprobe_core.compare.unit import CompareOptions, compare_unit
@@ -28,6 +27,7 @@ from msprobe_core.execute.kept import KeptOutcomes, state_of
 from msprobe_core.execute.units import executor_called, run_units
 from msprobe_core.interrupts import raise_if_interrupted
 from msprobe_core.model import ExecutorOptions
+from msprobe_core.store.reading import read_dump
 
 if TYPE_CHECKING:
     from msprobe_core.compare.layouts.rules import LayoutRules

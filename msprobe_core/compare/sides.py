@@ -10,12 +10,12 @@ from msprobe_core.compare.layouts.rank_groups import DeclaredRanks
 from msprobe_core.compare.layouts.rules import LayoutRules, Side
 from msprobe_core.compare.layouts.tensors import relaid
 from msprobe_core.compare.pairs import UnitPair
-from msprobe_core.compare.reading import read_dump
 from msprobe_core.compare.shards.findings import ReplicaFinding
 from msprobe_core.compare.shards.merged import HeldPiece, MergedDump, merged
 from msprobe_core.errors import DumpError
 from msprobe_core.judge.fault import Fault
 from msprobe_core.protocols.storage import Dump
+from msprobe_core.store.reading import read_dump
 
 _NUM_TOLD = 4
 

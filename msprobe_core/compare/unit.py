@@ -18,7 +18,6 @@ from msprobe_core.compare.mixed import completed
 from msprobe_core.compare.modes import mode_of
 from msprobe_core.compare.pairs import UnitPair
 from msprobe_core.compare.post_processing import PostProcessing
-from msprobe_core.compare.reading import read_dump
 from msprobe_core.compare.result import Mode, UnitResult
 from msprobe_core.compare.sketches import add_sketch_error
 from msprobe_core.compare.structure import structure_dumps
@@ -50,6 +49,7 @@ from msprobe_core.protocols.storage import Dump
 from msprobe_core.protocols.trainers import ModuleMap
 from msprobe_core.store.frame import RowKind
 from msprobe_core.store.json_reader import read_stacks
+from msprobe_core.store.reading import read_dump
 from msprobe_core.store.stored_dump import StoredDump
 
 if TYPE_CHECKING:

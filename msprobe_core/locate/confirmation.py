@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from msprobe_core.compare.pairs import UnitPair
-from msprobe_core.compare.reading import read_dump
 from msprobe_core.confirm import Verdict, confirm
 from msprobe_core.errors import MsprobeError
 from msprobe_core.findings import Finding
 from msprobe_core.locate.locate_codes import LocateCode
 from msprobe_core.locate.result import FaultKind, Suspect
+from msprobe_core.store.reading import read_dump
 
 MAX_CONFIRMED = 5
 """Maximum number of suspects whose calls are replayed; each replay may take seven times as long as the call."""

@@ -16,7 +16,6 @@ import polars as pl
 
 from msprobe_core import names
 from msprobe_core.compare.pairs import Chosen, Pairing, UnitPair, find_pairs
-from msprobe_core.compare.reading import read_dump
 from msprobe_core.compare.result import Mode, UnitResult
 from msprobe_core.compare.unit import CompareOptions, compare_unit
 from msprobe_core.errors import CompareError
@@ -38,6 +37,7 @@ from msprobe_core.locate.result import Decision, EvidenceRow, FaultKind, LocateR
 from msprobe_core.model import ExecutorOptions, Phase, Role, TaskLost
 from msprobe_core.order import order_of
 from msprobe_core.order.calls import is_communication
+from msprobe_core.store.reading import read_dump
 
 LocateProgress: TypeAlias = Callable[[int, int, str], None]
 """Called with the number of examined units, their total, and the label of the last one."""

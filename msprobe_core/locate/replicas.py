@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msprobe_core.compare.reading import read_dump
 from msprobe_core.errors import CompareError, DumpError
 from msprobe_core.findings import Finding, Level
 from msprobe_core.locate.locate_codes import LocateCode
 from msprobe_core.locate.result import EvidenceRow, FaultKind, Suspect
 from msprobe_core.model import Phase
+from msprobe_core.store.reading import read_dump
 
 if TYPE_CHECKING:
     from msprobe_core.compare.shards.findings import ReplicaFinding

@@ -12,7 +12,6 @@ from pathlib import Path
 import polars as pl
 
 from msprobe_core import names
-from msprobe_core.compare.reading import read_dump
 from msprobe_core.config.ranges import format_ranges
 from msprobe_core.findings import Field, Finding, Level
 from msprobe_core.model import Phase, Role
@@ -22,6 +21,7 @@ from msprobe_core.overflow.result import Evidence, Kind, OverflowOrigin
 from msprobe_core.overflow.values import Bad, RankValues
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.frame import RowKind
+from msprobe_core.store.reading import read_dump
 from msprobe_core.store.stack_text import frames_of_user
 
 MAX_EVIDENCE = 24

@@ -9,12 +9,12 @@ from typing import Any, cast
 import msgspec
 import polars as pl
 
-from msprobe_core.compare.reading import read_dump
 from msprobe_core.errors import MsprobeError
 from msprobe_core.model import Phase
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.frame import phase_of
 from msprobe_core.store.json_reader import decode_record, read_document
+from msprobe_core.store.reading import read_dump
 
 _PARTS = {
     Phase.FORWARD: ("input_args", "input_kwargs", "output"),

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from msprobe_core.compare.reading import check_exists, is_dump, read_dump
 from msprobe_core.errors import DumpError, MsprobeError
 from msprobe_core.findings import Finding, noted
 from msprobe_core.model import Ending, EndState
@@ -19,6 +18,7 @@ from msprobe_core.overflow.result import Harmless, OverflowOrigin, OverflowResul
 from msprobe_core.overflow.values import MAX_BAD_ENTRIES, RankValues, values_of
 from msprobe_core.store.ending import ending_of, sentence
 from msprobe_core.store.layout import find_units
+from msprobe_core.store.reading import check_exists, is_dump, read_dump
 from msprobe_core.store.runs import steps_of_run, units_of_step
 
 MAX_FURTHER = 20

@@ -19,7 +19,6 @@ import polars as pl
 from msprobe_core._version import __version__
 from msprobe_core.compare.layouts.rules import Ranks
 from msprobe_core.compare.pairs import Chosen, UnitPair, find_pairs
-from msprobe_core.compare.reading import check_exists, is_dump, read_dump
 from msprobe_core.errors import CompareError, ConfigError, DumpError, MsprobeError
 from msprobe_core.execute.units import run_units
 from msprobe_core.findings import Finding, noted
@@ -31,6 +30,7 @@ from msprobe_core.overflow import search
 from msprobe_core.overflow.result import OverflowResult
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.kernel_files import find_kernel_units
+from msprobe_core.store.reading import check_exists, is_dump, read_dump
 from msprobe_core.store.runs import steps_of_run, units_of_step
 from msprobe_core.untrusted.paths import shown
 from msprobe_core.view.calls import GOLDEN_MARK, Calls

@@ -8,10 +8,10 @@ from typing import TypeVar
 
 import msgspec
 
-from msprobe_core.compare.reading import check_exists
 from msprobe_core.errors import CompareError
 from msprobe_core.report.locate_file import LOCATE_FILE
 from msprobe_core.report.summary import SUMMARY_FILE
+from msprobe_core.store.reading import check_exists
 from msprobe_core.untrusted.files import read_plain
 from msprobe_core.untrusted.paths import path_of
 from msprobe_core.view.suspects import Location, read_location

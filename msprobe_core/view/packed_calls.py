@@ -11,11 +11,11 @@ from typing import cast
 import msgspec
 import polars as pl
 
-from msprobe_core.compare.reading import read_dump
 from msprobe_core.compare.result import UnitResult
 from msprobe_core.execute.units import files_of
 from msprobe_core.findings import Finding
 from msprobe_core.store.ending import ending_of, sentence
+from msprobe_core.store.reading import read_dump
 from msprobe_core.untrusted.paths import all_shown
 from msprobe_core.view.calls import Calls, calls_of_dump, calls_of_pair
 

@@ -11,7 +11,6 @@ import polars as pl
 
 from msprobe_core._version import __version__
 from msprobe_core.compare.pairs import Chosen
-from msprobe_core.compare.reading import is_dump
 from msprobe_core.errors import CompareError
 from msprobe_core.findings import Field, Finding, Level
 from msprobe_core.monitoring import (
@@ -28,6 +27,7 @@ from msprobe_core.monitoring import (
 )
 from msprobe_core.store.kernel_files import find_kernel_units
 from msprobe_core.store.layout import holds_units
+from msprobe_core.store.reading import is_dump
 from msprobe_core.untrusted.paths import shown
 from msprobe_core.view.data import (
     Counts,

@@ -15,10 +15,10 @@ from torch import nn
 from torch.nn import functional
 
 from msprobe_core.cli import main
-from msprobe_core.compare.reading import read_dump
 from msprobe_core.confirm import Cause, Verdict, confirm, load_model
 from msprobe_core.confirm.confirm_codes import ConfirmCode
 from msprobe_core.findings import content_of
+from msprobe_core.store.reading import read_dump
 
 SIDES = ["target", "golden"]
 

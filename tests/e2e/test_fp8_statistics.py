@@ -8,9 +8,9 @@ from msprobe.pytorch import PrecisionDebugger
 from msprobe.pytorch._reduce import TorchReducer
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from msprobe_core.compare.reading import read_dump
 from msprobe_core.model import Digest, Fp8Stats
 from msprobe_core.store import layout
+from msprobe_core.store.reading import read_dump
 
 PATHS = pytest.mark.parametrize("defer_host", [False, True], ids=["host", "deferred"])
 FORMATS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}

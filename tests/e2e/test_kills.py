@@ -8,12 +8,12 @@ import pytest
 from killed_training import KINDS, WINDOWS, record_whole_step, run_until_killed
 
 from msprobe_core.compare import compare_dumps
-from msprobe_core.compare.reading import read_dump
 from msprobe_core.errors import DumpError
 from msprobe_core.locate import LocateVerdict, locate
 from msprobe_core.model import EndState
 from msprobe_core.overflow import search
 from msprobe_core.store.layout import find_steps, find_units
+from msprobe_core.store.reading import read_dump
 
 NUM_KILLS = {1: 12, 2: 5}
 """Of each kind, by the number of processes; each of two kills two dumps."""

@@ -11,9 +11,9 @@ from layout_jobs import WORLD
 from layout_pairs import compare, parts_of, verdicts
 from torch_has import KINDS_OF_JOBS
 
-from msprobe_core.compare.reading import read_dump
 from msprobe_core.compare.shards.merged import check_replicas
 from msprobe_core.judge.columns import SKETCH_ERROR
+from msprobe_core.store.reading import read_dump
 
 pytestmark = [
     pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="needs gloo"),

@@ -8,7 +8,7 @@ from layout_jobs import WORLD
 from layout_pairs import compare, declared, parts_of, verdicts
 from torch_has import WITHOUT_PIPELINES, pipelines_over_gloo
 
-from msprobe_core.compare.reading import read_dump
+from msprobe_core.store.reading import read_dump
 
 pytestmark = [
     pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="needs gloo"),

@@ -17,9 +17,9 @@ from torch.utils.checkpoint import checkpoint
 
 from msprobe_core.cli.locate import locate
 from msprobe_core.compare import compare_dumps
-from msprobe_core.compare.reading import read_dump
 from msprobe_core.errors import ConfigError
 from msprobe_core.store import layout
+from msprobe_core.store.reading import read_dump
 
 pytestmark = pytest.mark.usefixtures("close_debugger")
 

@@ -11,8 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 from msprobe_core.compare import compare_dumps
 from msprobe_core.compare.mapping_files import read_matching
-from msprobe_core.compare.reading import read_dump
 from msprobe_core.compare.unit import CompareOptions
+from msprobe_core.store.reading import read_dump
 
 
 class Norm(nn.Module):

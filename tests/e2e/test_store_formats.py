@@ -12,9 +12,9 @@ from torch_rig import TorchRig
 
 from msprobe_core.capture import Session
 from msprobe_core.compare import compare_dumps
-from msprobe_core.compare.reading import read_dump
 from msprobe_core.config import load_config
 from msprobe_core.plugins import registry
+from msprobe_core.store.reading import read_dump
 from msprobe_core.store.shards import ShardWriter
 from msprobe_core.store.tensors import read_tensor
 

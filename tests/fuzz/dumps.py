@@ -9,9 +9,9 @@ from pathlib import Path
 
 from fuzz.damage import answer_of, damage_file
 from msprobe_core.cli import main as run_command
-from msprobe_core.compare.reading import read_dump
 from msprobe_core.store.convert import convert
 from msprobe_core.store.json_reader import read_parents, read_stacks
+from msprobe_core.store.reading import read_dump
 
 DATA = Path(__file__).parents[1] / "data" / "mindstudio_probe"
 NAMES = ("dump.json", "debug.json", "stack.json", "construct.json", "dump.arrow", "stack.arrow", "construct.arrow")

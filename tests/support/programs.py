@@ -9,7 +9,7 @@ from dumps import api, tensor, write_dump
 
 from msprobe_core.compare.align import Alignment, align
 from msprobe_core.compare.mapping import Matching
-from msprobe_core.compare.reading import read_dump
+from msprobe_core.store.reading import read_dump
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,12 @@ from polars.testing import assert_frame_equal
 
 from msprobe_core.cli import main
 from msprobe_core.compare import compare_dumps
-from msprobe_core.compare.reading import read_dump
 from msprobe_core.config import load_config
 from msprobe_core.errors import DumpError, StoreError
 from msprobe_core.store import layout
 from msprobe_core.store.convert import Format, TensorFiles, convert
 from msprobe_core.store.json_reader import read_json_dump
+from msprobe_core.store.reading import read_dump
 
 pytest.importorskip("pyarrow", reason="the extra msprobe-core[arrow] is not installed")
 

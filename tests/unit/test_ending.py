@@ -10,12 +10,12 @@ from dumps import api, tensor, write_dump
 from numpy_layers import Network, train_step
 from numpy_rig import ArrayDebugger
 
-from msprobe_core.compare.reading import read_dump
 from msprobe_core.errors import StoreError
 from msprobe_core.model import Ending, EndState
 from msprobe_core.store.append_file import GrowingFile
 from msprobe_core.store.convert import convert
 from msprobe_core.store.ending import ending_of, ending_of_all, sentence
+from msprobe_core.store.reading import read_dump
 
 WRITERS = ["json", "arrow"]
 NUM_CALLS = 12

@@ -14,7 +14,6 @@ from numpy_layers import ArrayFramework, ArrayReducer, Network, train_step
 from msprobe_core import PrecisionDebugger
 from msprobe_core.capture.earlier import read_earlier
 from msprobe_core.capture.processors import msprobe_register_processors
-from msprobe_core.compare.reading import read_dump
 from msprobe_core.errors import DumpError, PluginError, StoreError
 from msprobe_core.guard import plugin_call
 from msprobe_core.hookspecs import hookimpl
@@ -23,6 +22,7 @@ from msprobe_core.model import EndState
 from msprobe_core.plugins import Plugin, registry
 from msprobe_core.store.json_reader import read_json_dump
 from msprobe_core.store.json_writer import JsonWriterFactory
+from msprobe_core.store.reading import read_dump
 
 NUM_STEPS = 3
 

@@ -10,9 +10,9 @@ from limited import grows_linearly
 
 from msprobe_core.cli import main
 from msprobe_core.compare.pairs import Chosen, find_pairs
-from msprobe_core.compare.reading import read_dump
 from msprobe_core.errors import CompareError, DumpError
 from msprobe_core.store.kernel_files import find_kernel_units, read_code
+from msprobe_core.store.reading import read_dump
 from msprobe_core.store.tensors import read_tensor
 
 HEADER = [

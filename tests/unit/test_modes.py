@@ -51,7 +51,7 @@ def run(capsys, target, golden, out):
 @pytest.mark.parametrize("mode", list(DIGESTS))
 @pytest.mark.parametrize("writer", ["json", "arrow"])
 def test_a_dump_says_its_summary_mode(tmp_path, mode, writer):
-    from msprobe_core.compare.reading import read_dump
+    from msprobe_core.store.reading import read_dump
 
     assert read_dump(record(tmp_path / "a", mode, writer)).header.summary_mode == mode
 

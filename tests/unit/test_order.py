@@ -6,10 +6,10 @@ import pytest
 from dumps import tensor
 from rank_dumps import Rank, group, make_ranks, value, write_ranks
 
-from msprobe_core.compare.reading import read_dump
 from msprobe_core.errors import DumpError
 from msprobe_core.order import order_of
 from msprobe_core.order.calls import is_communication, kind_of
+from msprobe_core.store.reading import read_dump
 
 
 def ordered(directory, ranks):

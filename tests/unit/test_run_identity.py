@@ -15,10 +15,10 @@ from numpy_rig import ArrayDebugger
 from msprobe_core.capture.identity import job_of, own_identity
 from msprobe_core.capture.place import RunPlace
 from msprobe_core.compare import compare_dumps
-from msprobe_core.compare.reading import read_dump
 from msprobe_core.errors import StoreError
 from msprobe_core.model import RunIdentity
 from msprobe_core.overflow import search
+from msprobe_core.store.reading import read_dump
 from msprobe_core.store.runs import Recorder, are_of_one_run, recorder_of, steps_of_run, units_of_step
 
 NOW = 1_800_000_000.0

@@ -15,11 +15,11 @@ from numpy_rig import ArrayRig, record_step
 
 import msprobe_core
 from msprobe_core.compare import compare_dumps
-from msprobe_core.compare.reading import read_dump
 from msprobe_core.config import load_config
 from msprobe_core.errors import ConfigError, DumpError
 from msprobe_core.model import TensorContent
 from msprobe_core.store import layout
+from msprobe_core.store.reading import read_dump
 from msprobe_core.store.shards import ShardWriter
 from msprobe_core.store.tensors import read_tensor
 

@@ -8,8 +8,8 @@ import pytest
 from mindspore import nn, ops
 from msprobe.mindspore import PrecisionDebugger
 
-from msprobe_core.compare.reading import read_dump
 from msprobe_core.confirm import Cause, Verdict, confirm
+from msprobe_core.store.reading import read_dump
 
 
 class Net(nn.Cell):

@@ -14,8 +14,8 @@ import pytest
 
 import msprobe_core
 from msprobe_core.cli import main
-from msprobe_core.compare.reading import read_dump
 from msprobe_core.errors import ConfigError
+from msprobe_core.store.reading import read_dump
 
 PROGRAM = Path(__file__).parents[2] / "support" / "kernel_training.py"
 TASK = {"task": "tensor", "level": "L2"}

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from msprobe_core.compare.reading import read_dump
 from msprobe_core.errors import DumpError
 from msprobe_core.locate import LocateVerdict, locate
 from msprobe_core.model import EndState
 from msprobe_core.overflow import search
 from msprobe_core.plugins import registry
 from msprobe_core.store.json_writer import JsonWriter, JsonWriterFactory
+from msprobe_core.store.reading import read_dump
 from tests.support.graph_nets import PrecisionDebugger, arrays_in, dense, filled, ms, nn, step_of
 
 MODES = {"dynamic": ms.PYNATIVE_MODE, "static": ms.GRAPH_MODE}
