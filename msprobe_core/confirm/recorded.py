@@ -18,8 +18,7 @@ from msprobe_core.findings import Field, Finding
 from msprobe_core.model import Argument, Phase, ReplayTensor, ReplayValue, Role, Site, SiteKind
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.frame import RowKind
-
-_READ_ELEMENTS = 1 << 20
+from msprobe_core.store.tensor_source import read_whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,11 +165,10 @@ class _Reader:
         self._left -= int(np.prod(source.shape, dtype=np.float64))
         if self._left < 0:
             raise _IncompleteError(ConfirmCode.TOO_LARGE, most=self._max_elements)
-        pieces = list(source.chunks(_READ_ELEMENTS))
-        whole: Any = np.concatenate(pieces) if pieces else np.zeros(0, np.float32)
+        whole: Any = read_whole(source)
         if whole.dtype.kind not in "biufc":
             raise DumpError(f"{file_name}: holds no numbers")
-        return whole.reshape(source.shape)
+        return whole
 
     def _mark_gradients(
         self, slots: list[tuple[dict[str, Any], str, str]], outputs: Mapping[str, ReplayTensor]

@@ -11,7 +11,6 @@ from typing import Any, cast
 
 from msprobe_core import names
 from msprobe_core.capture.attachments import Attachments, watching
-from msprobe_core.capture.earlier import read_earlier
 from msprobe_core.capture.features.feature import Feature, Host
 from msprobe_core.capture.forward_window import ForwardWindow
 from msprobe_core.config.schema import LoadOptions
@@ -21,6 +20,7 @@ from msprobe_core.protocols.capabilities import WatchingFramework
 from msprobe_core.protocols.framework import Framework, NamedModel
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.store import layout
+from msprobe_core.store.reading import read_dump
 from msprobe_core.store.runs import find_unit
 
 _logger = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ class InputLoader(Feature):
         try:
             if next((directory / layout.TENSOR_DIRECTORY).glob(f"*{layout.SHARD_SUFFIX}"), None) is None:
                 return {}
-            dump = read_earlier(directory)
+            dump = read_dump(directory)
             file_names = _file_names_in(dump, self._options.modules)
         except Exception as error:  # noqa: BLE001  # including errors of a third-party reader
             _logger.warning("load: the records that lead to the tensors in shards cannot be read: %s", error)

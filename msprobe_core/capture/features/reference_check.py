@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from msprobe_core import names
-from msprobe_core.capture.earlier import read_earlier
 from msprobe_core.capture.features.feature import Feature, Host
 from msprobe_core.capture.tensor_reader import CallCheck
 from msprobe_core.model import Level, Phase, Role, TensorValue
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.ending import ending_of, sentence
+from msprobe_core.store.reading import read_dump
 from msprobe_core.store.runs import find_unit
 
 _logger = logging.getLogger(__name__)
@@ -127,7 +127,7 @@ class BenchCheck(Feature):
         self._step, self._bench, self._form, self._pending, self._held_bytes = step, {}, None, {}, 0
         try:
             unit, notes = find_unit(self._root / f"step{step}", rank)
-            earlier = read_earlier(unit.directory)
+            earlier = read_dump(unit.directory)
             self._bench = _calls_in(earlier)
         except Exception as error:  # noqa: BLE001  # including errors of a third-party reader
             _logger.warning("bench_path: step %d is not checked: %s", step, error)
