@@ -45,14 +45,15 @@ class UnitSummary:
         counts: Number of rows by verdict, and of rows that only one side has, by side.
         fault: The first call that both sides have and that disagrees; ``None`` if there is none.
         lone_call: The first call that only one side has; ``None`` if there is none.
-        culprit: Which of the two is where the dumps diverge first, as in `msprobe_core.locate`; ``None`` if only the
-            form of calls differs.
-        first_difference: Row name of the first pair that differs at all, even within its limit.
-        notes: Messages about the dumps themselves.
-        replicas: Values that ranks should have in common but that differ, if the dumps of several ranks were merged.
-        is_foreign: Whether the dumps are from different frameworks, which make different calls to compute the same.
-        suggestions: Possible partners of names without a partner.
-        incomplete: Messages about dumps that ended early or are damaged, so that a part of them could not be judged.
+        culprit: Which of the two the judge finds to be where the dumps diverge first, as `msprobe_core.locate` says;
+            ``None`` where nothing differs but the form of calls.
+        given_wrong: See `msprobe_core.judge.fault.Faults`.
+        first_difference: Row name of the first pair that differs at all, also within its limit.
+        notes: What there is to say about the dumps themselves.
+        replicas: Values that ranks should have alike and have not, where the dumps of several ranks were merged.
+        is_foreign: Whether the two are of different frameworks, which make different calls to compute the same.
+        suggestions: What names without partner may be on the other side.
+        incomplete: In words, which of the two ended early or is damaged, so that a part of it could not be judged.
     """
 
     label: str
@@ -69,6 +70,7 @@ class UnitSummary:
     first_difference: str | None
     notes: Sequence[str]
     culprit: Culprit | None = None
+    given_wrong: Sequence[str] = ()
     replicas: Sequence[ReplicaFinding] = ()
     is_foreign: bool = False
     suggestions: Sequence[Suggestion] = ()

@@ -178,6 +178,7 @@ def compare_unit(
         fault=fault,
         lone_call=faults.lone_call,
         culprit=faults.culprit,
+        given_wrong=faults.given_wrong,
         first_difference=cast("str | None", rows.select(pl.col("name_target").filter(differs()).first()).item()),
         notes=[*pair.notes, *target.notes, *golden.notes, *notes, *told],
         incomplete=incomplete,

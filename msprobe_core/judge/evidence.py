@@ -11,6 +11,7 @@ from msprobe_core.judge.limits import LimitTable
 from msprobe_core.judge.nodes import nodes_of, with_scores
 from msprobe_core.judge.origins import MARGINAL_EXCESS, Nesting, Source, find_sources
 from msprobe_core.judge.updates import with_judged_updates
+from msprobe_core.order.calls import is_communication
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,11 @@ class Evidence:
     nodes: pl.DataFrame
     nesting: Nesting
     sources: Sequence[Source]
+
+    @property
+    def given_wrong(self) -> Sequence[str]:
+        """The calls of communication that were given what is beyond rounding."""
+        return [entry for entry in self.nodes.filter(pl.col("input_excess") > 1)["entry"] if is_communication(entry)]
 
     @property
     def first(self) -> Source | None:

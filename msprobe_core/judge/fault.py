@@ -7,7 +7,7 @@ differs, so that no call is a culprit, the first call with a failing row is desc
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import polars as pl
@@ -16,8 +16,9 @@ from msprobe_core import names
 from msprobe_core.findings import Finding, Level
 from msprobe_core.judge.columns import Match
 from msprobe_core.judge.evidence import Evidence
-from msprobe_core.judge.nodes import entry_beside
-from msprobe_core.judge.origins import Node
+from msprobe_core.judge.nodes import INFINITE, entry_beside
+from msprobe_core.judge.origins import MARGINAL_EXCESS, Node
+from msprobe_core.judge.rank_order import communications_before
 from msprobe_core.judge.row_codes import RowCode
 from msprobe_core.judge.row_findings import FINDINGS, findings_of
 from msprobe_core.judge.verdict import Verdict
@@ -43,13 +44,14 @@ class Fault:
         parts: The disagreeing parts: ``inputs``, ``arguments``, ``parameters``, ``outputs``. An input that one side
             lacks is a different argument.
         input_error: Largest relative error among its inputs; ``None`` without comparable inputs.
-        output_error: Largest relative error among its outputs.
-        findings: Row name and finding of each row that shows the fault.
-        stack: Stack of the call, innermost frame first; empty if unknown.
-        num_communications: Number of communication calls that this rank has finished before it.
-        place: For a call that only the golden dump has, the target's entry that would precede it, or else the one that
-            would follow; ``None`` otherwise.
-        worst_tensor: Distribution of the error in its worst tensor; ``None`` unless whole tensors were compared.
+        output_error: The same of its outputs.
+        findings: Row name and finding of each row that shows it.
+        stack: Where the call came from, innermost frame first; empty if unknown.
+        num_communications: How many calls of communication this rank has finished before it.
+        place: Of a call that only the golden dump has, the target's entry that would be before it, or else the one
+            after it; ``None`` for others.
+        worst_tensor: How the error of its worst tensor is distributed; ``None`` unless whole tensors were compared.
+        excess: By how much a culprit is beyond what is still allowed; infinite for others, and where nothing is.
     """
 
     entry: str
@@ -65,6 +67,7 @@ class Fault:
     num_communications: int = 0
     place: str | None = None
     worst_tensor: WorstTensor | None = None
+    excess: float = INFINITE
 
 
 _FAILED = (Verdict.ERROR.value, Verdict.UNMATCHED.value)
@@ -82,15 +85,17 @@ class Faults:
     """Where two dumps diverge.
 
     Attributes:
-        fault: The first call of both sides that disagrees; ``None`` if none of their rows fails.
-        lone_call: The call that only one side has and that explains the first culprit, or else the first such call;
-            ``None`` if both sides have all calls.
-        culprit: Which of the two is the first divergence; ``None`` if only the form of calls differs.
+        fault: Where the calls that both sides have begin to disagree; ``None`` if no row of them fails.
+        lone_call: The call that only one side has and that explains the first culprit, or else the first of all;
+            ``None`` if both have all.
+        culprit: The one of the two where the dumps diverge first; ``None`` where nothing differs but the form of calls.
+        given_wrong: Calls of communication that were given what is wrong, as far as the culprit does not explain it.
     """
 
     fault: Fault | None = None
     lone_call: Fault | None = None
     culprit: Culprit | None = None
+    given_wrong: Sequence[str] = ()
 
 
 def find_faults(
@@ -115,13 +120,27 @@ def find_faults(
     lone = describe(alone[0], is_culprit=True) if len(alone) else None
     if evidence.first is None:
         return Faults(describe(failing[0], is_culprit=None) if len(failing) else None, lone, None)
-    source = evidence.first
+    source, given_wrong = evidence.first, _unexplained(evidence)
     seen_at = None if source.seen_at is None else source.seen_at["entry"]
     if source.node["only_on"] is None:
         fault = describe(source.node["entry"], seen_at, is_culprit=source.made)
-        return Faults(fault, lone, Culprit.SHARED)
-    lone = describe(source.node["entry"], is_culprit=True)
-    return Faults(None if seen_at is None else describe(seen_at, is_culprit=None), lone, Culprit.LONE)
+        return Faults(replace(fault, excess=source.size("excess")), lone, Culprit.SHARED, given_wrong)
+    lone = replace(describe(source.node["entry"], is_culprit=True), excess=source.size("excess"))
+    seen = None if seen_at is None else describe(seen_at, is_culprit=None)
+    return Faults(seen, lone, Culprit.LONE, given_wrong)
+
+
+def _unexplained(evidence: Evidence) -> Sequence[str]:
+    """Return the calls of communication that were given what is wrong before the culprit.
+
+    A call after it cannot be mistaken for the culprit on another rank, which comes later than this one, unless this one
+    is barely beyond its limit.
+    """
+    first = evidence.first
+    if first is None or first.size("excess") < MARGINAL_EXCESS:
+        return evidence.given_wrong
+    before = set(evidence.nodes.filter(pl.col("position") < first.node["position"])["entry"])
+    return [entry for entry in evidence.given_wrong if entry in before]
 
 
 class _Describer:
@@ -152,7 +171,6 @@ class _Describer:
         own = rows.filter(pl.col("entry") == entry)
         is_input, is_output = pl.col("role") == Role.INPUT.value, _is_output()
         name: str = node["entry_golden"] if only_on == "golden" else entry
-        before = self._nodes.filter(pl.col("position") < node["position"])
         parts = _parts(own, is_culprit=bool(is_culprit) and only_on is None)
         output_error = _largest(own.filter(is_output))
         if is_culprit is None:
@@ -169,7 +187,7 @@ class _Describer:
             output_error=output_error,
             findings=_findings(own, rows.filter(pl.col("entry") == (seen_at or entry))),
             stack=list(_stack_of(name, stacks)),
-            num_communications=before.filter(pl.col("entry").str.contains(names.COMMUNICATION_FORWARD)).height,
+            num_communications=communications_before(self._nodes, node["position"]),
             place=entry_beside(self._nodes.filter(pl.col("match") != Match.GOLDEN.value), node["position"])
             if only_on == "golden"
             else None,

@@ -24,6 +24,7 @@ from msprobe_core.findings import Finding, noted
 from msprobe_core.judge.columns import Match
 from msprobe_core.judge.nodes import entry_beside
 from msprobe_core.judge.origins import Nesting, Source, is_flagged
+from msprobe_core.judge.rank_order import RankOrder, communications_before
 from msprobe_core.judge.row_findings import FINDINGS, findings_of, said
 from msprobe_core.judge.updates import parameters_of
 from msprobe_core.locate.checks import Facts, checks_of, decisions_of, facts_of
@@ -31,13 +32,10 @@ from msprobe_core.locate.commands import with_advice
 from msprobe_core.locate.confirmation import with_confirmations
 from msprobe_core.locate.kinds import kind_of, parameter_of, reason_of
 from msprobe_core.locate.locate_codes import LocateCode
-from msprobe_core.locate.ranks import CausalOrder, ordered
+from msprobe_core.locate.ranks import ordered
 from msprobe_core.locate.replicas import find_divergences, with_divergences
 from msprobe_core.locate.result import Decision, EvidenceRow, FaultKind, LocateResult, LocateVerdict, Suspect
 from msprobe_core.model import ExecutorOptions, Phase, Role, TaskLost
-from msprobe_core.order import order_of
-from msprobe_core.order.calls import is_communication
-from msprobe_core.store.reading import read_dump
 
 LocateProgress: TypeAlias = Callable[[int, int, str], None]
 """Called with the number of examined units, their total, and the label of the last one."""
@@ -213,20 +211,11 @@ def _tells_nothing_of_updates(findings: Sequence[UnitFindings]) -> bool:
 
 
 def _suspects_of(findings: Sequence[UnitFindings], options: LocateOptions) -> tuple[list[Suspect], list[Finding]]:
-    """Return the suspects of one step over all ranks, the first divergence first, and notes."""
-    notes: list[Finding] = []
-
-    def causal_order() -> CausalOrder:
-        dumps = {unit.pair.rank: read_dump(unit.pair.target) for unit in findings if unit.pair.rank is not None}
-        order = order_of(dumps)
-        notes.extend(map(noted, order.notes))
-        return order
-
-    suspects = ordered(
-        {unit.pair.rank: unit.suspects for unit in findings},
-        {unit.pair.rank: unit.given_wrong for unit in findings},
-        causal_order,
-    )
+    """Return the suspects of one step over all ranks, the first first, and what there is to note."""
+    found = [(unit.pair.rank, suspect) for unit in findings for suspect in unit.suspects]
+    order = RankOrder([(unit.pair.rank, unit.pair.target) for unit in findings] if found else ())
+    suspects = ordered(found, {unit.pair.rank: unit.given_wrong for unit in findings}, order)
+    notes = list(map(noted, order.notes))
     divergences = find_divergences([unit.pair.target for unit in findings], [unit.pair.golden for unit in findings])
     suspects = with_divergences(suspects, divergences, findings[0].pair.step if findings else None)
     if options.confirms:
@@ -370,9 +359,7 @@ def examine(task: UnitTask) -> UnitFindings:
         num_flagged=nodes.filter(is_flagged()).height,
         facts=facts_of(rows, nodes),
         decisions=decisions_of(rows, pair.step, pair.rank),
-        given_wrong=frozenset(
-            entry for entry in nodes.filter(pl.col("input_excess") > 1)["entry"] if is_communication(entry)
-        ),
+        given_wrong=frozenset(evidence.given_wrong),
         is_foreign=unit.is_foreign,
         parameters=parameters_of(rows),
         notes=[*unit.notes, *(finding.text for finding in unit.replicas)],
@@ -418,6 +405,7 @@ def _suspect(
         beside=entry_beside(nodes.filter(pl.col("only_on").ne_missing("golden")), node["position"])
         if is_golden
         else None,
+        num_communications=communications_before(nodes, node["position"]),
     )
 
 

@@ -1,79 +1,40 @@
-"""Order the suspects of several ranks by the happens-before order that communication enforces, never by call counts.
-
-A communication call returns data that other ranks have sent. If an input of one of them was wrong already, the call
-only carries the error; if all inputs were right and the result is wrong, communication itself is at fault.
-"""
+"""Put the suspects of several ranks in order, and show each place once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from msprobe_core import names
-from msprobe_core.judge.origins import MARGINAL_EXCESS
+from msprobe_core.judge.rank_order import RankOrder, SuspectedCall
 from msprobe_core.locate.result import FaultKind, Suspect
-
-CallPlace = tuple[int, str]
-"""Rank, and name of the entry."""
-
-
-class CausalOrder(Protocol):
-    """The part of `msprobe_core.order.Order` that is needed here."""
-
-    def depth(self, rank: int, entry: str) -> int:
-        """Return a number that is larger for all later calls."""
-        ...
-
-    def senders(self, rank: int, entry: str) -> Sequence[CallPlace]:
-        """Return the calls whose data a call of communication receives."""
-        ...
 
 
 def ordered(
-    by_rank: Mapping[int | None, Sequence[Suspect]],
+    suspects: Sequence[tuple[int | None, Suspect]],
     given_wrong: Mapping[int | None, frozenset[str]],
-    order: Callable[[], CausalOrder],
+    order: RankOrder,
 ) -> list[Suspect]:
     """Return the suspects of one step, the first divergence first; those that several ranks share are merged.
 
-    Suspects barely beyond their limit come last: with very many calls, that happens by chance.
-
     Args:
-        by_rank: Suspects in execution order.
-        given_wrong: By rank, the communication calls with wrong inputs.
-        order: Returns the order over the ranks; called if there are several.
+        suspects: Each with its rank.
+        given_wrong: By rank, the calls of communication that were given what is wrong.
+        order: Over the ranks.
     """
-    found = [(rank, suspect) for rank, suspects in by_rank.items() for suspect in suspects]
-    if not found:
-        return []
-    places: dict[CallPlace, int] = {}
-    if len(by_rank) > 1 and None not in by_rank:
-        causal = order()
-        wrong = {(rank, entry) for rank, entries in given_wrong.items() if rank is not None for entry in entries}
-        found = [
-            (rank, suspect)
-            for rank, suspect in found
-            if rank is None
-            or not (
-                suspect.kind is FaultKind.COMMUNICATION and wrong.intersection(causal.senders(rank, _place(suspect)))
-            )
-        ]
-        places = {
-            (rank, suspect.entry): causal.depth(rank, _place(suspect)) for rank, suspect in found if rank is not None
-        }
-
-    def key(item: tuple[int | None, Suspect]) -> tuple[bool, int, int, int]:
-        rank, suspect = item
-        depth = places.get((rank, suspect.entry), 0) if rank is not None else 0
-        return suspect.excess < MARGINAL_EXCESS, depth, suspect.position, rank or 0
-
-    return _together(suspect for _, suspect in sorted(found, key=key))
-
-
-def _place(suspect: Suspect) -> str:
-    """Return the target's entry at the position of a suspect: the order is that of the target's dumps."""
-    return suspect.beside or suspect.entry
+    calls = [
+        SuspectedCall(
+            found=suspect,
+            rank=rank,
+            entry=suspect.beside or suspect.entry,  # the order is that of the target's dumps
+            position=suspect.position,
+            excess=suspect.excess,
+            communicates=suspect.kind is FaultKind.COMMUNICATION,
+            num_communications=suspect.num_communications,
+        )
+        for rank, suspect in suspects
+    ]
+    return _together(call.found for call in order.sorted(calls, given_wrong))
 
 
 def _together(suspects: Iterable[Suspect]) -> list[Suspect]:
