@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
-from msprobe_core.compare.result import UnitSummary
+from msprobe_core.compare.result import UnitSummary, decisive
+from msprobe_core.judge.fault import Fault
 from msprobe_core.judge.rank_order import RankOrder, SuspectedCall
 from msprobe_core.order.calls import is_communication
 
@@ -18,6 +19,17 @@ def first_of_steps(units: Sequence[U]) -> Iterator[Sequence[U]]:
         yield first_of_step([unit for unit in units if (unit.step or 0) == step])
 
 
+def until_decisive(steps: Iterator[Sequence[U]], units: Sequence[U]) -> list[Sequence[U]]:
+    """Return what `first_of_steps` yields for the steps up to the first one that is decisive for all units."""
+    labels = {unit.label for unit, _ in decisive(units)}
+    found: list[Sequence[U]] = []
+    for first in steps:
+        found.append(first)
+        if any(unit.label in labels for unit in first):
+            break
+    return found
+
+
 def first_of_step(units: Sequence[U]) -> Sequence[U]:
     """Return the units whose first fault is not preceded by that of another, the earliest first.
 
@@ -26,18 +38,15 @@ def first_of_step(units: Sequence[U]) -> Sequence[U]:
     Args:
         units: All units of one step, including those that agree: an error may reach another rank through a third.
     """
-    diverged = [unit for unit in units if unit.first_fault is not None]
-    diverged = [unit for unit in diverged if unit.culprit is not None] or diverged
+    diverged = decisive(units)
     if len(diverged) < 2:
-        return diverged
+        return [unit for unit, _ in diverged]
     order = RankOrder([(unit.rank, unit.target) for unit in units])
     given_wrong = {unit.rank: frozenset(unit.given_wrong) for unit in units}
-    return [call.found for call in order.first([_suspected(unit) for unit in diverged], given_wrong)]
+    return [call.found for call in order.first([_suspected(unit, fault) for unit, fault in diverged], given_wrong)]
 
 
-def _suspected(unit: U) -> SuspectedCall[U]:
-    fault = unit.first_fault
-    assert fault is not None
+def _suspected(unit: U, fault: Fault) -> SuspectedCall[U]:
     return SuspectedCall(
         found=unit,
         rank=unit.rank,

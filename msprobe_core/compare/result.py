@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
@@ -140,7 +140,20 @@ class UnitFiles:
     calls: Path | None = None
 
 
+AnyUnit = TypeVar("AnyUnit", bound=UnitSummary)
 AnyUnit_co = TypeVar("AnyUnit_co", bound=UnitSummary, covariant=True)
+
+
+def decisive(units: Iterable[AnyUnit]) -> list[tuple[AnyUnit, Fault]]:
+    """Return the units among which the first to diverge is, each with its first fault.
+
+    Units without a culprit, where the form of calls alone differs, count only if no other has one. Of those, between
+    frameworks, calls without partner count only where nothing that has one is at fault in any unit.
+    """
+    found = [(unit, fault) for unit in units if (fault := unit.first_fault) is not None]
+    of_pairs = [(unit, fault) for unit, fault in found if not unit.is_foreign or fault.only_on is None]
+    of_culprits = [(unit, fault) for unit, fault in found if unit.culprit is not None]
+    return of_culprits or of_pairs or found
 
 
 @dataclass(frozen=True)
@@ -185,13 +198,9 @@ class ComparisonResult(Generic[AnyUnit_co]):
     def first_fault(self) -> tuple[AnyUnit_co, Fault] | None:
         """The first fault of the earliest step, and its unit; of several ranks, that of the rank that diverges first.
 
-        Units without a culprit, in which only the form of calls differs, count only if no other unit has one. Of those,
-        between frameworks, calls without a partner count only if no call with a partner is at fault in any step.
+        See `decisive` for the units that count.
         """
-        found = {unit.label: (unit, fault) for unit in self.units if (fault := unit.first_fault) is not None}
-        of_pairs = {label: each for label, each in found.items() if not each[0].is_foreign or each[1].only_on is None}
-        of_culprits = {label: each for label, each in found.items() if each[0].culprit is not None}
-        found = of_culprits or of_pairs or found
+        found = {unit.label: (unit, fault) for unit, fault in decisive(self.units)}
         by_causality = next((found[label] for label in self.parted_first if label in found), None)
         return by_causality or min(
             found.values(),

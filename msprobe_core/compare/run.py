@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 from msprobe_core._version import __version__
-from msprobe_core.compare.divergence import first_of_steps
+from msprobe_core.compare.divergence import first_of_steps, until_decisive
 from msprobe_core.compare.pairs import Chosen, Pairing, UnitPair, find_pairs_of_modes
 from msprobe_core.compare.result import ComparisonResult, UnitFiles, UnitResult, UnitSummary
 from msprobe_core.compare.tensor_pass import Progress
@@ -238,10 +238,10 @@ def _result(
     if not units:
         raise CompareError(f"nothing of {target} and {golden} could be compared; {missing[1][0]}")
     steps = first_of_steps(units)
-    first = next(steps, ())
-    labels = [unit.label for unit in first]
+    first = until_decisive(steps, units)
+    labels = [unit.label for unit in first[-1]] if first else []
     result = ComparisonResult(target, golden, units, [*missing[0], *missing[1]], options.limits, parted_first=labels)
-    return result, chain([first] if first else [], steps)
+    return result, chain(first, steps)
 
 
 def _compare_and_write(

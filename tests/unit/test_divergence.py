@@ -155,3 +155,28 @@ def test_a_suspect_of_one_replica_is_kept_where_ranks_are_merged(tmp_path):
     options = LocateOptions(compare=CompareOptions(layouts=load_layouts(rules)))
     result = locate(tmp_path / "target", tmp_path / "golden", options)
     assert [suspect.entry for suspect in result.suspects] == ["Torch.mul.0.forward"]
+
+
+def test_a_step_that_differs_in_form_only_is_not_the_first(tmp_path):
+    """Within the decisive step, the order by communication still tells which rank is the first."""
+    for side in ("target", "golden"):
+        wrong = tensor(WRONG if side == "target" else RIGHT)
+
+        def form(number, rank: Rank):
+            rank.call("Torch.mul", right, output=right)
+            if side == "target" and number == 0:  # noqa: B023
+                rank.call("Torch.clone", right, output=right)
+
+        def fault(number, rank: Rank):
+            if number == 1:
+                rank.collective("all_reduce", group(1, 2), given=right, got=right)
+                rank.call("Torch.mul", right, output=wrong)  # noqa: B023
+            if number < 2:
+                rank.collective("all_reduce", group(0, 1), given=wrong if number else right, got=wrong)  # noqa: B023
+
+        for step, work in enumerate((form, fault)):
+            write_ranks(tmp_path / side / f"step{step}", make_ranks(3, work))
+    result = compare_dumps(tmp_path / "target", tmp_path / "golden")
+    assert list(result.parted_first) == ["step1/rank1"]
+    unit, found = result.first_fault
+    assert (unit.label, found.entry) == ("step1/rank1", "Torch.mul.0.forward")
