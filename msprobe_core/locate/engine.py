@@ -22,8 +22,9 @@ from msprobe_core.errors import CompareError
 from msprobe_core.execute.units import run_units
 from msprobe_core.findings import Finding, noted
 from msprobe_core.judge.columns import Match
+from msprobe_core.judge.evidence import Evidence
 from msprobe_core.judge.nodes import entry_beside
-from msprobe_core.judge.origins import Nesting, Source, is_flagged
+from msprobe_core.judge.origins import Source, is_flagged
 from msprobe_core.judge.rank_order import RankOrder, communications_before
 from msprobe_core.judge.row_findings import FINDINGS, findings_of, said
 from msprobe_core.judge.updates import parameters_of
@@ -86,16 +87,14 @@ class UnitTask:
     """One rank and step to examine.
 
     Attributes:
-        pair: Paths of the two dumps.
-        options: Options of the comparison.
-        is_first: Whether it is of the first step, which begins with the initial parameters.
-        before: The rank's parameters in the previous step, to judge their updates.
+        pair: Where the two dumps are.
+        options: How they are compared.
+        before: The rank's parameters in the step before, which tell what an update should make of them.
         extract: See `Extraction`.
     """
 
     pair: UnitPair
     options: CompareOptions
-    is_first: bool
     before: pl.DataFrame | None = None
     extract: Callable[[UnitResult], bytes] | None = None
 
@@ -303,7 +302,7 @@ def _examine_steps(
     done = 0
     for step in steps:
         own = [pair for pair in pairing.pairs if pair.step == step]
-        tasks = [UnitTask(pair, options.compare, step == steps[0], before.get(pair.rank), extract) for pair in own]
+        tasks = [UnitTask(pair, options.compare, before.get(pair.rank), extract) for pair in own]
         on_unit = None if progress is None else partial(_pass_on, progress, done, len(pairing.pairs))
         findings, failed = _examine_all(tasks, options, on_unit, extraction)
         done += len(own)
@@ -350,11 +349,11 @@ def examine(task: UnitTask) -> UnitFindings:
     pair = task.pair
     unit = compare_unit(pair, task.options, before=task.before)
     evidence = unit.weigh()
-    rows, nodes, nesting = evidence.rows, evidence.nodes, evidence.nesting
+    rows, nodes = evidence.rows, evidence.nodes
     return UnitFindings(
         pair=pair,
         mode=unit.mode,
-        suspects=[_suspect(source, rows, nodes, nesting, unit, is_first=task.is_first) for source in evidence.sources],
+        suspects=[_suspect(source, evidence, unit, pair) for source in evidence.sources],
         num_nodes=nodes.height,
         num_flagged=nodes.filter(is_flagged()).height,
         facts=facts_of(rows, nodes),
@@ -368,15 +367,13 @@ def examine(task: UnitTask) -> UnitFindings:
     )
 
 
-def _suspect(
-    source: Source, rows: pl.DataFrame, nodes: pl.DataFrame, nesting: Nesting, unit: UnitResult, *, is_first: bool
-) -> Suspect:
-    node = source.node
+def _suspect(source: Source, evidence: Evidence, unit: UnitResult, pair: UnitPair) -> Suspect:
+    rows, nodes, node = evidence.rows, evidence.nodes, source.node
     is_golden = node["only_on"] == "golden"
     entry: str = node["entry_golden"] if is_golden and node["entry_golden"] else node["entry"]
-    parents = nesting.of(node)
+    parents = evidence.nesting.of(node)
     own = rows.filter(pl.col("entry") == node["entry"])
-    kind = kind_of(source, own, parents, is_first_step=is_first)
+    kind = kind_of(source, own, parents, is_first_step=pair.is_first_step)
     seen_at = source.seen_at or node
     shown = own if source.seen_at is None else rows.filter(pl.col("entry").is_in([node["entry"], seen_at["entry"]]))
     limits = own.filter(pl.col("excess") > 1)["score_limit"].to_list()
