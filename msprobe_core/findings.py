@@ -2,7 +2,7 @@
 
 A finding is a code, a level and fields. Scripts rely on these; people read a text, which is made from a template with
 the same code. Templates are in ``wording/en.json`` and ``wording/zh.json``, one entry per code, and nowhere else; the
-page has the same files. A plugin's own codes and templates are added with `add_wording`.
+page has the same files. A plugin has codes of its own with templates in its own package, see `Code.package`.
 
 A template is plain text with fields in braces:
 
@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
@@ -44,7 +44,10 @@ class Code(str, Enum):
 
     @classmethod
     def package(cls) -> str:
-        """Return the import name of the package whose directory ``wording`` has the templates."""
+        """Return the import name of the package whose directory ``wording`` has the templates.
+
+        A plugin's enumeration returns the plugin's own.
+        """
         return "msprobe_core"
 
 
@@ -126,9 +129,17 @@ def _stored(value: Any) -> Field:
     return [_stored(each) for each in cast("list[Any]", value)] if isinstance(value, list) else value
 
 
-def noted(text: str) -> Finding:
-    """Return a text that is no template, such as the message of an error, as a finding."""
-    return Finding(NoteCode.TEXT, Level.NOTE, {"text": text})
+def noted(text: str | Finding) -> Finding:
+    """Return a text that is no template, such as the message of an error, as a finding; a finding as it is."""
+    return text if isinstance(text, Finding) else Finding(NoteCode.TEXT, Level.NOTE, {"text": text})
+
+
+def each_once(findings: Iterable[Finding]) -> list[Finding]:
+    """Return findings without those that say what an earlier one does."""
+    found: dict[str, Finding] = {}
+    for finding in findings:
+        found.setdefault(finding.text, finding)
+    return list(found.values())
 
 
 class Place(NamedTuple):

@@ -55,7 +55,7 @@ def confirm(
     if output_path is not None and not overwrites:
         check_confirmation(output_path)
     dumps = read_dump(_one_rank(target)), read_dump(_one_rank(golden))
-    incomplete = ends_of(*dumps).lines
+    incomplete = [finding.text for finding in ends_of(*dumps).findings]
     say_incomplete(incomplete)
     found = confirm_call(*dumps, entry, golden_entry=golden_entry, model=None if model is None else load_model(model))
     path = None if output_path is None else write_confirmation(found, output_path)

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from msprobe_core.compare.compare_codes import CompareCode
 from msprobe_core.errors import CompareError
+from msprobe_core.findings import Finding, Level
 from msprobe_core.judge.columns import Match
 from msprobe_core.model import Ending, EndState, Phase
 from msprobe_core.protocols.storage import Dump
@@ -21,14 +23,19 @@ class Ends:
     """How the recordings of a pair ended.
 
     Attributes:
-        target: Ending of the target dump.
-        golden: Ending of the golden dump.
-        lines: Messages about dumps that ended early or are damaged; empty if both are complete.
+        target: Of the target dump.
+        golden: Of the golden dump.
+        findings: Which of them ended early or is damaged; empty if both are whole.
     """
 
     target: Ending
     golden: Ending
-    lines: Sequence[str]
+    findings: Sequence[Finding]
+
+    @property
+    def text(self) -> str:
+        """All findings as one text."""
+        return "; ".join(finding.text for finding in self.findings)
 
 
 def ends_of(target: Dump, golden: Dump) -> Ends:
@@ -38,12 +45,13 @@ def ends_of(target: Dump, golden: Dump) -> Ends:
     other side has more windows.
     """
     own, other = ending_of(target), ending_of(golden)
-    lines = [
-        f"{side}: {sentence(dump.path, ending)}"
-        for side, dump, ending, partner in (("target", target, own, other), ("golden", golden, other, own))
+    sides = ((CompareCode.TARGET_ENDED, target, own, other), (CompareCode.GOLDEN_ENDED, golden, other, own))
+    found = [
+        Finding(code, Level.WARNING, {"ending": sentence(dump.path, ending)})
+        for code, dump, ending, partner in sides
         if _may_lack_calls(ending, partner)
     ]
-    return Ends(own, other, lines)
+    return Ends(own, other, found)
 
 
 def _may_lack_calls(ending: Ending, partner: Ending) -> bool:
@@ -52,8 +60,10 @@ def _may_lack_calls(ending: Ending, partner: Ending) -> bool:
     return not ending.is_whole
 
 
-def without_missing_calls(rows: pl.DataFrame, target: Dump, golden: Dump, ends: Ends) -> tuple[pl.DataFrame, list[str]]:
-    """Return aligned rows without calls that one side lacks because it ended early, and notes on them.
+def without_missing_calls(
+    rows: pl.DataFrame, target: Dump, golden: Dump, ends: Ends
+) -> tuple[pl.DataFrame, list[Finding]]:
+    """Return aligned rows without calls that one side lacks because its recording ended early, and what was left out.
 
     These are the calls after the last one that both sides have and, in an interrupted window, gradients anywhere,
     because the gradients of a call are written only when all of them exist.
@@ -67,24 +77,24 @@ def without_missing_calls(rows: pl.DataFrame, target: Dump, golden: Dump, ends: 
     Raises:
         CompareError: the dumps have no call in common.
     """
-    notes: list[str] = []
+    notes: list[Finding] = []
     sides = (
-        ("target", ends.target, ends.golden, golden, Match.GOLDEN, "entry_golden"),
-        ("golden", ends.golden, ends.target, target, Match.TARGET, "entry"),
+        (CompareCode.LEFT_OUT_OF_TARGET, ends.target, ends.golden, golden, Match.GOLDEN, "entry_golden"),
+        (CompareCode.LEFT_OUT_OF_GOLDEN, ends.golden, ends.target, target, Match.TARGET, "entry"),
     )
     missing: set[str] = set()
-    for side, ending, partner, whole, match, column in sides:
+    for code, ending, partner, whole, match, column in sides:
         if not _may_lack_calls(ending, partner):
             continue
         found = _missing(rows, whole, match, column, lacks_gradients=ending.state is not EndState.STOPPED)
         if found:
-            notes.append(f"calls that the {side} lacks, which ended early, and that were not compared: {len(found):,}")
+            notes.append(Finding(code, Level.WARNING, {"count": len(found)}))
             missing.update(found)
     if not missing:
         return rows, notes
     left = rows.filter(~pl.col("entry").is_in(list(missing)))
     if not (left["match"] == Match.BOTH.value).any():
-        raise CompareError(f"{'; '.join(ends.lines)}: the two have no call in common")
+        raise CompareError(f"{ends.text}: the two have no call in common")
     return left, notes
 
 

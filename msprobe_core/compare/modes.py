@@ -7,8 +7,10 @@ from typing import NamedTuple
 
 import polars as pl
 
+from msprobe_core.compare.compare_codes import CompareCode
 from msprobe_core.compare.result import Mode
 from msprobe_core.errors import CompareError
+from msprobe_core.findings import Finding
 from msprobe_core.judge.statistics_columns import STATISTICS
 from msprobe_core.model import Task
 from msprobe_core.protocols.storage import Dump
@@ -19,7 +21,7 @@ class ModeFound(NamedTuple):
     """The comparison mode, and notes on it."""
 
     mode: Mode
-    notes: Sequence[str]
+    notes: Sequence[Finding]
 
 
 def mode_of(target: Dump, golden: Dump) -> ModeFound:
@@ -30,25 +32,25 @@ def mode_of(target: Dump, golden: Dump) -> ModeFound:
     """
     tasks = target.header.task, golden.header.task
     if Task.STRUCTURE.value in tasks:
-        return ModeFound(Mode.STRUCTURE, _note_other_tasks(target, golden, "the order of calls"))
+        return ModeFound(Mode.STRUCTURE, _note_other_tasks(target, golden, CompareCode.OTHER_TASK_ORDER))
     if tasks == (Task.TENSOR.value, Task.TENSOR.value):
         return ModeFound(Mode.TENSOR, [])
-    notes = _note_other_tasks(target, golden, "what both keep of a tensor") if Task.TENSOR.value in tasks else []
+    notes = _note_other_tasks(target, golden, CompareCode.OTHER_TASK_CONTENT) if Task.TENSOR.value in tasks else []
     contents = _contents(target), _contents(golden)
     checksums = [content.checksum for content in contents]
     shared = contents[0].others & contents[1].others
     if all(checksums) and _are_alike(contents[0], contents[1]):
         if target.header.framework == golden.header.framework or not shared:
             return ModeFound(Mode.CHECKSUM, notes)
-        told = "two frameworks seldom agree bit for bit; statistics are compared instead of checksums"
-        return ModeFound(Mode.STATISTICS, [*notes, told])
+        return ModeFound(Mode.STATISTICS, [*notes, Finding(CompareCode.STATISTICS_FOR_CHECKSUMS)])
     if not shared and all(content.others or content.checksum for content in contents):
         raise CompareError(
             f"{target.path} keeps {contents[0].text} of each tensor and {golden.path} {contents[1].text}, which cannot "
             "be compared; record both with the same 'summary_mode'"
         )
     if all(checksums):
-        notes = [*notes, f"the checksums are of different kinds, {_kinds(contents)}; only statistics are compared"]
+        kinds = {"target": _kind_of(contents[0]), "golden": _kind_of(contents[1])}
+        notes = [*notes, Finding(CompareCode.OTHER_CHECKSUMS, fields=kinds)]
     return ModeFound(Mode.STATISTICS, notes)
 
 
@@ -88,16 +90,16 @@ def _are_alike(first: _Contents, second: _Contents) -> bool:
     return len(first.checksum) == len(second.checksum)
 
 
-def _kinds(contents: Sequence[_Contents]) -> str:
-    return " and ".join(f"{content.checksum}{_of_mode(content)}" for content in contents)
+def _kind_of(content: _Contents) -> Finding:
+    code = CompareCode.CHECKSUM_OF_MODE if content.summary_mode else CompareCode.CHECKSUM_SUCH_AS
+    return Finding(code, fields={"checksum": content.checksum, "mode": content.summary_mode})
 
 
 def _of_mode(content: _Contents) -> str:
     return f" of summary_mode {content.summary_mode}" if content.summary_mode else f" such as {content.checksum}"
 
 
-def _note_other_tasks(target: Dump, golden: Dump, compared: str) -> list[str]:
+def _note_other_tasks(target: Dump, golden: Dump, code: CompareCode) -> list[Finding]:
     if target.header.task == golden.header.task:
         return []
-    tasks = f"the target is of the task '{target.header.task}' and the golden of '{golden.header.task}'"
-    return [f"{tasks}; {compared} is compared"]
+    return [Finding(code, fields={"target": target.header.task, "golden": golden.header.task})]

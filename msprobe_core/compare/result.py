@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from msprobe_core.compare.shards.findings import ReplicaFinding
 from msprobe_core.compare.suggest import Suggestion
+from msprobe_core.findings import Finding, each_once
 from msprobe_core.judge.fault import Culprit, Fault
 from msprobe_core.judge.limits import LimitTable, conventional
 from msprobe_core.judge.verdict import Verdict
@@ -49,11 +50,11 @@ class UnitSummary:
             ``None`` where nothing differs but the form of calls.
         given_wrong: See `msprobe_core.judge.fault.Faults`.
         first_difference: Row name of the first pair that differs at all, also within its limit.
-        notes: What there is to say about the dumps themselves.
+        note_findings: What there is to say about the dumps themselves.
         replicas: Values that ranks should have alike and have not, where the dumps of several ranks were merged.
         is_foreign: Whether the two are of different frameworks, which make different calls to compute the same.
         suggestions: What names without partner may be on the other side.
-        incomplete: In words, which of the two ended early or is damaged, so that a part of it could not be judged.
+        incomplete_findings: Which of the two ended early or is damaged, so that a part of it could not be judged.
     """
 
     label: str
@@ -68,13 +69,23 @@ class UnitSummary:
     fault: Fault | None
     lone_call: Fault | None
     first_difference: str | None
-    notes: Sequence[str]
+    note_findings: Sequence[Finding]
     culprit: Culprit | None = None
     given_wrong: Sequence[str] = ()
     replicas: Sequence[ReplicaFinding] = ()
     is_foreign: bool = False
     suggestions: Sequence[Suggestion] = ()
-    incomplete: Sequence[str] = ()
+    incomplete_findings: Sequence[Finding] = ()
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What there is to say about the dumps themselves, in words."""
+        return [finding.text for finding in self.note_findings]
+
+    @property
+    def incomplete(self) -> Sequence[str]:
+        """Which of the two ended early or is damaged, in words."""
+        return [finding.text for finding in self.incomplete_findings]
 
     @property
     def num_nodes(self) -> int:
@@ -93,8 +104,8 @@ class UnitSummary:
 
     @property
     def agrees(self) -> bool:
-        """Whether nothing differs and both dumps could be judged completely."""
-        return not self.differs and not self.incomplete
+        """Whether nothing differs, and all of the two could be judged."""
+        return not self.differs and not self.incomplete_findings
 
     @property
     def differs(self) -> bool:
@@ -161,22 +172,21 @@ class ComparisonResult(Generic[AnyUnit_co]):
     """The comparison of two dumps, of two steps with their ranks, or of two runs with their steps.
 
     Attributes:
-        target: Path of the target, as given.
-        golden: Path of the golden run, as given.
-        units: One result per pair, by step and rank.
-        missing: Messages about what was not compared: steps and ranks that one side lacks, and those that cannot be
-            read.
-        limits: The limits that rows were judged by.
-        replicas: Messages about values that ranks of the target should have in common but that differ.
-        parted_first: Labels of the units that diverge first, see `msprobe_core.compare.divergence`, the earliest first.
+        target: As given.
+        golden: As given.
+        units: One per pair, by step and rank.
+        missing_findings: What was not compared: steps and ranks that one side lacks, and those that cannot be read.
+        limits: Those that rows were judged by.
+        replica_findings: Values that ranks of the target should have alike and have not.
+        parted_first: Labels of the units that part first, see `msprobe_core.compare.divergence`, the earliest first.
     """
 
     target: Path
     golden: Path
     units: Sequence[AnyUnit_co]
-    missing: Sequence[str] = field(default_factory=list[str])
+    missing_findings: Sequence[Finding] = field(default_factory=list["Finding"])
     limits: LimitTable = field(default_factory=conventional)
-    replicas: Sequence[str] = field(default_factory=list[str])
+    replica_findings: Sequence[Finding] = field(default_factory=list["Finding"])
     parted_first: Sequence[str] = field(default_factory=list[str])
 
     @property
@@ -186,13 +196,28 @@ class ComparisonResult(Generic[AnyUnit_co]):
 
     @property
     def differs(self) -> bool:
-        """Whether a pair differs, or values differ that the target's ranks should have in common."""
-        return bool(self.replicas) or any(unit.differs for unit in self.units)
+        """Whether a pair differs, or the target's ranks have not alike what they should."""
+        return bool(self.replica_findings) or any(unit.differs for unit in self.units)
+
+    @property
+    def missing(self) -> Sequence[str]:
+        """What was not compared, in words."""
+        return [finding.text for finding in self.missing_findings]
+
+    @property
+    def replicas(self) -> Sequence[str]:
+        """Values that ranks of the target should have alike and have not, in words."""
+        return [finding.text for finding in self.replica_findings]
+
+    @property
+    def incomplete_findings(self) -> Sequence[Finding]:
+        """What could not be judged: what was not compared, and which dumps ended early or are damaged."""
+        return [*self.missing_findings, *each_once(each for unit in self.units for each in unit.incomplete_findings)]
 
     @property
     def incomplete(self) -> Sequence[str]:
-        """Messages about what was not compared, and about dumps that ended early or are damaged."""
-        return [*self.missing, *dict.fromkeys(line for unit in self.units for line in unit.incomplete)]
+        """What could not be judged, in words."""
+        return [finding.text for finding in self.incomplete_findings]
 
     @property
     def first_fault(self) -> tuple[AnyUnit_co, Fault] | None:

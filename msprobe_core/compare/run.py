@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar
 
 from msprobe_core._version import __version__
+from msprobe_core.compare.compare_codes import CompareCode
 from msprobe_core.compare.divergence import first_of_steps, until_decisive
 from msprobe_core.compare.pairs import Chosen, Pairing, UnitPair, find_pairs_of_modes
 from msprobe_core.compare.result import ComparisonResult, UnitFiles, UnitResult, UnitSummary
@@ -25,6 +26,7 @@ from msprobe_core.compare.unit import CompareOptions, compare_unit
 from msprobe_core.errors import CompareError, DumpError
 from msprobe_core.execute.kept import KeptOutcomes, state_of
 from msprobe_core.execute.units import executor_called, run_units
+from msprobe_core.findings import Finding, Level, noted
 from msprobe_core.interrupts import raise_if_interrupted
 from msprobe_core.model import ExecutorOptions
 from msprobe_core.store.reading import read_dump
@@ -154,7 +156,7 @@ def compare_run(
     kept = KeptOutcomes(writer.directory, UnitDone, partial(_key_of, options, writer), _paths_of, run.resume)
     done, failed = _worked_off(pairing.pairs, work, run, kept, progress)
     result, first = _result(target, golden, [unit.summary for unit in done], (pairing.missing, failed), options)
-    result = replace(result, replicas=_replicas_that_differ(pairing, options.layouts, run))
+    result = replace(result, replica_findings=_replicas_that_differ(pairing, options.layouts, run))
     raise_if_interrupted()
     return result, writer.write_run(result, [unit.files for unit in done], first, resumes=run.resume)
 
@@ -199,8 +201,8 @@ def _worked_off(
     run: RunOptions,
     kept: KeptOutcomes[UnitPair, R] | None = None,
     progress: RunProgress | None = None,
-) -> tuple[list[R], list[str]]:
-    """Return the outcomes in the order of the pairs, and messages about failed pairs; a single pair raises."""
+) -> tuple[list[R], list[Finding]]:
+    """Return the outcomes in the order of the pairs, and which pairs have none; one alone raises its error."""
     if len(pairs) == 1:
         outcome = work(pairs[0])
         raise_if_interrupted()
@@ -215,15 +217,18 @@ def _worked_off(
         kept=kept,
         progress=None if progress is None else lambda number, _: progress(number, len(pairs), "pairs"),
     )
-    told = [f"{pairs[number].label} could not be compared: {reason}" for number, reason in failed.items()]
-    return [outcome for _, outcome in sorted(done.items(), key=itemgetter(0))], told
+    lost = [
+        Finding(CompareCode.FAILED, Level.ERROR, {"unit": pairs[number].label, "why": reason})
+        for number, reason in failed.items()
+    ]
+    return [outcome for _, outcome in sorted(done.items(), key=itemgetter(0))], lost
 
 
 def _result(
     target: Path,
     golden: Path,
     units: Sequence[U],
-    missing: tuple[Sequence[str], Sequence[str]],
+    missing: tuple[Sequence[str], Sequence[Finding]],
     options: CompareOptions,
 ) -> tuple[ComparisonResult[U], Iterable[Sequence[U]]]:
     """Return the result, and for each step in which units diverge those that diverge first.
@@ -240,7 +245,9 @@ def _result(
     steps = first_of_steps(units)
     first = until_decisive(steps, units)
     labels = [unit.label for unit in first[-1]] if first else []
-    result = ComparisonResult(target, golden, units, [*missing[0], *missing[1]], options.limits, parted_first=labels)
+    result = ComparisonResult(
+        target, golden, units, [*map(noted, missing[0]), *missing[1]], options.limits, parted_first=labels
+    )
     return result, chain(first, steps)
 
 
@@ -252,8 +259,8 @@ def _compare_and_write(
     return UnitDone(result.summary(), writer.write_unit(result))
 
 
-def _replicas_that_differ(pairing: Pairing, layouts: LayoutRules | None, run: RunOptions) -> Sequence[str]:
-    """Return messages about values that ranks of the target should have in common but that differ."""
+def _replicas_that_differ(pairing: Pairing, layouts: LayoutRules | None, run: RunOptions) -> Sequence[Finding]:
+    """Return what ranks of the target should have alike and have not."""
     has_several = len(pairing.pairs) + sum(map(len, pairing.spare.values())) > 1
     if not has_several or not pairing.can_have_replicas or run.checks_replicas is False:
         return []
@@ -262,7 +269,7 @@ def _replicas_that_differ(pairing: Pairing, layouts: LayoutRules | None, run: Ru
     from msprobe_core.compare.layouts.rules import Side
     from msprobe_core.compare.shards.merged import check_replicas
 
-    lines: list[str] = []
+    differing: list[Finding] = []
     for step in dict.fromkeys(pair.step for pair in pairing.pairs):
         own = [pair for pair in pairing.pairs if pair.step == step]
         paths = [path for pair in own for path in pair.target_parts or (pair.target,)]
@@ -279,8 +286,12 @@ def _replicas_that_differ(pairing: Pairing, layouts: LayoutRules | None, run: Ru
         except (CompareError, DumpError) as error:
             _logger.info("replicas were not checked: %s", error)
             continue
-        lines += [f"{'' if step is None else f'step{step}: '}{finding.text}" for finding in found]
-    return lines
+        differing += [each.finding if step is None else _of_step(step, each.finding) for each in found]
+    return differing
+
+
+def _of_step(step: int, finding: Finding) -> Finding:
+    return Finding(CompareCode.OF_STEP, finding.level, {"step": step, "finding": finding})
 
 
 def _of_tensors(progress: RunProgress | None) -> Progress | None:

@@ -15,6 +15,8 @@ from typing import Any
 import polars as pl
 
 from msprobe_core import names
+from msprobe_core.compare.compare_codes import CompareCode
+from msprobe_core.findings import Finding
 from msprobe_core.judge.columns import Match
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.model import Phase, Role
@@ -32,6 +34,7 @@ _SAME_NAME = 0.8
 """Similarity of two names, from 0 to 1, from which they may be partners even if no value is the same."""
 
 _LEAST_SCORE = 1.0
+_WHOLE = 0.99
 
 
 class NameKind(str, Enum):
@@ -51,7 +54,7 @@ class Candidate:
     """
 
     golden: str
-    reason: str
+    reason: Finding
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,7 @@ def suggest_names(judged: pl.DataFrame, wrappers: tuple[str, str] = ("", "")) ->
         for suggestion in _suggest(kind, own.get(kind, [])[:_MAX_NAMES], other.get(kind, [])[:_MAX_NAMES])
     ]
     if all(wrappers) and any(suggestion.kind is NameKind.CELL for suggestion in found):
-        around = Candidate(wrappers[1], "most of the modules inside have the same names")
+        around = Candidate(wrappers[1], Finding(CompareCode.SUGGESTED_BY_INSIDE))
         found.append(Suggestion(NameKind.CELL, wrappers[0], [around], is_path=True))
     return found
 
@@ -211,14 +214,15 @@ def _difference(norm: float, other: float) -> float:
     return difference if difference == difference else 1.0
 
 
-def _reason(target: _Named, golden: _Named) -> str:
+def _reason(target: _Named, golden: _Named) -> Finding:
     shapes, values = _alike(target, golden)
+    share = values or shapes
+    if share > _WHOLE:
+        code = CompareCode.SUGGESTED_BY_VALUES if values else CompareCode.SUGGESTED_BY_SHAPES
+    else:
+        code = CompareCode.SUGGESTED_BY_SOME_VALUES if values else CompareCode.SUGGESTED_BY_SOME_SHAPES
     what = "results and parameters" if target.parameters else "results"
-    if values > 0.99:
-        return f"{what} have the same shapes and norms"
-    if values:
-        return f"{values:.0%} of its {what} have the same shapes and norms"
-    return f"{what} have the same shapes" if shapes > 0.99 else f"{shapes:.0%} of its {what} have the same shapes"
+    return Finding(code, fields={"what": what, "percent": round(100 * share)})
 
 
 def as_yaml(kind: NameKind, suggestions: Sequence[Suggestion]) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 import polars as pl
 
 from msprobe_core.compare.align import Alignment, align
+from msprobe_core.compare.compare_codes import CompareCode
 from msprobe_core.compare.fp8 import with_fp8_columns
 from msprobe_core.compare.incomplete import Ends, ends_of, without_missing_calls
 from msprobe_core.compare.mapping import Matching
@@ -26,6 +27,7 @@ from msprobe_core.compare.tensor_pass import Progress, add_tensor_metrics
 from msprobe_core.compare.tools import are_foreign, are_of_two_tools
 from msprobe_core.compare.worst_tensor import worst_tensor
 from msprobe_core.errors import CompareError
+from msprobe_core.findings import Field, Finding, Level, noted
 from msprobe_core.judge import overrides, statistics_columns
 from msprobe_core.judge.columns import Match
 from msprobe_core.judge.cross_framework import with_excused_inner_calls, with_excuses, with_excuses_between_tools
@@ -107,7 +109,7 @@ def compare_unit(
     stored = _read_sides(pair, options.layouts)
     ends = ends_of(*stored)
     sides, told_tokens, lone_sequences = _made_alike(stored, options)
-    incomplete = [*ends.lines, *lone_sequences]
+    incomplete = [*ends.findings, *map(noted, lone_sequences)]
     target, golden = completed(*sides)
     mode, notes = mode_of(target, golden)
     for dump in (target, golden):
@@ -180,8 +182,8 @@ def compare_unit(
         culprit=faults.culprit,
         given_wrong=faults.given_wrong,
         first_difference=cast("str | None", rows.select(pl.col("name_target").filter(differs()).first()).item()),
-        notes=[*pair.notes, *target.notes, *golden.notes, *notes, *told],
-        incomplete=incomplete,
+        note_findings=list(map(noted, (*pair.notes, *target.notes, *golden.notes, *notes, *told))),
+        incomplete_findings=incomplete,
         replicas=replicas,
         is_foreign=is_foreign,
         suggestions=suggest_names(rows, alignment.wrappers) if is_foreign or options.matching.renames else [],
@@ -210,8 +212,10 @@ def _scorer(
     return score
 
 
-def _excuser(target: Dump, golden: Dump, notes: list[str]) -> Callable[[pl.DataFrame, pl.DataFrame], pl.DataFrame]:
-    """Return a function that excuses calls that only one framework makes and appends its messages to ``notes``."""
+def _excuser(
+    target: Dump, golden: Dump, notes: list[Finding | str]
+) -> Callable[[pl.DataFrame, pl.DataFrame], pl.DataFrame]:
+    """Return what excuses calls that one framework alone makes, and appends what there is to note."""
 
     def excuse(lone: pl.DataFrame, pairs: pl.DataFrame) -> pl.DataFrame:
         excused, own = with_excused_inner_calls(lone, pairs, target, golden)
@@ -255,12 +259,12 @@ def _made_alike(
     return sides, notes, incomplete
 
 
-def _aligned(target: Dump, golden: Dump, mode: Mode, matching: Matching, ends: Ends) -> tuple[Alignment, list[str]]:
-    """Align the dumps without calls that one lacks because it ended early; return also notes about these calls."""
+def _aligned(target: Dump, golden: Dump, mode: Mode, matching: Matching, ends: Ends) -> tuple[Alignment, list[Finding]]:
+    """Return the two side by side, without calls that one of them lacks because it ended early, and what these are."""
     dumps = structure_dumps(target, golden) if mode is Mode.STRUCTURE else (target, golden)
     for dump in dumps:
-        if not dump.frame.height and ends.lines:
-            raise CompareError(f"{'; '.join(ends.lines)}: there is nothing to compare")
+        if not dump.frame.height and ends.findings:
+            raise CompareError(f"{ends.text}: there is nothing to compare")
         if not dump.frame.height:
             raise CompareError(
                 f"{dump.path}: holds no values to compare (task '{dump.header.task}'), because nothing was recorded; "
@@ -268,7 +272,7 @@ def _aligned(target: Dump, golden: Dump, mode: Mode, matching: Matching, ends: E
             )
     alignment = align(*dumps, matching)
     if not (alignment.rows["match"] == Match.BOTH.value).any():
-        because = f" ({'; '.join(ends.lines)})" if ends.lines else "; they are not dumps of the same program"
+        because = f" ({ends.text})" if ends.findings else "; they are not dumps of the same program"
         raise CompareError(f"{target.path} and {golden.path} have no row in common{because}")
     rows, left_out = without_missing_calls(alignment.rows, *dumps, ends)
     return replace(alignment, rows=rows), left_out
@@ -281,16 +285,16 @@ def _is_empty_call() -> pl.Expr:
     return is_whole & ~is_saved & ~has_failed()
 
 
-def _note_uncompared(rows: pl.DataFrame, mode: Mode, pair: UnitPair) -> list[str]:
-    """Return notes on values that could not be compared.
+def _note_uncompared(rows: pl.DataFrame, mode: Mode, pair: UnitPair) -> list[Finding]:
+    """Return what to note of values of which nothing could be compared.
 
     Raises:
         CompareError: no tensor could be compared and nothing else differs, so whether the dumps agree is unknown.
     """
     failed = rows.filter((pl.col("match") == Match.BOTH.value) & has_failed())
-    done = "recorded, or put together from several ranks" if pair.target_parts or pair.golden_parts else "recorded"
+    code = CompareCode.UNRECORDED_OR_UNMERGED if _is_in_parts(pair) else CompareCode.UNRECORDED
     notes = [
-        f"values that could not be {done}, and were not compared: {failed.height:,}; the first is {name} ({reason})"
+        Finding(code, Level.WARNING, {"count": failed.height, "first": name, "why": reason})
         for name, reason in failed.head(1).select("name_target", failures()).rows()
     ]
     if number := _count_of(rows, is_uncompared()):
@@ -300,14 +304,12 @@ def _note_uncompared(rows: pl.DataFrame, mode: Mode, pair: UnitPair) -> list[str
                 f"none of the {number:,} tensors that both sides have could be compared, because one side or both have "
                 "no statistics of them; record both with values that can be compared (task 'statistics' or 'tensor')"
             )
-        notes.append(
-            f"tensors that could not be compared, because one side or both have no statistics of them: {number:,}"
-        )
+        notes.append(Finding(CompareCode.WITHOUT_STATISTICS, Level.WARNING, {"count": number}))
     return notes
 
 
-def _note_precisions(rows: pl.DataFrame) -> list[str]:
-    """Return a note on tensors that are coarser on one side: their limits are wider, and this may be the fault."""
+def _note_precisions(rows: pl.DataFrame) -> list[Finding]:
+    """Return what to note of tensors that are coarser on one side: they pass by wider limits, and may be the fault."""
     dtypes = ("dtype_target", "dtype_golden")
     own = rows.select(*dtypes, row=pl.int_range(pl.len()), has_values=_has_values())
     found = own.filter("has_values").group_by(dtypes).agg(pl.len(), pl.col("row").min()).sort("row").rows()
@@ -316,8 +318,8 @@ def _note_precisions(rows: pl.DataFrame) -> list[str]:
         return []
     target, golden, _, row = other[0]
     number, first = sum(each[2] for each in other), rows["name_target"][row]
-    what = "tensors whose precision is another on each side, and whose limits are those of the coarser"
-    return [f"{what}: {number:,}; the first is {first} ({target}, golden {golden})"]
+    fields: dict[str, Field] = {"count": number, "first": first, "target": target, "golden": golden}
+    return [Finding(CompareCode.OTHER_PRECISION, Level.WARNING, fields)]
 
 
 def _are_other_precisions(target: str | None, golden: str | None) -> bool:

@@ -6,7 +6,7 @@ A later step is examined only if nothing is wrong in the steps before it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from msprobe_core.compare.result import Mode, UnitResult
 from msprobe_core.compare.unit import CompareOptions, compare_unit
 from msprobe_core.errors import CompareError
 from msprobe_core.execute.units import run_units
-from msprobe_core.findings import Finding, noted
+from msprobe_core.findings import Finding, each_once, noted
 from msprobe_core.judge.columns import Match
 from msprobe_core.judge.evidence import Evidence
 from msprobe_core.judge.nodes import entry_beside
@@ -123,10 +123,10 @@ class UnitFindings:
         decisions: Discrete decisions that differ.
         given_wrong: Communication calls whose inputs exceed rounding.
         is_foreign: Whether the two are of different frameworks.
-        parameters: Parameters of the step, for the next one.
-        notes: Notes on the dumps.
-        incomplete: Sentences on dumps that ended early or are damaged.
-        extracted: See `Extraction`; ``None`` after it was taken.
+        parameters: Those of the step, for the next one.
+        notes: What there is to say about the dumps.
+        incomplete: Which of the two ended early or is damaged.
+        extracted: See `Extraction`; ``None`` once it was taken.
     """
 
     pair: UnitPair
@@ -139,8 +139,8 @@ class UnitFindings:
     given_wrong: frozenset[str]
     is_foreign: bool
     parameters: pl.DataFrame
-    notes: Sequence[str]
-    incomplete: Sequence[str]
+    notes: Sequence[Finding]
+    incomplete: Sequence[Finding]
     extracted: bytes | None = None
 
 
@@ -239,8 +239,8 @@ def _result(
     facts = sum((unit.facts for unit in found), Facts())
     modes = [unit.mode for unit in found]
     verdict = LocateVerdict.FAULT if suspects else LocateVerdict.AGREE
-    told = [*left_out, *_each_once(unit.notes for unit in found), *notes]
-    incomplete = [*left_out, *_each_once(unit.incomplete for unit in found)]
+    told = [*left_out, *each_once(note for unit in found for note in unit.notes), *notes]
+    incomplete = [*left_out, *each_once(each for unit in found for each in unit.incomplete)]
     is_unknown = bool(incomplete) and not options.allows_incomplete
     if not suspects and (is_unknown or all(mode is Mode.STRUCTURE for mode in modes)):
         verdict = LocateVerdict.INSUFFICIENT
@@ -270,10 +270,6 @@ def _result(
         notes=told,
         incomplete=incomplete,
     )
-
-
-def _each_once(lines: Iterable[Sequence[str]]) -> list[Finding]:
-    return [noted(line) for line in dict.fromkeys(line for own in lines for line in own)]
 
 
 def _noise_of(options: CompareOptions) -> Finding:
@@ -361,8 +357,8 @@ def examine(task: UnitTask) -> UnitFindings:
         given_wrong=frozenset(evidence.given_wrong),
         is_foreign=unit.is_foreign,
         parameters=parameters_of(rows),
-        notes=[*unit.notes, *(finding.text for finding in unit.replicas)],
-        incomplete=unit.incomplete,
+        notes=[*unit.note_findings, *(each.finding for each in unit.replicas)],
+        incomplete=unit.incomplete_findings,
         extracted=None if task.extract is None else task.extract(unit),
     )
 

@@ -72,7 +72,7 @@ def with_divergences(suspects: Sequence[Suspect], found: Sequence[ReplicaFinding
 
 
 def _reason(finding: ReplicaFinding) -> Finding:
-    return Finding(LocateCode.REPLICAS, Level.ERROR, {"divergence": finding.text})
+    return Finding(LocateCode.REPLICAS, Level.ERROR, {"divergence": finding.finding})
 
 
 def _suspect(finding: ReplicaFinding, step: int | None) -> Suspect:

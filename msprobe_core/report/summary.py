@@ -11,7 +11,7 @@ import msgspec
 
 from msprobe_core.compare.result import ComparisonResult, UnitSummary
 from msprobe_core.compare.suggest import Suggestion
-from msprobe_core.findings import content_of
+from msprobe_core.findings import content_of, noted, text_and_content
 from msprobe_core.judge.fault import Fault
 from msprobe_core.judge.row_findings import said
 from msprobe_core.judge.worst_tensor import WorstTensor, WorstTokens
@@ -69,9 +69,9 @@ def _summary(result: ComparisonResult[UnitSummary], tables: Sequence[Sequence[Pa
         "target": str(result.target),
         "golden": str(result.golden),
         "differs": result.differs,
-        "missing": list(result.missing),
-        "incomplete": list(result.incomplete),
-        "replicas": list(result.replicas),
+        **text_and_content("missing", result.missing_findings),
+        **text_and_content("incomplete", result.incomplete_findings),
+        **text_and_content("replicas", result.replica_findings),
         "limits": result.limits.summary(),
         "units": [_unit_summary(unit, paths) for unit, paths in zip(result.units, tables, strict=True)],
     }
@@ -85,7 +85,7 @@ def _unit_summary(unit: UnitSummary, tables: Sequence[Path]) -> dict[str, Any]:
         "mode": unit.mode.value,
         "agrees": unit.agrees,
         "differs": unit.differs,
-        "incomplete": list(unit.incomplete),
+        **text_and_content("incomplete", unit.incomplete_findings),
         "rows": {"total": unit.num_rows, **unit.counts},
         "nodes": dict(unit.nodes),
         "first_difference": unit.first_difference,
@@ -93,13 +93,13 @@ def _unit_summary(unit: UnitSummary, tables: Sequence[Path]) -> dict[str, Any]:
         "first_disagreement": None if unit.fault is None else _fault_summary(unit.fault),
         "first_lone_call": None if unit.lone_call is None else _fault_summary(unit.lone_call),
         "suggestions": [_suggestion_summary(each) for each in unit.suggestions],
-        "notes": [*unit.notes, *table_notes(unit, tables)],
+        **text_and_content("notes", [*unit.note_findings, *map(noted, table_notes(unit, tables))]),
         "tables": [str(path) for path in tables],
     }
 
 
 def _suggestion_summary(suggestion: Suggestion) -> dict[str, Any]:
-    golden = [{"name": candidate.golden, "reason": candidate.reason} for candidate in suggestion.candidates]
+    golden = [{"name": each.golden, **text_and_content("reason", each.reason)} for each in suggestion.candidates]
     return {"kind": suggestion.kind.value, "target": suggestion.target, "golden": golden}
 
 

@@ -251,7 +251,7 @@ class _Builder:
         if content is None:
             return None
         unit = unpacked(content)
-        self._note(task, map(noted, unit.notes))
+        self._note(task, unit.notes)
         self._incomplete += unit.incomplete
         return unit.calls
 

@@ -13,7 +13,7 @@ import polars as pl
 
 from msprobe_core.compare.result import UnitResult
 from msprobe_core.execute.units import files_of
-from msprobe_core.findings import Finding
+from msprobe_core.findings import Finding, noted
 from msprobe_core.store.ending import ending_of, sentence
 from msprobe_core.store.reading import read_dump
 from msprobe_core.untrusted.paths import all_shown
@@ -25,7 +25,7 @@ class UnitCalls:
     """The calls of one unit, notes about it, and findings if its dump ended early or is damaged."""
 
     calls: Calls
-    notes: Sequence[str]
+    notes: Sequence[Finding]
     incomplete: Sequence[Finding] = ()
 
 
@@ -50,13 +50,13 @@ def packed_dump(task: DumpTask) -> bytes:
         DumpError: it cannot be read.
     """
     dump = read_dump(task.target)
-    ending = ending_of(dump)
-    return packed(UnitCalls(calls_of_dump(dump), dump.notes, [] if ending.is_whole else [sentence(dump.path, ending)]))
+    ending, notes = ending_of(dump), list(map(noted, dump.notes))
+    return packed(UnitCalls(calls_of_dump(dump), notes, [] if ending.is_whole else [sentence(dump.path, ending)]))
 
 
 def packed_pair(unit: UnitResult) -> bytes:
-    """Return the calls of two dumps as bytes, without what ended early: the search for the divergence reports that."""
-    return packed(UnitCalls(calls_of_pair(unit), [*unit.notes, *(finding.text for finding in unit.replicas)]))
+    """Return the calls of two dumps; what ended early is known to the search for the first fault."""
+    return packed(UnitCalls(calls_of_pair(unit), [*unit.note_findings, *(each.finding for each in unit.replicas)]))
 
 
 def packed(unit: UnitCalls) -> bytes:

@@ -18,6 +18,7 @@ from msprobe_core.findings import (
     Place,
     Wording,
     content_of,
+    finding_of,
     template_of,
     worded,
 )
@@ -123,6 +124,27 @@ def test_a_stored_finding_is_the_same_when_it_is_read():
 def test_a_stored_finding_with_an_unknown_code_is_no_finding():
     with pytest.raises(msgspec.ValidationError, match=r"no finding with the code 'fruit\.stolen'"):
         msgspec.json.decode(b'{"code": "fruit.stolen"}', type=Finding)
+
+
+def test_a_plugin_has_templates_in_its_own_package(tmp_path, monkeypatch):
+    place = tmp_path / "a_plugin" / "wording"
+    place.mkdir(parents=True)
+    (place.parent / "__init__.py").touch()
+    for language, template in (("en", "{count:worker|workers} did not answer"), ("zh", "{count} 个 worker 没有应答")):
+        (place / f"{language}.json").write_text(json.dumps({"findings": {"a-plugin.silent": template}}))
+    monkeypatch.syspath_prepend(tmp_path)
+
+    class PluginCode(Code):
+        SILENT = "a-plugin.silent"
+
+        @classmethod
+        def package(cls):
+            return "a_plugin"
+
+    silent = Finding(PluginCode.SILENT, Level.WARNING, {"count": 2})
+    assert silent.text == "2 workers did not answer"
+    assert worded(silent, Language.CHINESE) == "2 个 worker 没有应答"
+    assert finding_of(content_of(silent)) == silent
 
 
 def places(code, language):

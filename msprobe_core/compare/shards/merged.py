@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import polars as pl
 
+from msprobe_core.compare.compare_codes import CompareCode
 from msprobe_core.compare.shards.assembly import (
     Assembly,
     CannotMerge,
@@ -269,9 +270,9 @@ class _Merging:
         """Return whether the result of a sum is recorded; bool ``[n]``."""
         return np.array([value in self._reduced for value in values.tolist()], np.bool_)
 
-    def _why_alike(self, values: Array, part: int) -> str:
+    def _why_alike(self, values: Array, part: int) -> CompareCode:
         cell = self.union.parts[part].frame["distribution"][int(self.union.index[values[0], part])]
-        return "it is recorded as the same part of one tensor" if cell else "all should have the same"
+        return CompareCode.ALIKE_AS_PARTS if cell else CompareCode.ALIKE_ON_ALL
 
     def _take_one(self, values: Array, assembly: Assembly) -> None:
         """Take the values of the only part."""
@@ -390,7 +391,7 @@ class _Merging:
 
     def _check_communication(self) -> None:
         for values, parts in results_for_all(self.union):
-            reason = "it is the result of communication that gives all the same"
+            reason = CompareCode.ALIKE_BY_COMMUNICATION
             differing(self.union, values, parts, reason, self._findings)
 
     def _refuse_sizes(self) -> None:

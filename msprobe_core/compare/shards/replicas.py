@@ -8,6 +8,7 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 
+from msprobe_core.compare.compare_codes import CompareCode
 from msprobe_core.compare.shards.findings import ReplicaFinding
 from msprobe_core.compare.shards.rank_rows import Union
 
@@ -37,8 +38,10 @@ def agreement(union: Union, values: Array, first: int, other: int) -> Array:
     return same
 
 
-def differing(union: Union, values: Array, parts: Sequence[int], reason: str, known: dict[int, ReplicaFinding]) -> None:
-    """Add a finding for each value that should be equal in several parts and is not.
+def differing(
+    union: Union, values: Array, parts: Sequence[int], reason: CompareCode, known: dict[int, ReplicaFinding]
+) -> None:
+    """Add a finding for each of some values that parts should have alike and have not.
 
     Args:
         union: All values.
@@ -54,7 +57,7 @@ def differing(union: Union, values: Array, parts: Sequence[int], reason: str, kn
         known.setdefault(value, _finding(union, value, parts, reason))
 
 
-def _finding(union: Union, value: int, parts: Sequence[int], reason: str) -> ReplicaFinding:
+def _finding(union: Union, value: int, parts: Sequence[int], reason: CompareCode) -> ReplicaFinding:
     cells = [union.parts[part].frame.row(int(union.index[value, part]), named=True) for part in parts]
     for evidence in ("checksum", "sketch"):
         found = [cell[evidence] for cell in cells]
