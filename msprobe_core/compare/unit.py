@@ -198,7 +198,7 @@ def compare_unit(
 
 
 def _scorer(
-    noise: NoiseModel | None, golden: Path, notes: list[str], operations: Operations | None
+    noise: NoiseModel | None, golden: Path, notes: list[Finding], operations: Operations | None
 ) -> Callable[[pl.DataFrame], pl.DataFrame] | None:
     """Return a function that scores rows and appends its messages to ``notes``."""
     if noise is None:

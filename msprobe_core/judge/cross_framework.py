@@ -30,7 +30,9 @@ from dataclasses import dataclass
 import polars as pl
 
 from msprobe_core import names
+from msprobe_core.findings import Finding
 from msprobe_core.judge.columns import Match
+from msprobe_core.judge.judge_codes import JudgeCode
 from msprobe_core.judge.row_codes import RowCode
 from msprobe_core.judge.row_conditions import EXCUSE, EXCUSE_OF, FROM_END
 from msprobe_core.judge.verdict import Verdict
@@ -45,8 +47,8 @@ _SIDES = ("target", "golden")
 
 def with_excuses(
     rows: pl.DataFrame, buffers: Sequence[str], wrappers: tuple[str, str] = ("", "")
-) -> tuple[pl.DataFrame, list[str]]:
-    """Return aligned rows of two frameworks with `EXCUSE`, `EXCUSE_OF` and `FROM_END`, and notes.
+) -> tuple[pl.DataFrame, list[Finding | str]]:
+    """Return aligned rows of two frameworks with `EXCUSE`, `EXCUSE_OF` and `FROM_END`, and what there is to note.
 
     Args:
         rows: Aligned rows.
@@ -220,11 +222,10 @@ def _words(is_module: bool, phase: str, role: str) -> str:
     return f"{words} of {'modules' if is_module else 'APIs'}"
 
 
-def _note_gradients(rows: pl.DataFrame) -> list[str]:
+def _note_gradients(rows: pl.DataFrame) -> list[Finding]:
     alone = rows.filter(pl.col(EXCUSE) == RowCode.EXCUSED_GRADIENT.value)
-    what = "gradients with respect to inputs that only one side computes"
     return [
-        f"{what}: {alone.height:,}; the first is {name}"
+        Finding(JudgeCode.LONE_GRADIENTS, fields={"count": alone.height, "first": name})
         for name in alone.select(pl.coalesce("name_target", "name_golden")).head(1).to_series()
     ]
 

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import polars as pl
 
+from msprobe_core.findings import Finding, Level
 from msprobe_core.judge.joining import joined
+from msprobe_core.judge.judge_codes import JudgeCode
 from msprobe_core.judge.limits import LimitOverride, LimitTable
 from msprobe_core.store.frame import RowKind
 
@@ -94,8 +96,8 @@ def _reaches(override: LimitOverride) -> pl.Expr:
     return pl.any_horizontal([name.str.contains(override.pattern).fill_null(False) for name in names])
 
 
-def note_idle(rows: pl.DataFrame, table: LimitTable) -> list[str]:
-    """Return a sentence on limits whose pattern matches no row, most likely by mistake.
+def note_idle(rows: pl.DataFrame, table: LimitTable) -> list[Finding]:
+    """Return a note on limits in whose pattern's reach no row is, most likely because the pattern is mistaken.
 
     Args:
         rows: Result of `with_overrides`.
@@ -106,7 +108,7 @@ def note_idle(rows: pl.DataFrame, table: LimitTable) -> list[str]:
     idle = [each for each in unused if not rows.select(_reaches(each).any()).item()]
     if not idle:
         return []
-    return [f"limits whose pattern is found in no row's name: {len(idle):,}; the first is {idle[0].origin}"]
+    return [Finding(JudgeCode.IDLE_LIMITS, Level.WARNING, {"count": len(idle), "first": idle[0].origin})]
 
 
 def _known(term: str, columns: list[str]) -> pl.Expr:

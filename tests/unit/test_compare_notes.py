@@ -13,6 +13,7 @@ from msprobe_core.compare import compare_dumps
 from msprobe_core.compare.compare_codes import CompareCode
 from msprobe_core.compare.shards.findings import ReplicaFinding
 from msprobe_core.findings import Finding, each_once, finding_of, noted
+from msprobe_core.judge.judge_codes import JudgeCode
 from msprobe_core.store.ending_codes import EndingCode
 
 RANK = Finding(CompareCode.RANK, fields={"ranks": [1]})
@@ -107,3 +108,19 @@ def test_the_summary_has_codes_beside_texts(tmp_path):
 def test_what_several_units_say_is_said_once():
     first, second = noted("a"), noted("b")
     assert each_once([first, second, noted("a")]) == [first, second]
+
+
+JUDGED = {
+    JudgeCode.MEASURED: {"repeats": 5, "count": 1234},
+    JudgeCode.MEASURED_IN_PART: {"repeats": 5, "count": 1234, "others": 7},
+    JudgeCode.CLOSED_FORM: {"count": 1234},
+    JudgeCode.CLOSED_FORM_BECAUSE: {"count": 1234, "why": "noise_profile.parquet is of another dump"},
+    JudgeCode.CARRIED: {"distance": 0.0123},
+    JudgeCode.TURNED: {"entry": "Functional.relu.0.backward", "most": 3, "distance": 0.0123},
+    JudgeCode.IDLE_LIMITS: {"count": 2, "first": "limits.yaml, line 3"},
+    JudgeCode.LONE_GRADIENTS: {"count": 2, "first": "Functional.linear.0.backward.output.1"},
+}
+
+
+def test_notes_of_the_judge_are_worded(wording_snapshot):
+    wording_snapshot.check("judge_notes", worded_samples(JudgeCode, JUDGED))

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from msprobe_core.errors import CompareError
+from msprobe_core.findings import Finding
+from msprobe_core.judge.judge_codes import JudgeCode
 from msprobe_core.judge.noise import student, turned
 from msprobe_core.judge.noise.carried import carried_distance, is_parameter
 from msprobe_core.judge.noise.closed_form import CLOSED_NULLS, closed, with_closed_form
@@ -65,8 +67,8 @@ class NoiseModel:
 
     def score(
         self, rows: pl.DataFrame, golden: Path, operations: Operations | None = None
-    ) -> tuple[pl.DataFrame, list[str]]:
-        """Return aligned rows with `SCORES` and `HELPERS`, and notes.
+    ) -> tuple[pl.DataFrame, list[Finding]]:
+        """Return aligned rows with `SCORES` and `HELPERS`, and what there is to note.
 
         ``score`` is ``error / floor`` of the measure that exceeds its limit most, or is closest to it; 0 if the two
         sides are equal, null if there are no floats to compare, or if the floor is unbounded.
@@ -172,10 +174,10 @@ def _floor(measure: Measure) -> str:
 
 def _scored_behind_turned(
     rows: pl.DataFrame, measured: UnitNoise | None, alpha: float
-) -> tuple[pl.DataFrame, list[str]]:
-    """Score rows; if rectifiers have turned single elements, score later rows by that effect."""
+) -> tuple[pl.DataFrame, list[Finding]]:
+    """Score; where rectifiers have turned single elements, score what is behind them by what that does."""
     scored = _scored_as_a_run(rows, measured, alpha)
-    notes: dict[str, str] = {}
+    notes: dict[str, Finding] = {}
     while len(notes) < _MOST_RECTIFIERS and (found := turned.turned_at(scored)) is not None:
         entry, distance = found
         if entry in notes:
@@ -186,10 +188,8 @@ def _scored_behind_turned(
             for name in (_floor(measure), closed(measure))
         )
         scored = _scored_as_a_run(rows, measured, alpha)
-        notes[entry] = (
-            f"{entry} lets other elements of the gradient through, at most {turned.MOST_TURNED}, by what rounding "
-            f"makes of their signs; what is computed of it is judged by that, a distance of about {distance:.2g}"
-        )
+        fields = {"entry": entry, "most": turned.MOST_TURNED, "distance": float(distance)}
+        notes[entry] = Finding(JudgeCode.TURNED, fields=fields)
     return scored, list(notes.values())
 
 
@@ -279,23 +279,15 @@ def _first(
     return pl.coalesce([pl.when(condition(measure)).then(value(measure)) for measure in measures])
 
 
-def _notes(rows: pl.DataFrame, found: UnitNoise | str | None, carried: float) -> list[str]:
+def _notes(rows: pl.DataFrame, found: UnitNoise | str | None, carried: float) -> list[Finding]:
     judged = rows.filter(pl.col("score").is_not_null())
     by_formula = judged.filter(pl.col("noise_source") == NoiseSource.CLOSED_FORM.value).height
-    notes: list[str] = []
     if isinstance(found, UnitNoise):
-        notes.append(
-            f"rows judged by the noise of {found.repeats} repetitions: {judged.height - by_formula:,}"
-            + (f"; by the closed form, because these do not have them: {by_formula:,}" if by_formula else "")
-        )
+        code = JudgeCode.MEASURED_IN_PART if by_formula else JudgeCode.MEASURED
+        fields = {"repeats": found.repeats, "count": judged.height - by_formula, "others": by_formula}
+        notes = [Finding(code, fields=fields)]
     elif found is not None:
-        notes.append(f"rows judged by the closed form of rounding, because {found}: {by_formula:,}")
+        notes = [Finding(JudgeCode.CLOSED_FORM_BECAUSE, fields={"why": found, "count": by_formula})]
     else:
-        notes.append(f"rows judged by the closed form of rounding, because no noise was measured: {by_formula:,}")
-    if carried:
-        notes.append(
-            "this step begins with other parameters than the golden run's, and no repetition does; they are judged by "
-            f"the limits, and what follows from them, a distance of about {carried:.2g}, is taken for noise: repeat "
-            "the whole training to judge more sharply"
-        )
-    return notes
+        notes = [Finding(JudgeCode.CLOSED_FORM, fields={"count": by_formula})]
+    return [*notes, *([Finding(JudgeCode.CARRIED, fields={"distance": float(carried)})] if carried else [])]
