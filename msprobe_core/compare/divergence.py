@@ -1,4 +1,4 @@
-"""Of the ranks that diverge, those that diverge first: nothing that went wrong on another can have affected them."""
+"""Among diverging ranks, find those that no other rank's error can have reached."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ U = TypeVar("U", bound=UnitSummary)
 
 
 def first_of_steps(units: Sequence[U]) -> Iterator[Sequence[U]]:
-    """Yield, for each step in which any unit diverges, the units that do so first, see `first_of_step`."""
+    """Yield, for each step with a diverging unit, the units that diverge first, see `first_of_step`."""
     for step in sorted({unit.step or 0 for unit in units if unit.first_fault is not None}):
         yield first_of_step([unit for unit in units if (unit.step or 0) == step])
 

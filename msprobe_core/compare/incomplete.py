@@ -23,9 +23,9 @@ class Ends:
     """How the recordings of a pair ended.
 
     Attributes:
-        target: Of the target dump.
-        golden: Of the golden dump.
-        findings: Which of them ended early or is damaged; empty if both are whole.
+        target: Ending of the target dump.
+        golden: Ending of the golden dump.
+        findings: The dumps that ended early or are damaged; empty if both are complete.
     """
 
     target: Ending
@@ -63,7 +63,7 @@ def _may_lack_calls(ending: Ending, partner: Ending) -> bool:
 def without_missing_calls(
     rows: pl.DataFrame, target: Dump, golden: Dump, ends: Ends
 ) -> tuple[pl.DataFrame, list[Finding]]:
-    """Return aligned rows without calls that one side lacks because its recording ended early, and what was left out.
+    """Return aligned rows without calls that one side lacks because it ended early, and notes on them.
 
     These are the calls after the last one that both sides have and, in an interrupted window, gradients anywhere,
     because the gradients of a call are written only when all of them exist.

@@ -46,15 +46,15 @@ class UnitSummary:
         counts: Number of rows by verdict, and of rows that only one side has, by side.
         fault: The first call that both sides have and that disagrees; ``None`` if there is none.
         lone_call: The first call that only one side has; ``None`` if there is none.
-        culprit: Which of the two the judge finds to be where the dumps diverge first, as `msprobe_core.locate` says;
-            ``None`` where nothing differs but the form of calls.
+        culprit: Which of the two is where the dumps diverge first, as in `msprobe_core.locate`; ``None`` if only the
+            form of calls differs.
         given_wrong: See `msprobe_core.judge.fault.Faults`.
-        first_difference: Row name of the first pair that differs at all, also within its limit.
-        note_findings: What there is to say about the dumps themselves.
-        replicas: Values that ranks should have alike and have not, where the dumps of several ranks were merged.
-        is_foreign: Whether the two are of different frameworks, which make different calls to compute the same.
-        suggestions: What names without partner may be on the other side.
-        incomplete_findings: Which of the two ended early or is damaged, so that a part of it could not be judged.
+        first_difference: Row name of the first pair that differs at all, even within its limit.
+        note_findings: Notes on the dumps themselves.
+        replicas: Values that ranks should have in common but that differ, if the dumps of several ranks were merged.
+        is_foreign: Whether the dumps are from different frameworks, which make different calls to compute the same.
+        suggestions: Possible partners of names without a partner.
+        incomplete_findings: Dumps that ended early or are damaged, so that a part of them could not be judged.
     """
 
     label: str
@@ -104,7 +104,7 @@ class UnitSummary:
 
     @property
     def agrees(self) -> bool:
-        """Whether nothing differs, and all of the two could be judged."""
+        """Whether nothing differs and both dumps could be judged completely."""
         return not self.differs and not self.incomplete_findings
 
     @property
@@ -158,8 +158,8 @@ AnyUnit_co = TypeVar("AnyUnit_co", bound=UnitSummary, covariant=True)
 def decisive(units: Iterable[AnyUnit]) -> list[tuple[AnyUnit, Fault]]:
     """Return the units among which the first to diverge is, each with its first fault.
 
-    Units without a culprit, where the form of calls alone differs, count only if no other has one. Of those, between
-    frameworks, calls without partner count only where nothing that has one is at fault in any unit.
+    Units without a culprit, in which only the form of calls differs, count only if no other unit has one. Of those,
+    between frameworks, calls without a partner count only if no call with a partner is at fault in any unit.
     """
     found = [(unit, fault) for unit in units if (fault := unit.first_fault) is not None]
     of_pairs = [(unit, fault) for unit, fault in found if not unit.is_foreign or fault.only_on is None]
@@ -172,13 +172,13 @@ class ComparisonResult(Generic[AnyUnit_co]):
     """The comparison of two dumps, of two steps with their ranks, or of two runs with their steps.
 
     Attributes:
-        target: As given.
-        golden: As given.
-        units: One per pair, by step and rank.
+        target: Path of the target, as given.
+        golden: Path of the golden run, as given.
+        units: One result per pair, by step and rank.
         missing_findings: What was not compared: steps and ranks that one side lacks, and those that cannot be read.
-        limits: Those that rows were judged by.
-        replica_findings: Values that ranks of the target should have alike and have not.
-        parted_first: Labels of the units that part first, see `msprobe_core.compare.divergence`, the earliest first.
+        limits: The limits that rows were judged by.
+        replica_findings: Values that ranks of the target should have in common but that differ.
+        parted_first: Labels of the units that diverge first, see `msprobe_core.compare.divergence`, the earliest first.
     """
 
     target: Path
@@ -196,22 +196,22 @@ class ComparisonResult(Generic[AnyUnit_co]):
 
     @property
     def differs(self) -> bool:
-        """Whether a pair differs, or the target's ranks have not alike what they should."""
+        """Whether a pair differs, or values differ that the target's ranks should have in common."""
         return bool(self.replica_findings) or any(unit.differs for unit in self.units)
 
     @property
     def missing(self) -> Sequence[str]:
-        """What was not compared, in words."""
+        """Messages about what was not compared."""
         return [finding.text for finding in self.missing_findings]
 
     @property
     def replicas(self) -> Sequence[str]:
-        """Values that ranks of the target should have alike and have not, in words."""
+        """Messages about values that ranks of the target should have in common but that differ."""
         return [finding.text for finding in self.replica_findings]
 
     @property
     def incomplete_findings(self) -> Sequence[Finding]:
-        """What could not be judged: what was not compared, and which dumps ended early or are damaged."""
+        """What was not compared, and dumps that ended early or are damaged."""
         return [*self.missing_findings, *each_once(each for unit in self.units for each in unit.incomplete_findings)]
 
     @property

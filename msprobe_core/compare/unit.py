@@ -215,7 +215,7 @@ def _scorer(
 def _excuser(
     target: Dump, golden: Dump, notes: list[Finding | str]
 ) -> Callable[[pl.DataFrame, pl.DataFrame], pl.DataFrame]:
-    """Return what excuses calls that one framework alone makes, and appends what there is to note."""
+    """Return a function that excuses calls that only one framework makes and appends its messages to ``notes``."""
 
     def excuse(lone: pl.DataFrame, pairs: pl.DataFrame) -> pl.DataFrame:
         excused, own = with_excused_inner_calls(lone, pairs, target, golden)
@@ -260,7 +260,7 @@ def _made_alike(
 
 
 def _aligned(target: Dump, golden: Dump, mode: Mode, matching: Matching, ends: Ends) -> tuple[Alignment, list[Finding]]:
-    """Return the two side by side, without calls that one of them lacks because it ended early, and what these are."""
+    """Align the dumps without calls that one lacks because it ended early; return also notes about these calls."""
     dumps = structure_dumps(target, golden) if mode is Mode.STRUCTURE else (target, golden)
     for dump in dumps:
         if not dump.frame.height and ends.findings:

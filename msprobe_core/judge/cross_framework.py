@@ -48,7 +48,7 @@ _SIDES = ("target", "golden")
 def with_excuses(
     rows: pl.DataFrame, buffers: Sequence[str], wrappers: tuple[str, str] = ("", "")
 ) -> tuple[pl.DataFrame, list[Finding | str]]:
-    """Return aligned rows of two frameworks with `EXCUSE`, `EXCUSE_OF` and `FROM_END`, and what there is to note.
+    """Return aligned rows of two frameworks with `EXCUSE`, `EXCUSE_OF` and `FROM_END`, and notes.
 
     Args:
         rows: Aligned rows.

@@ -44,14 +44,14 @@ class Fault:
         parts: The disagreeing parts: ``inputs``, ``arguments``, ``parameters``, ``outputs``. An input that one side
             lacks is a different argument.
         input_error: Largest relative error among its inputs; ``None`` without comparable inputs.
-        output_error: The same of its outputs.
-        findings: Row name and finding of each row that shows it.
-        stack: Where the call came from, innermost frame first; empty if unknown.
-        num_communications: How many calls of communication this rank has finished before it.
-        place: Of a call that only the golden dump has, the target's entry that would be before it, or else the one
-            after it; ``None`` for others.
-        worst_tensor: How the error of its worst tensor is distributed; ``None`` unless whole tensors were compared.
-        excess: By how much a culprit is beyond what is still allowed; infinite for others, and where nothing is.
+        output_error: Largest relative error among its outputs.
+        findings: Row name and finding of each row that shows the fault.
+        stack: Stack of the call, innermost frame first; empty if unknown.
+        num_communications: Number of communication calls that this rank has finished before it.
+        place: For a call that only the golden dump has, the target's entry that would precede it, or else the one that
+            would follow; ``None`` otherwise.
+        worst_tensor: Distribution of the error in its worst tensor; ``None`` unless whole tensors were compared.
+        excess: Error of a culprit relative to the allowed error; infinite otherwise.
     """
 
     entry: str
@@ -85,11 +85,11 @@ class Faults:
     """Where two dumps diverge.
 
     Attributes:
-        fault: Where the calls that both sides have begin to disagree; ``None`` if no row of them fails.
-        lone_call: The call that only one side has and that explains the first culprit, or else the first of all;
-            ``None`` if both have all.
-        culprit: The one of the two where the dumps diverge first; ``None`` where nothing differs but the form of calls.
-        given_wrong: Calls of communication that were given what is wrong, as far as the culprit does not explain it.
+        fault: The first call of both sides that disagrees; ``None`` if none of their rows fails.
+        lone_call: The call that only one side has and that explains the first culprit, or else the first such call;
+            ``None`` if both sides have all calls.
+        culprit: Which of the two is the first divergence; ``None`` if only the form of calls differs.
+        given_wrong: Communication calls with wrong inputs that the culprit does not explain.
     """
 
     fault: Fault | None = None

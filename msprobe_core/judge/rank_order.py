@@ -1,7 +1,7 @@
-"""Which of several ranks diverges first: decided by what can have affected what, never by how much a rank communicates.
+"""Order suspected calls of several ranks by the happens-before order that communication enforces, not by call counts.
 
-A call of communication returns what others have sent. Where some of that was already wrong, the call is a carrier;
-where all of it was right and the result is not, communication itself is at fault.
+A communication call returns data that other ranks have sent. If an input of one of them was wrong already, the call
+only carries the error; if all inputs were right and the result is wrong, communication itself is at fault.
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ class RankOrder:
     def sorted(
         self, calls: Sequence[SuspectedCall[T]], given_wrong: Mapping[int | None, Collection[str]]
     ) -> list[SuspectedCall[T]]:
-        """Return the calls, the first culprit first, without carriers.
+        """Return the calls, the first divergence first, without carriers.
 
-        What is barely beyond its limit comes after all else. Without an order by communication, calls are sorted by
-        the number of calls of communication before them.
+        Calls barely beyond their limit come last: with very many calls, that happens by chance. Without a
+        happens-before order, calls are sorted by the number of communication calls before them.
 
         Args:
             calls: Of all ranks.

@@ -87,9 +87,9 @@ class UnitTask:
     """One rank and step to examine.
 
     Attributes:
-        pair: Where the two dumps are.
-        options: How they are compared.
-        before: The rank's parameters in the step before, which tell what an update should make of them.
+        pair: Paths of the two dumps.
+        options: Options of the comparison.
+        before: The rank's parameters in the previous step, to judge their updates.
         extract: See `Extraction`.
     """
 
@@ -123,10 +123,10 @@ class UnitFindings:
         decisions: Discrete decisions that differ.
         given_wrong: Communication calls whose inputs exceed rounding.
         is_foreign: Whether the two are of different frameworks.
-        parameters: Those of the step, for the next one.
-        notes: What there is to say about the dumps.
-        incomplete: Which of the two ended early or is damaged.
-        extracted: See `Extraction`; ``None`` once it was taken.
+        parameters: Parameters of the step, for the next one.
+        notes: Notes on the dumps.
+        incomplete: Dumps that ended early or are damaged.
+        extracted: See `Extraction`; ``None`` after it was taken.
     """
 
     pair: UnitPair
@@ -210,7 +210,7 @@ def _tells_nothing_of_updates(findings: Sequence[UnitFindings]) -> bool:
 
 
 def _suspects_of(findings: Sequence[UnitFindings], options: LocateOptions) -> tuple[list[Suspect], list[Finding]]:
-    """Return the suspects of one step over all ranks, the first first, and what there is to note."""
+    """Return the suspects of one step over all ranks, the first divergence first, and notes."""
     found = [(unit.pair.rank, suspect) for unit in findings for suspect in unit.suspects]
     order = RankOrder([(unit.pair.rank, unit.pair.target) for unit in findings] if found else ())
     suspects = ordered(found, {unit.pair.rank: unit.given_wrong for unit in findings}, order)

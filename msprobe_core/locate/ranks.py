@@ -1,4 +1,4 @@
-"""Put the suspects of several ranks in order, and show each place once."""
+"""Order the suspects of several ranks, see `msprobe_core.judge.rank_order`, and merge those of one place."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def ordered(
 
     Args:
         suspects: Each with its rank.
-        given_wrong: By rank, the calls of communication that were given what is wrong.
+        given_wrong: By rank, the communication calls with wrong inputs.
         order: Over the ranks.
     """
     calls = [

@@ -147,12 +147,12 @@ class Suspect:
         position: Its index among the calls of its rank.
         seen_at: The later call at which the error exceeds rounding; ``None`` if that is this one.
         advice: What to run or to do next; ``None`` until `msprobe_core.locate.commands.with_advice` has added it.
-        num_alike: How many further calls of the same kind are wrong in the same way.
-        golden_entry: What the golden run's dump calls it, where both have it.
-        confirmation: Who is wrong, by making the call again; ``None`` if that was not asked.
-        about: What the call is about, where its name does not tell: the parameter that an optimizer updates.
-        beside: Of a call that only the golden dump has, the entry of the target that would be before it.
-        num_communications: How many calls of communication its rank had finished before it.
+        num_alike: Number of further calls of the same kind with the same fault.
+        golden_entry: Entry name in the golden run's dump, if both sides have it.
+        confirmation: Which side is wrong, by replay; ``None`` if it was not replayed.
+        about: The parameter that a call of an optimizer updates, which its name does not contain.
+        beside: For a call that only the golden dump has, the target's entry that would precede it.
+        num_communications: Number of communication calls that its rank has finished before it.
     """
 
     step: int | None

@@ -55,7 +55,7 @@ def packed_dump(task: DumpTask) -> bytes:
 
 
 def packed_pair(unit: UnitResult) -> bytes:
-    """Return the calls of two dumps; what ended early is known to the search for the first fault."""
+    """Return the calls of two dumps as bytes, without what ended early: the search for the divergence reports that."""
     return packed(UnitCalls(calls_of_pair(unit), [*unit.note_findings, *(each.finding for each in unit.replicas)]))
 
 

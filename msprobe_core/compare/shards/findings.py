@@ -20,10 +20,10 @@ class ReplicaFinding:
         ranks: Ranks that should have the same value.
         odd_ranks: Ranks that differ from the majority; of two, the second.
         evidence: What differs: ``checksum``, ``sketch`` or ``statistics``.
-        values: What each of ``ranks`` has, as text.
-        error: Largest difference of a statistic, over the largest magnitude or, of the norms, the norm; ``None`` where
-            there are none.
-        reason: Why they should have the same.
+        values: Value of each of ``ranks``, as text.
+        error: Largest difference of a statistic, relative to the largest magnitude or, for the norms, to the norm;
+            ``None`` without statistics.
+        reason: Why the values should be equal.
     """
 
     name: str

@@ -41,7 +41,7 @@ def agreement(union: Union, values: Array, first: int, other: int) -> Array:
 def differing(
     union: Union, values: Array, parts: Sequence[int], reason: CompareCode, known: dict[int, ReplicaFinding]
 ) -> None:
-    """Add a finding for each of some values that parts should have alike and have not.
+    """Add a finding for each value that should be equal in several parts and is not.
 
     Args:
         union: All values.

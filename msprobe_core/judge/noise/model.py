@@ -68,7 +68,7 @@ class NoiseModel:
     def score(
         self, rows: pl.DataFrame, golden: Path, operations: Operations | None = None
     ) -> tuple[pl.DataFrame, list[Finding]]:
-        """Return aligned rows with `SCORES` and `HELPERS`, and what there is to note.
+        """Return aligned rows with `SCORES` and `HELPERS`, and notes.
 
         ``score`` is ``error / floor`` of the measure that exceeds its limit most, or is closest to it; 0 if the two
         sides are equal, null if there are no floats to compare, or if the floor is unbounded.
@@ -175,7 +175,7 @@ def _floor(measure: Measure) -> str:
 def _scored_behind_turned(
     rows: pl.DataFrame, measured: UnitNoise | None, alpha: float
 ) -> tuple[pl.DataFrame, list[Finding]]:
-    """Score; where rectifiers have turned single elements, score what is behind them by what that does."""
+    """Score rows; if rectifiers have turned single elements, score later rows by that effect."""
     scored = _scored_as_a_run(rows, measured, alpha)
     notes: dict[str, Finding] = {}
     while len(notes) < _MOST_RECTIFIERS and (found := turned.turned_at(scored)) is not None:
