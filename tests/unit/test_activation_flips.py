@@ -71,7 +71,7 @@ def test_what_is_wrong_as_a_whole_counts(compare):
         assert found["verdict"] == "error"
 
 
-def test_a_fault_behind_equal_inputs_counts_in_full(compare):
+def test_a_fault_with_equal_inputs_counts_in_full(compare):
     target = dump()
     target[BEHIND]["output"][0]["Max"] *= 1.2
     found = row(compare(target, dump()))

@@ -147,7 +147,7 @@ def test_experts_that_get_other_numbers_of_tokens_are_themselves(tmp_path, nesti
     assert set(alignment.rows["match"]) == {"both"}
 
 
-def test_another_batch_size_is_no_reason_to_pair_anew(tmp_path):
+def test_calls_stay_paired_when_the_batch_size_differs(tmp_path):
     golden = layers()
     target = [with_value(call, call.value) for call in golden]
     own = record(tmp_path / "t", target)

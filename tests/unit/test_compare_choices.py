@@ -52,7 +52,7 @@ def test_processes_have_no_ranks_to_choose_from(run, processes, layout):
     assert "holds proc11 without a rank: there are no ranks to choose from; leave out --ranks" in err
 
 
-def test_ranks_that_nobody_has_are_said_with_layouts_too(run, ranks):
+def test_missing_ranks_are_reported_with_layouts(run, ranks):
     code, out, _ = run("--ranks", "0,5", "--layout", "auto")
     assert code == 2
     assert "Not compared: rank5 is in neither" in out
@@ -69,7 +69,7 @@ def test_a_directory_without_dumps_is_not_called_a_step(run, tmp_path):
     assert "target: holds no dump" in err
 
 
-def test_an_unknown_executor_is_said_of_a_single_pair_too(run, processes):
+def test_an_unknown_executor_is_reported_for_a_single_pair(run, processes):
     code, _, err = run("--executor", "foo")
     assert code == 2
     assert "there is no executor 'foo'; known are inline, processes, ray" in err

@@ -174,7 +174,7 @@ def test_a_gradient_of_a_parameter_is_never_excused(pair):
     assert row(unit, "Module.head.Linear.parameters_grad.0.weight")["verdict"] == "unmatched"
 
 
-def test_a_gradient_of_an_input_may_be_computed_by_one_alone(pair):
+def test_only_one_framework_may_compute_a_gradient_of_an_input(pair):
     pair[0].data["Cell.model.blocks.0.conv.Conv2d.backward.0"]["output"] = [None]
     golden = pair[1].data["Module.blocks.0.conv.Conv2d.backward.0"]
     golden["output"] = golden["input"]
@@ -248,7 +248,7 @@ def test_a_named_tuple_is_its_elements(pair):
 
 
 @pytest.mark.parametrize("sides", [("mindspore", "pytorch"), ("pytorch", "mindspore")], ids="-".join)
-def test_results_that_one_framework_has_besides_are_no_fault_for_locate(sides):
+def test_additional_results_of_one_framework_are_not_faults_for_locate(sides):
     """MindSpore's normalisations return their statistics too."""
     found = locate(*(DATA / side for side in sides), LocateOptions(compare=CompareOptions(noise=NoiseModel())))
     assert found.verdict is LocateVerdict.AGREE

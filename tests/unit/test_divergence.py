@@ -54,7 +54,7 @@ def parted(tmp_path, capsys):
 right = tensor(RIGHT)
 
 
-def test_a_factor_on_one_rank_is_found_there_and_not_behind_the_all_reduce(parted):
+def test_a_factor_on_one_rank_is_found_there_and_not_after_the_all_reduce(parted):
     def work(number, rank: Rank, wrong, _):
         own = wrong if number == 1 else right
         rank.call("Functional.linear", right, output=right)

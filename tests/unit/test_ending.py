@@ -109,7 +109,7 @@ class TestWhatTheMarkSays:
         debugger.close()
         assert states_of(tmp_path) == (EndState.COMPLETE, 6)  # gradients are not recorded
 
-    def test_values_that_the_program_saves_have_it_too(self, tmp_path):
+    def test_saved_values_have_an_end_mark(self, tmp_path):
         debugger = ArrayDebugger(dump_path=tmp_path / "run", level="debug")
         debugger.save(1.5, "x", save_backward=False)
         debugger._controller.session._output.queue.wait()
@@ -260,7 +260,7 @@ def test_dumps_of_other_tools_are_judged_as_ever(tmp_path):
 @pytest.mark.parametrize(
     "mark", [3, [], {}, {"state": "half"}, {"state": "unknown"}, {"state": "complete", "calls": -1}, {"calls": 1}, None]
 )
-def test_a_mark_that_is_none_counts_as_none(tmp_path, mark):
+def test_an_invalid_end_mark_counts_as_missing(tmp_path, mark):
     run = {"job": "", "host": "h", "process": 1, "started": 1.0}
     path = write_dump(tmp_path, {"Tensor.add.0.forward": api(tensor(1.0), output=tensor(2.0))}, run=run, end=mark)
     assert ending_of(read_dump(path)).state is EndState.EARLY

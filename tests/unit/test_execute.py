@@ -120,7 +120,7 @@ def test_ray_that_is_not_installed_is_said(monkeypatch):
         RayCluster().check(ExecutorOptions())
 
 
-def test_a_pool_that_breaks_between_two_tasks_loses_none(monkeypatch):
+def test_a_pool_that_breaks_between_two_tasks_loses_no_task(monkeypatch):
     """The task that is handed over just when the pool breaks is neither waiting nor under way in anybody's books."""
     submitted = []
     submit = processes.ProcessPoolExecutor.submit

@@ -53,7 +53,7 @@ class Hostile(list):
         raise KeyError("not now")
 
 
-def test_the_reason_stands_in_the_place_of_the_value(tmp_path, caplog):
+def test_the_reason_replaces_the_value(tmp_path, caplog):
     config = load_config(None, dump_path=str(tmp_path))
     session = Session(config, FragileFramework(), registry().processors(), registry().writers())
     session.start([Network()])

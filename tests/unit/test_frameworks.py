@@ -161,7 +161,7 @@ def test_the_users_names_come_first(tmp_path):
     assert pairs_in(alignment) == {"Functional.dense.0.forward": "NPU.my_linear.0.forward"}
 
 
-def test_a_framework_that_nobody_knows_is_said(tmp_path):
+def test_an_unknown_framework_is_reported(tmp_path):
     dump = {"Torch.add.0.forward": api(ours(), output=ours())}
     alignment = align_dumps(*dumps(tmp_path, dump, dump, ("mindtorch", "pytorch")))
     assert pairs_in(alignment) == {"Torch.add.0.forward": "Torch.add.0.forward"}

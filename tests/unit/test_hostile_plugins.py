@@ -169,7 +169,7 @@ def test_a_writer(make, said, hostile_writer, method, way):
 
 
 @pytest.mark.parametrize("method", ["write", "close"])
-def test_an_interruption_on_the_writing_thread_is_none(make, said, hostile_writer, method):
+def test_a_keyboard_interrupt_on_the_writing_thread_does_not_interrupt(make, said, hostile_writer, method):
     hostile_writer(method, interrupt)
     assert finished(lambda: train(make(ArrayFramework(), writer="hostile"), Network())) == BARE
     assert len(said()) == 1

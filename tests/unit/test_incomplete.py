@@ -76,7 +76,7 @@ def only(unit):
 
 
 class TestCompare:
-    def test_calls_behind_the_end_are_no_difference(self, target, golden):
+    def test_calls_after_the_end_are_not_differences(self, target, golden):
         unit = only((target(calls(6, 2)), golden))
         assert not unit.differs
         assert not unit.agrees
@@ -119,7 +119,7 @@ class TestCompare:
         assert (unit.differs, unit.agrees) == (False, False)
 
     @pytest.mark.parametrize(("windows", "is_whole"), [(1, True), (2, False)])
-    def test_a_step_that_nobody_ended_is_whole_unless_the_other_has_more_windows(
+    def test_a_step_without_an_end_is_complete_unless_the_other_has_more_windows(
         self, target, tmp_path, windows, is_whole
     ):
         golden = write(tmp_path / "golden" / "step0" / "rank0", calls(), windows=windows)

@@ -46,7 +46,7 @@ def test_a_tensor_in_float8_is_not_what_everything_comes_from(limits):
 
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize("dtype", [HALF, FLOAT8])
-def test_a_fault_behind_a_coarse_tensor_is_found(tmp_path, dtype, nested):
+def test_a_fault_after_a_coarse_tensor_is_found(tmp_path, dtype, nested):
     given, made = some(), some()
     entries = (
         ["Module.a.Quantize.forward.0", "Module.b.Linear.forward.0"]
@@ -89,7 +89,7 @@ def test_what_is_computed_from_it_is_no_better(limits, dtype):
     assert {found[f"Torch.{row}"] for row in ("add.0.forward.input.1", "sin.0.forward.output.0")} == {1e-3}
 
 
-def test_parts_and_wholes_are_known_by_their_extremes(limits):
+def test_parts_and_wholes_are_recognised_by_their_extremes(limits):
     whole, others, made = some(20), some(7), some()
     whole[3] = 9.0
     data = {

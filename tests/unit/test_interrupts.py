@@ -124,7 +124,7 @@ def test_threads_get_no_signals_and_need_nothing():
     assert numbers == [None]
 
 
-def test_what_somebody_has_said_about_a_signal_stands():
+def test_an_ignored_signal_stays_ignored():
     former = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
     try:
         with Interrupts() as interrupts:

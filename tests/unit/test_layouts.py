@@ -175,7 +175,7 @@ def read(dump, row, num_elements=7):
         ("squeeze: [0, -1]", (1, 3, 1), lambda x: x.reshape(3), True),
     ],
 )
-def test_a_tensor_lies_as_declared_and_its_statistics_stay(load, rule, shape, apply, keeps):
+def test_a_tensor_gets_the_declared_layout_and_keeps_its_statistics(load, rule, shape, apply, keeps):
     values = RNG.normal(size=shape)
     dump, row = changed(load, rule, values)
     expected = apply(values)
@@ -197,7 +197,7 @@ def test_a_tensor_lies_as_declared_and_its_statistics_stay(load, rule, shape, ap
      ("merge: [1, 2]", (5, 2)), ("unpad: {dim: 0, size: 9}", (5,)), ("unpad: {dim: 3, size: 2}", (5,)),
      ("reshape: [-1, 0]", (5,))],
 )  # fmt: skip
-def test_a_rule_that_fits_no_tensor_changes_nothing_and_is_told(load, rule, shape):
+def test_a_rule_that_matches_no_tensor_changes_nothing_and_is_reported(load, rule, shape):
     values = RNG.normal(size=shape)
     dump, row = changed(load, rule, values)
     assert row["shape"] == str(list(shape))
@@ -331,7 +331,7 @@ def test_split_projections_are_fused(load, groups):
     assert not dump.notes
 
 
-def test_parts_that_do_not_fit_together_say_why(load):
+def test_parts_that_do_not_fit_together_are_explained(load):
     parts = {f"Module.{n}.Linear.forward.0": {"output": [part(np.ones((i + 1, 2)))]} for i, n in enumerate("qk")}
     golden = ArrayDump({"Module.qk.Linear.forward.0": {"output": [part(np.ones((1, 4)))]}})
     rules = load("fused:\n  - {parts: [q, k], whole: qk, side: target}")
@@ -342,7 +342,7 @@ def test_parts_that_do_not_fit_together_say_why(load):
 @pytest.mark.parametrize(
     ("whole", "reason"), [("*.nothing", "the other side has no layers.nothing"), ("*.qkv", "no such modules")]
 )
-def test_a_rule_that_fuses_nothing_is_told(load, whole, reason):
+def test_a_rule_that_fuses_nothing_is_reported(load, whole, reason):
     name = "q" if whole == "*.nothing" else "other"
     data = {f"Module.layers.{n}.Linear.forward.0": {"output": [part(np.ones(2))]} for n in (name, "k")}
     rules = load(f"fused:\n  - {{parts: ['*.q', '*.k'], whole: '{whole}', side: target}}")
@@ -434,7 +434,7 @@ def test_without_a_declaration_ranks_are_paired_by_number():
         plan_groups(units(4), units(2))
 
 
-def test_sizes_that_do_not_fit_are_told(load):
+def test_sizes_that_do_not_fit_are_reported(load):
     with pytest.raises(CompareError, match="tp 2 x pp 2 makes 4 ranks, but there are 8"):
         plan_groups(units(8), units(1), load("parallel: {target: {tp: 2, pp: 2}}"))
     with pytest.raises(CompareError, match="nothing is declared of them; add 'golden'"):

@@ -149,7 +149,7 @@ def test_a_row_that_one_side_lacks_can_be_ignored(judged):
     assert not judge_nodes(rows)["is_alone"].any()
 
 
-def test_arguments_have_limits_too(judged):
+def test_arguments_have_limits(judged):
     one, other = ({"type": "float", "value": v} for v in (0.1, 0.11))
     sides = [api(tensor(X), argument, output=tensor(X)) for argument in (one, other)]
     row = f"{ENTRY}.input.1"

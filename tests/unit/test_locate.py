@@ -132,7 +132,7 @@ def test_what_follows_from_a_fault_is_not_suspected(tmp_path, golden):
     assert result.num_flagged > 5
 
 
-def test_a_factor_is_told(tmp_path, golden):
+def test_a_factor_is_reported(tmp_path, golden):
     first = found(tmp_path, golden, linear2=1.25).suspects[0]
     assert first.kind is FaultKind.SCALE
     assert first.reason.code is LocateCode.FACTOR
@@ -178,7 +178,7 @@ def test_the_first_step_that_is_wrong_ends_the_search(tmp_path):
     assert result.examined.fields == {"done": 2, "steps": 3, "ranks": 1}
 
 
-def test_calls_of_one_side_alone_are_no_fault_without_consequence(tmp_path, golden):
+def test_calls_of_one_side_only_are_not_faults_without_consequence(tmp_path, golden):
     target = Run(extra1=1.0).forward().backward().write(tmp_path / "target")
     result = locate(target, golden)
     assert result.verdict is LocateVerdict.AGREE

@@ -46,7 +46,7 @@ def golden(tmp_path):
     return backward(tmp_path / "golden")
 
 
-def test_a_gradient_that_is_added_to_another_on_one_side_alone_is_strong_evidence(tmp_path, golden):
+def test_a_gradient_added_on_one_side_only_is_strong_evidence(tmp_path, golden):
     # The norm is off too, which comes later, and by more than anything else.
     found = locate(backward(tmp_path / "target", added_to=range(NUM_LAYERS), norm=1.5), golden)
     first = found.suspects[0]
@@ -63,7 +63,7 @@ def test_both_sides_may_add_up(tmp_path):
     assert locate(*sides).verdict is LocateVerdict.AGREE
 
 
-def test_a_gradient_that_is_changed_behind_the_call_that_made_it_is_told_by_that_call(tmp_path, golden):
+def test_a_gradient_changed_after_the_call_that_made_it_is_reported_for_that_call(tmp_path, golden):
     found = locate(backward(tmp_path / "target", changed=2), golden)
     first = found.suspects[0]
     assert (first.entry, first.seen_at) == (
@@ -73,7 +73,7 @@ def test_a_gradient_that_is_changed_behind_the_call_that_made_it_is_told_by_that
     assert first.reason.fields == {"seen_at": "Torch._foreach_norm.0.forward"}
 
 
-def test_a_gradient_that_was_made_wrong_is_not_changed_behind(tmp_path, golden):
+def test_a_gradient_that_was_computed_wrong_was_not_changed_afterwards(tmp_path, golden):
     first = locate(backward(tmp_path / "target", scaled=2), golden).suspects[0]
     assert first.entry == "Module.layers.2.Linear.parameters_grad.0"
     assert first.seen_at is None
@@ -117,7 +117,7 @@ def look(target, golden):
     return locate(target, golden, LocateOptions(compare=CompareOptions(noise=load_noise(golden))))
 
 
-def test_what_a_call_with_another_argument_makes_has_to_stand_out_from_itself_alone(tmp_path, calibrated):
+def test_the_outputs_of_a_call_with_another_argument_have_their_own_limit(tmp_path, calibrated):
     found = look(embeddings(tmp_path / "target", 0, flag=3, off=3, by=OFF), calibrated)
     assert found.verdict is LocateVerdict.FAULT
     assert found.suspects[0].entry == "Functional.embedding.3.backward"
@@ -125,6 +125,6 @@ def test_what_a_call_with_another_argument_makes_has_to_stand_out_from_itself_al
 
 
 @pytest.mark.parametrize(("flag", "off"), [(None, 3), (3, None), (4, 3)], ids=["the error", "the argument", "apart"])
-def test_one_of_the_two_alone_is_no_fault(tmp_path, calibrated, flag, off):
+def test_one_of_the_two_alone_is_not_a_fault(tmp_path, calibrated, flag, off):
     found = look(embeddings(tmp_path / "target", 0, flag=flag, off=off, by=OFF), calibrated)
     assert found.verdict is LocateVerdict.AGREE

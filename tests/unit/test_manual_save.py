@@ -256,7 +256,7 @@ def test_files_of_the_other_kind_of_an_earlier_run_go(open_session, monkeypatch)
     assert {path.name for path in directory.iterdir()} == {"dump.json", "stack.json", "construct.json"}
 
 
-def test_other_tasks_are_not_for_saved_values(tmp_path):
+def test_other_tasks_refuse_saved_values(tmp_path):
     config = load_config(None, dump_path=str(tmp_path), level="debug", task="overflow_check")
     with pytest.raises(ConfigError, match="the task 'overflow_check' does not apply at level debug; use statistics"):
         Session(config, ArrayFramework(), registry().processors(), registry().writers())

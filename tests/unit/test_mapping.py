@@ -84,7 +84,7 @@ def test_a_golden_row_that_is_wanted_twice_is_said(align):
     )
 
 
-def test_a_row_that_is_to_have_no_partner_has_none(align):
+def test_a_row_mapped_to_nothing_has_no_partner(align):
     dump = {f"Tensor.mul.{i}.forward": call() for i in range(2)}
     alignment = align(dump, dump, data_mapping="Tensor.mul.1.forward.input.0: null\nTensor.mul.0.forward.output.0: ~\n")
     assert row_pairs(alignment) == {

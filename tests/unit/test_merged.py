@@ -217,7 +217,7 @@ def test_terms_of_a_reduction_are_reduced(operation, expected):
     assert "sums whose terms the ranks hold" in dump.notes[0]
 
 
-def test_the_mean_of_complex_terms_is_none():
+def test_the_mean_of_complex_terms_is_null():
     record = {"type": "t", "dtype": "torch.complex64", "shape": [2], "Max": 1.0, "Min": 1.0, "Mean": 1.0, "Norm": 1.4}
     record |= {"device_mesh": [0, 1], "placements": [{"Partial": {"reduce_op": "sum"}}], "local_shape": [2]}
     row = row_of(merged([ArrayDump({ENTRY: {"output": [record]}}, rank=rank) for rank in range(2)]))
@@ -273,7 +273,7 @@ def test_other_communication_of_the_same_values_is_no_sum(operation, ranks):
     assert "nothing says how these make up the whole" in row["failure"]
 
 
-def test_parts_that_are_not_all_there_are_not_put_together():
+def test_incomplete_parts_are_not_merged():
     dumps = dumps_of(np.arange(9.0), (3,), (Placement("Shard", 0),))
     dump = merged(dumps[:2])
     row = row_of(dump)
@@ -376,7 +376,7 @@ def test_calls_that_one_rank_lacks_are_kept_where_they_were_made():
         assert "values that not all of the 2 merged ranks have: 1; the first is Functional.relu.2" in dump.notes[0]
 
 
-def test_communication_among_the_ranks_is_left_out_and_what_is_left_counted_anew():
+def test_communication_among_the_ranks_is_left_out_and_the_rest_renumbered():
     def call(i, ranks):
         group = {"type": "torch.ProcessGroup", "group_ranks": ranks}
         return {
@@ -415,7 +415,7 @@ def test_a_replica_that_differs_is_named_with_its_rank(evidence):
     assert "rank 1 differs from ranks 0, 2" in found.text
 
 
-def test_replicas_that_are_alike_are_no_finding_and_nan_is_like_nan():
+def test_equal_replicas_are_not_findings_and_nan_equals_nan():
     values = np.array([1.0, float("nan")])
     spread = {"device_mesh": [0, 1], "placements": [{"Replicate": {}}], "local_shape": [2]}
     dumps = [ArrayDump({ENTRY: {"output": [part(values, fingerprints=False, **spread)]}}, rank=r) for r in range(2)]
@@ -423,7 +423,7 @@ def test_replicas_that_are_alike_are_no_finding_and_nan_is_like_nan():
     assert check_replicas(dumps[:1]) == []
 
 
-def test_replicas_of_a_shard_are_checked_too():
+def test_replicas_of_a_shard_are_checked():
     mesh = [[0, 1], [2, 3]]
     dumps = []
     for rank in range(4):
@@ -471,7 +471,7 @@ def test_results_that_communication_gives_to_all_are_checked():
 # --- parts ----------------------------------------------------------------------------------------------------------
 
 
-def test_parts_that_overlap_or_leave_something_out_are_refused():
+def test_overlapping_or_incomplete_parts_are_refused():
     whole = Held(0, (((0, 4),),))
     assert isinstance(assemble((4,), [whole, Held(1, (((2, 4),),))]), CannotMerge)
     assert isinstance(assemble((4,), [Held(1, (((2, 4),),))]), CannotMerge)
@@ -488,7 +488,7 @@ def test_ranks_may_be_given_in_any_order(order):
     np.testing.assert_array_equal(read(dump, row_of(dump)), whole)
 
 
-def test_which_part_is_wrong_can_be_told():
+def test_the_wrong_part_is_identified():
     whole = np.random.default_rng(3).normal(size=(6, 4))
     wrong = whole.copy()
     wrong[4, 1] += 1

@@ -114,7 +114,7 @@ def test_other_checksums_beside_statistics_are_passed_over_with_a_note(tmp_path)
     assert any("the checksums are of different kinds, 0a1b2c3d of summary_mode md5 and" in note for note in unit.notes)
 
 
-def test_two_tasks_are_compared_as_far_as_they_go(tmp_path, capsys):
+def test_two_tasks_are_compared_in_what_they_share(tmp_path, capsys):
     a, b = record(tmp_path / "a", "statistics", task="tensor"), record(tmp_path / "b", "statistics")
     code, said = run(capsys, a, b, tmp_path / "out")
     assert code == 0

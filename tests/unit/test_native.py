@@ -291,7 +291,7 @@ def test_they_can_be_switched_off(monkeypatch):
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no library", "another"])
-def test_a_file_that_is_none_of_ours_is_left_alone(monkeypatch, tmp_path, content):
+def test_a_foreign_file_is_left_alone(monkeypatch, tmp_path, content):
     path = tmp_path / "libkernels.so"
     if content == "another":
         path = ctypes.util.find_library("c") if hasattr(ctypes, "util") else "libc.so.6"

@@ -136,7 +136,7 @@ def test_what_repetitions_do_not_have_is_judged_by_the_closed_form(tmp_path, cal
     assert any("by the closed form, because these do not have them" in note for note in unit.notes)
 
 
-def test_the_closed_form_tells_faults_from_rounding_too(tmp_path, golden):
+def test_the_closed_form_also_separates_faults_from_round_off(tmp_path, golden):
     assert judged(run(tmp_path / "healthy", seed=5), golden, "closed").agrees
     target = run(tmp_path / "target", seed=5, fault=lambda i, x: x * 1.3 if i == 30 else x)
     unit = judged(target, golden, "closed")
@@ -283,7 +283,7 @@ def test_a_file_that_is_no_profile_is_refused_with_a_sentence(tmp_path, golden, 
 
 
 @pytest.mark.parametrize("about", ["", "{}", '{"version": 99}', "[" * 5000])
-def test_a_profile_that_says_something_else_of_itself_is_refused(tmp_path, calibrated, about):
+def test_a_profile_with_contradictory_metadata_is_refused(tmp_path, calibrated, about):
     path = calibrated / PROFILE_FILE
     pl.read_parquet(path).with_columns(about=pl.lit(about)).write_parquet(path)
     with pytest.raises(CompareError, match="is no noise profile"):
@@ -297,7 +297,7 @@ def test_a_profile_with_other_columns_is_refused(tmp_path, calibrated):
         judged(run(tmp_path / "target"), calibrated)
 
 
-def test_repetitions_lie_in_the_golden_run(tmp_path, golden):
+def test_repetitions_are_found_in_the_golden_run(tmp_path, golden):
     with pytest.raises(CompareError, match="holds no repetitions"):
         find_repeats(golden)
     for k in (1, 2, 10):

@@ -48,7 +48,7 @@ SEED, CONSEQUENCE = "scaled_dot_product_attention.0.backward.output.0", "linear.
 
 
 @pytest.mark.parametrize("noise", [0.0, 3e-8, 1e-3])
-def test_noise_on_both_sides_and_what_comes_of_it(verdicts, noise):
+def test_noise_on_both_sides_and_its_effects(verdicts, noise):
     found = verdicts(dump(noise), dump(2e-8, **GOLDEN))
     for row in (SEED, "linear.0.backward.input.0", CONSEQUENCE):
         assert found[row][0] == "pass", row

@@ -51,7 +51,7 @@ def test_calls_of_communication_are_known_by_name(entry, kind):
         assert kind_of(entry) == kind
 
 
-def test_what_is_before_a_collective_precedes_what_is_behind_it_on_all_ranks(tmp_path):
+def test_calls_before_a_collective_precede_calls_after_it_on_all_ranks(tmp_path):
     def work(number, rank):
         for _ in range(number * 3):  # counters of ranks say nothing
             rank.call("Torch.relu")

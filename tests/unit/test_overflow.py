@@ -258,7 +258,7 @@ def test_on_a_device_it_is_decided_at_the_end_of_the_window(tmp_path, open_sessi
     assert dump.tensor(dump.data["Functional.exp.0.forward"]["input_args"][0]).max() == 3.0
 
 
-def test_copies_of_the_latest_calls_are_held_and_no_more(tmp_path, open_session, caplog):
+def test_only_the_latest_calls_are_copied(tmp_path, open_session, caplog):
     session = open_session(framework=DeferringFramework(), overflow_nums=-1)
     (watch,) = session._features
     watch.max_bytes = 4 * 32  # of four tensors

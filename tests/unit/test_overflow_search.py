@@ -188,7 +188,7 @@ def test_a_bad_weight_is_named_and_the_step_before_is_next(tmp_path, level):
 # --- what is to blame ---------------------------------------------------------------------------------------------
 
 
-def test_input_data_is_told_from_what_was_made_between_calls(tmp_path):
+def test_input_data_is_distinguished_from_values_made_between_calls(tmp_path):
     def data(rank):
         rank.call("Functional.linear", bad(num_nan=2, num_inf=0), output=bad(), parent="Module.Net.forward.0")
         rank.module("Net", bad(num_nan=2, num_inf=0), output=bad())
@@ -310,7 +310,7 @@ def test_work_in_place_without_a_recorded_result_is_blamed(tmp_path):
     assert (finding.reason.code, finding.reason.fields) == (OverflowCode.IN_PLACE, {"first": "Torch.mul.0.forward"})
 
 
-def test_a_value_in_place_is_an_output_too(tmp_path):
+def test_a_value_changed_in_place_is_an_output(tmp_path):
     (finding,) = searched(tmp_path, lambda rank: rank.call("Tensor.div_", output=infinite())).first
     assert finding.entry == "Tensor.div_.0.forward"
 
@@ -361,7 +361,7 @@ def test_inf_that_does_not_leave_its_module_is_not_blamed(tmp_path):
     assert searched(tmp_path, work).is_clean
 
 
-def test_the_true_culprit_behind_a_mask_is_found(tmp_path):
+def test_the_culprit_hidden_by_a_mask_is_found(tmp_path):
     def work(rank):
         attention(rank)
         rank.call("Torch.sqrt", output=bad())
@@ -371,7 +371,7 @@ def test_the_true_culprit_behind_a_mask_is_found(tmp_path):
     assert finding.entry == "Torch.sqrt.0.forward"
 
 
-def test_a_softmax_over_a_row_that_is_masked_as_a_whole(tmp_path):
+def test_a_softmax_over_a_fully_masked_row_is_the_culprit(tmp_path):
     def work(rank):
         attention(rank)
         rank.call("Functional.softmax", masked(), output=bad())
@@ -382,7 +382,7 @@ def test_a_softmax_over_a_row_that_is_masked_as_a_whole(tmp_path):
     assert finding.reason.fields["source"] == "Torch.full.0.forward.input.1"
 
 
-def test_memory_that_nobody_has_set_is_exempt_until_it_is_used(tmp_path):
+def test_uninitialized_memory_is_exempt_until_it_is_used(tmp_path):
     def unused(rank):
         rank.call("Torch.empty", value(3), output=bad(num_nan=1, num_inf=0))
         rank.call("Tensor.fill_", bad(num_nan=1, num_inf=0), value(0), output=tensor())
@@ -453,7 +453,7 @@ def test_dumps_without_values_cannot_be_judged(name, tmp_path):
     assert isinstance(result.exception, DumpError)
 
 
-def test_arrow_is_read_alike(tmp_path):
+def test_arrow_gives_the_same_result(tmp_path):
     pytest.importorskip("pyarrow")
     from msprobe_core.store.convert import convert
 

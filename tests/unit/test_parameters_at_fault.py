@@ -84,7 +84,7 @@ class TestModuleOfTheParameter:
         fault = self.fault(compare, *other)
         assert (fault.entry, fault.parts) == (self.module, ["outputs"])  # made inside of it, by what is not recorded
 
-    def test_is_not_where_the_input_is_wrong_too(self, compare):
+    def test_is_not_at_fault_if_the_input_is_wrong(self, compare):
         fault = self.fault(compare, self.dump(2.0, input_factor=2.0), self.dump(1.0))
         assert fault.entry == self.module
         assert "parameters" in fault.parts

@@ -91,7 +91,7 @@ def test_it_answers_like_the_original(here):
     assert pickle.loads(text)["f"] is HELD[0]
 
 
-def test_what_has_no_name_of_its_own_is_pickled_by_its_place():
+def test_a_bound_method_is_pickled_by_its_place():
     patch = FunctionPatch(random, "random", note)
     patch.install()
     try:
@@ -149,7 +149,7 @@ def test_what_cannot_be_replaced_says_so():
         Patch(Owner, "nothing").install()
 
 
-def test_a_place_that_somebody_else_has_taken_is_left_alone(here):
+def test_a_function_replaced_by_another_program_is_left_alone(here):
     patch = FunctionPatch(here, "double", note)
     patch.install()
     theirs = here.double = lambda x: -x
@@ -178,7 +178,7 @@ def test_patches_upon_each_other_go_in_any_order(here, order):
         del sys.modules["standin_alias"]
 
 
-def test_names_in_other_modules_are_replaced_too(here):
+def test_names_in_other_modules_are_replaced(here):
     alias = types.ModuleType("standin_alias")
     sys.modules["standin_alias"] = alias
     alias.by_name = double

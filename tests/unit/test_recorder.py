@@ -241,7 +241,7 @@ def test_a_module_that_a_pass_has_not_come_to_yet_is_known_by_the_number_that_it
     }  # fmt: skip
 
 
-def test_a_sum_that_is_handed_over_when_the_next_pass_has_begun_is_of_its_own_pass(recorder):
+def test_a_sum_that_arrives_after_the_next_pass_has_begun_belongs_to_its_own_pass(recorder):
     call = api(recorder, "mix", array(), output=array())
     [out], [inside] = with_gradients(recorder, call, (array(),), array())
     for backward_pass in (1, 2, 3):
@@ -370,7 +370,7 @@ def test_a_stack_keeps_nothing_of_what_runs_alive():
         gc.enable()
 
 
-def test_a_backward_that_is_complete_too_early_stands_behind_its_children():
+def test_a_backward_that_completes_early_comes_after_its_children():
     """A module whose input takes no gradient has all of its own before anything inside has run."""
 
     def entry(name, parent):
@@ -458,7 +458,7 @@ def test_what_waited_is_written_early_once_its_thread_has_begun_the_next_forward
     ]  # fmt: skip
 
 
-def test_gradients_of_parameters_are_written_early_once_all_that_are_expected_are_there(recorder):
+def test_gradients_of_parameters_are_written_once_all_expected_ones_exist(recorder):
     recorder.expect_parameter_gradients("Module.a.Linear", ["weight", "bias"])
     for name in ("weight", "bias", "weight"):
         recorder.record_parameter_gradient("Module.a.Linear", name, array())

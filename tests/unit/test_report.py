@@ -167,7 +167,7 @@ def test_a_missing_tensor_file_is_an_error_of_its_row(report):
     assert "cannot be read" in row["reason"]
 
 
-def test_the_stack_stands_on_the_first_row_of_each_call(report):
+def test_the_stack_is_on_the_first_row_of_each_call(report):
     stacks = {
         "0": [[ENTRY], ["File model.py, line 3, in forward, \n y = f(x)", "File main.py, line 1, in main, \n m()"]]
     }

@@ -135,7 +135,7 @@ def test_a_mask_does_not_count_in_a_softmax():
     assert seen < found.inherited.spread < 100 * error
 
 
-def test_what_selects_hands_on_the_error_of_what_it_selects_from():
+def test_a_selection_passes_on_the_error_of_its_input():
     x = np.concatenate([numbers(100) * 10, numbers(100)])
     found = of_forward(Forward("__getitem__", [operand(x, "0", Error(1e-6, 2e-6))], operand(x[100:])), EXACT)
     assert found.own == Error()
@@ -144,7 +144,7 @@ def test_what_selects_hands_on_the_error_of_what_it_selects_from():
     assert found.inherited.shift == pytest.approx(2e-6 * ratio)
 
 
-def test_differences_of_what_is_alike_are_all_error():
+def test_the_difference_of_equal_values_is_all_error():
     a = numbers(1000)
     b = (a + 1e-4 * numbers(1000, seed=7)).astype(np.float32)
     call = Forward("sub", [operand(a, "0", Error(1e-7)), operand(b, "1", Error(1e-7))], operand(a - b))

@@ -146,13 +146,13 @@ def test_finished_pairs_are_taken_over(runs):
     assert times_of(files_again) == times_of(files)
 
 
-def test_without_resume_everything_is_compared_anew(runs):
+def test_without_resume_everything_is_compared_again(runs):
     _, files = compare(runs)
     _, files_again = compare(runs)
     assert not set(times_of(files)) & set(times_of(files_again))
 
 
-def test_what_has_changed_or_is_missing_is_compared_anew(runs):
+def test_changed_and_missing_units_are_compared_again(runs):
     _, files = compare(runs)
     before = times_of(files)
     changed, gone = files.tables[0][0], files.tables[3][0]
@@ -179,7 +179,7 @@ def test_other_options_are_another_comparison(runs):
 
 
 @pytest.mark.parametrize(("golden", "recorded"), [("proc7", True), ("proc7", False), ("rank0", True), ("rank0", False)])
-def test_ranks_that_hold_parts_are_said_to_be_put_together_with_a_layout(tmp_path, golden, recorded):
+def test_a_layout_is_advised_for_ranks_that_hold_parts(tmp_path, golden, recorded):
     spread = {
         "device_mesh": [0, 1],
         "placements": [{"Shard": {"dim": 0}}],
@@ -282,7 +282,7 @@ def test_an_interrupted_comparison_resumes_where_it_was(runs):
     ],
     ids=str,
 )
-def test_who_ends_a_comparison_is_told_how_to_go_on(runs, number, status, executor):
+def test_an_interrupted_comparison_says_how_to_resume(runs, number, status, executor):
     for step in range(3, 40):
         for side in ("target", "golden"):
             for rank in range(2):

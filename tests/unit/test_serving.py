@@ -136,7 +136,7 @@ class TestBackends:
         assert out.splitlines()[-1].startswith(f"DIFFERENT: first at Module.{module}.")
 
 
-def test_what_one_side_has_alone_is_a_note(run: Run, tmp_path: Path, engine: Path) -> None:
+def test_a_value_of_one_side_only_is_a_note(run: Run, tmp_path: Path, engine: Path) -> None:
     _, out, _ = run(
         "compare", "-tp", fsdp(tmp_path / "t"), "-gp", engine, "--consistent_check", "--backend", "fsdp",
         "-o", tmp_path / "out",

@@ -140,7 +140,7 @@ def test_faults_of_statistics_have_no_percentiles(compared, tmp_path):
     assert fault.worst_tensor is None
 
 
-def test_metrics_of_plugins_stand_behind_the_six(compared, tmp_path):
+def test_metrics_of_plugins_follow_the_six_metrics(compared, tmp_path):
     sides = files_of(tmp_path / "target", 2.0), files_of(tmp_path / "golden", 1.0)
     unit = compared(*sides, task="tensor").units[0]
     rows = unit.rows.with_columns(
@@ -164,7 +164,7 @@ def test_checksums_stand_beside_what_statistics_there_are(report):
     assert (row["max_diff"], row["codes"]) == ("0.0", "row.checksum-alone")
 
 
-def test_columns_that_nobody_fills_are_left_out_but_for_those_of_the_mode(report):
+def test_empty_columns_are_left_out_except_those_of_the_mode(report):
     none = dict.fromkeys(("Max", "Min", "Mean", "Norm"))
     # Of other shapes, so that there is something to say of the two.
     target, golden = ({ENTRY: api(output=tensor(X, shape=shape, **none))} for shape in ([2, 2], [4]))
@@ -316,7 +316,7 @@ def test_verdicts_of_both_generations_and_ours(report):
         assert table["Result"].to_list() == [expected]
 
 
-def test_advice_stands_beside_the_table(compared, tmp_path):
+def test_advice_is_written_next_to_the_table(compared, tmp_path):
     sides = [{"Functional.a\nb\x1b.0.forward": api(tensor(X), output=tensor(value))} for value in (THRICE, X)]
     options = TableOptions(stamp="20261121000000", layout=TableLayout.A, has_advice=True)
     write_report(compared(*sides), tmp_path / "out", options)

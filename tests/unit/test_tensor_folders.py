@@ -83,7 +83,7 @@ def test_a_file_that_cannot_be_read_is_no_agreement(folder, tmp_path, capsys, co
     assert "q.pt" in capsys.readouterr().out
 
 
-def test_a_single_file_is_compared_too(folder):
+def test_a_single_file_is_compared(folder):
     target, golden = folder("t", x=np.float32(1.2)), folder("g")
     assert not compare_dumps(target / "x.npy", golden / "x.npy").agrees
     assert compare_dumps(target / "model.safetensors", golden / "model.safetensors").units[0].rows.height == 2

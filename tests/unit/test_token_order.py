@@ -116,7 +116,7 @@ def test_a_fault_of_one_token_is_found(tmp_path, case):
     assert unit.fault.worst_tensor.tokens.positions == ["6"]  # five tokens of the first sequence, and one
 
 
-def test_arguments_and_values_without_a_row_per_token_are_told(tmp_path):
+def test_arguments_and_values_without_a_row_per_token_are_reported(tmp_path):
     target, golden = (dump(tmp_path / str(left), padded(SEQUENCES, left=left)) for left in (True, False))
     assert compared(target, golden).notes[1] == (
         f"values without a row per token, which were not compared: 1, such as {LAYER}.0.input.flag"
@@ -165,7 +165,7 @@ def test_without_a_mask_or_positions_there_is_a_sentence_with_what_to_record(tmp
         compared(target, golden)
 
 
-def test_outputs_whose_dimensions_begin_otherwise_are_left_out_and_told(tmp_path):
+def test_outputs_with_other_leading_dimensions_are_left_out_and_reported(tmp_path):
     target, golden = (
         dump(tmp_path / str(left), padded(SEQUENCES, left=left), made_shape=(7, 3, 4)) for left in (True, False)
     )

@@ -26,7 +26,7 @@ def errors_of(target, golden):
 
 @pytest.mark.parametrize("shape", [(7, 5), (2, 7, 5)])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex64, np.int32])
-def test_the_error_of_a_token_is_that_of_its_row_however_tensors_are_cut(monkeypatch, shape, dtype):
+def test_the_error_of_a_token_is_that_of_its_row_for_any_chunk_size(monkeypatch, shape, dtype):
     monkeypatch.setattr(tensor_pass, "CHUNK", 3)
     golden, target = (RNG.normal(0, 100, shape).astype(dtype) for _ in range(2))
     wide = np.complex128 if dtype is np.complex64 else np.float64

@@ -61,7 +61,7 @@ TURNED = [(3, 3)]
 MANY = [tuple(place) for place in np.argwhere(values(2) > 0)[:150]]
 
 
-def test_an_element_that_turns_is_no_error_nor_what_is_computed_of_it(tmp_path, golden):
+def test_neither_a_turned_element_nor_values_computed_from_it_are_errors(tmp_path, golden):
     run(tmp_path / "target", 7, turns=TURNED)
     wrong, notes = wrong_rows(golden, tmp_path / "target")
     assert wrong == []
@@ -128,7 +128,7 @@ def test_a_run_that_is_by_far_too_far_off_is_not(tmp_path, later_golden):
     assert len(wrong_rows(later_golden, tmp_path / "target")[0]) > NUM_CALLS / 2
 
 
-def test_one_call_that_is_off_alone_is_found(tmp_path, later_golden):
+def test_a_single_wrong_call_is_found(tmp_path, later_golden):
     later(tmp_path / "target", 7, by=1e-5, scaled=30)
     assert wrong_rows(later_golden, tmp_path / "target")[0] == ["Torch.mul.30.forward.output.0"]
 

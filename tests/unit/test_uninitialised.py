@@ -92,7 +92,7 @@ def test_what_reads_it_is_judged(dumps, name):
 
 @pytest.mark.parametrize("call", ["view", "narrow", "masked_fill_", "__setitem__"])
 @pytest.mark.parametrize("is_read", [True, False])
-def test_wrong_values_that_a_call_gets_and_hands_on_are_judged(dumps, call, is_read):
+def test_wrong_values_that_a_call_passes_on_are_judged(dumps, call, is_read):
     def side(name, factor):
         data = _write(f"{call}.0", times(factor), output=times(factor + 0.5))
         return dumps(name, data, times(factor + 0.5) if is_read else [1.0, 2.0])

@@ -134,13 +134,13 @@ def test_updates_that_round_are_the_same():
 
 
 @pytest.mark.parametrize("factor", [1.1, 0.98, 0.0])
-def test_an_update_that_is_another_is_told_however_small(factor):
+def test_a_different_update_is_reported_however_small(factor):
     wrong, common = updated([factor if number == 4 else 1.0 for number in range(NUM_PARAMETERS)])
     assert wrong == [4]
     assert common is None
 
 
-def test_a_factor_that_all_updates_have_is_told():
+def test_a_factor_common_to_all_updates_is_reported():
     wrong, factor = updated([1.1] * NUM_PARAMETERS)
     assert wrong == list(range(NUM_PARAMETERS))
     assert factor == pytest.approx(1.1, abs=1e-3)

@@ -185,7 +185,7 @@ def test_a_container_that_holds_itself_comes_to_an_end(build, failures):
     assert failures == []
 
 
-def test_one_container_in_two_places_is_there_twice(build):
+def test_a_container_in_two_places_is_recorded_twice(build):
     shared = [TENSOR]
     assert build([shared, shared]) == [[Argument("tensor", "x.0.0")], [Argument("tensor", "x.1.0")]]
 

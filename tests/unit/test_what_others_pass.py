@@ -101,7 +101,7 @@ def test_the_bad_one_of_two_outputs(compare):
 
 
 @pytest.mark.parametrize("api_name", ["Tensor.to", "Tensor.__setitem__", "Tensor.numpy"])
-def test_only_memory_that_nobody_set_is_exempt(compare, api_name):
+def test_only_uninitialized_memory_is_exempt(compare, api_name):
     entry = f"{api_name}.0.forward"
     sides = [{entry: api(tensor(X), output=output)} for output in (tensor([NAN, 1.0]), tensor([1.0, 1.0]))]
     assert verdict(compare(*sides), f"{entry}.output.0") == "error"
