@@ -1,4 +1,4 @@
-"""Behind a rectifier, rounding lets other elements of a gradient through."""
+"""Round-off before a rectifier changes which elements of a gradient pass through it."""
 
 import numpy as np
 import polars as pl

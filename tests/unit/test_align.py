@@ -1,4 +1,4 @@
-"""Which call of one dump is which of the other."""
+"""Calls of one dump are paired with those of the other."""
 
 import random
 import time
@@ -259,7 +259,7 @@ def test_rows_of_one_side_stand_where_they_ran(tmp_path):
 
 
 def test_recomputed_calls_are_no_partners_of_others(tmp_path):
-    """Under other tools a recomputed call lies within a backward."""
+    """Under other tools a recomputed call is inside a backward."""
     root = op("Module.Net")
     layer = op("Module.layer.Block", root)
     calls = [op("Tensor.mul", layer), op("Tensor.mul", layer), layer, op("Tensor.mul", root), root]

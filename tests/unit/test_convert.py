@@ -1,4 +1,4 @@
-"""A run that was converted, and converted back, is the run it was; what fails leaves nothing behind."""
+"""Converting a run and converting it back restores it; a conversion that fails leaves no files."""
 
 import importlib.util
 import json
@@ -47,7 +47,7 @@ def assert_equal_dumps(first, second):
 
 
 def content(directory, name="dump.json"):
-    """Return what a file holds, NaN as text, without what says where it lies."""
+    """Return the content of a file, with NaN as text, and without paths."""
 
     def value_of(constant):
         return constant if constant == "NaN" else float(constant)

@@ -112,7 +112,7 @@ def test_pairs_of_apis_and_of_their_arguments():
         ("Primitive.relu.ReLU", "Functional.relu"),
         ("Tensor.mean", "Tensor.mean"),
     }
-    # Here scale and bias come before mean and variance; there behind them, and by keyword.
+    # Here scale and bias come before mean and variance; there after them, and by keyword.
     own, other = "Primitive.bn_train.BatchNorm.0.forward.input", "Functional.batch_norm.0.forward.input"
     places = {0: "0", 1: "weight", 2: "bias", 3: "1", 4: "2"}
     assert {f"{own}.{i}": f"{other}.{j}" for i, j in places.items()}.items() <= pairs.items()

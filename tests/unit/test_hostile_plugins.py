@@ -27,7 +27,7 @@ NUM_STEPS = 3
 
 
 class CustomExit(BaseException):
-    """Of a library, derived as those are that nobody is to catch."""
+    """An exception of a library, derived from the base class of those that programs should not catch."""
 
 
 def raise_error(*_args, **_kwargs):
@@ -352,7 +352,7 @@ def deep(_number, _frame):
     "handler", [raise_preempted, deep, Handler(), Handler().__call__], ids=["function", "deep", "object", "method"]
 )
 def test_what_a_handler_of_the_program_raises_reaches_it(make, handler, said):
-    """A program that is told to end by a signal, while our code runs, hears of it."""
+    """A signal that ends the program while our code runs still reaches the program."""
 
     class Framework(ArrayFramework):
         def attach(self, models, options, recorder):

@@ -1,4 +1,4 @@
-"""Limits go by what a value was computed from: a coarse tensor widens those of what follows from it, and no others."""
+"""A coarse tensor widens the limits of values computed from it, and no others."""
 
 import numpy as np
 import polars as pl
@@ -32,7 +32,7 @@ def limits(tmp_path):
 
 
 def test_a_tensor_in_float8_is_not_what_everything_comes_from(limits):
-    """A fault of a fifth in a float32 call behind it is one."""
+    """An error of a fifth in a later float32 call is a fault."""
     given, made, coarse = some(), some(), some()
     data = {
         "Tensor.to.0.forward": api(tensor(some()), output=tensor(coarse, dtype=FLOAT8)),
@@ -160,7 +160,7 @@ def test_gradients_are_as_coarse_as_what_they_come_through(limits):
 
 
 def test_gradients_of_parameters_are_as_coarse_as_their_module(limits):
-    """Also where they stand before its backward, and where a module around it uses them."""
+    """Also if they come before its backward, and if an enclosing module uses them."""
     gradient, weight = some(), {"parameters": {"weight": tensor(some())}}
     data = {
         "Module.a.Linear.forward.0": api(tensor(some()), output=tensor(some())) | weight,

@@ -1,4 +1,4 @@
-"""Layouts that a file declares: what it may say, and that tensors then lie alike and statistics are right."""
+"""Layouts declared by a file: what a file may contain, and that tensors then have one layout and correct statistics."""
 
 import itertools
 import math

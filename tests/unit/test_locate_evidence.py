@@ -1,4 +1,4 @@
-"""Evidence besides numbers beyond limits: other arguments, gradients that are added up, or changed behind a call."""
+"""Evidence other than exceeded limits: other arguments, and gradients added up or changed after a call."""
 
 import numpy as np
 import pytest

@@ -129,7 +129,7 @@ def test_a_tensor_is_read_each_time_it_is_saved(open_session):
     session = open_session()
     tensor = array(1.0)
     save(session, tensor, "x", save_backward=False)
-    tensor.values[...] = 4.0  # behind the back of any version
+    tensor.values[...] = 4.0  # without changing any version counter
     save(session, tensor, "x", save_backward=False)
     session.close()
     assert [value["Max"] for value in saved(session).values()] == [1.0, 4.0]

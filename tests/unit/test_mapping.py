@@ -1,4 +1,4 @@
-"""Files of names, and what they pair."""
+"""Mapping files, and the calls that they pair."""
 
 import re
 
@@ -200,7 +200,7 @@ def test_arguments_and_results_in_another_order(align, form):
 
 
 def test_flat_names_of_apis(align):
-    """What two names on the target become one on the golden side is numbered anew."""
+    """Calls are renumbered if two names of the target map to one golden name."""
     target = {
         "Functional.dense.0.forward": call(),
         "Functional.linear.0.forward": call(),

@@ -345,7 +345,7 @@ def test_the_source_has_no_warnings(tmp_path):
 
 @compiled
 def test_memory_is_not_read_beyond_its_end(lib):
-    """With a guard page behind the elements, in a process that may die."""
+    """With a guard page after the elements, in a process that may crash."""
     program = f"""
 import ctypes, mmap, numpy as np
 from pathlib import Path

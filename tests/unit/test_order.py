@@ -298,7 +298,7 @@ def test_circles_are_cut(tmp_path):
 def test_calls_of_other_groups_and_unknown_peers_are_passed_over(tmp_path):
     def work(number, rank):
         rank.collective("all_reduce", group(5, 6))  # not a member
-        rank.call("Distributed.recv", tensor())  # from anybody
+        rank.call("Distributed.recv", tensor())  # from any rank
         rank.call("Torch.exp")
 
     ranks = make_ranks(2, work)

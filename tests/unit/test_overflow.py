@@ -1,4 +1,4 @@
-"""The task `overflow_check`: who is to blame, what is kept of it, and what it costs in memory."""
+"""The task `overflow_check`: which call is blamed, what is kept of it, and how much memory it needs."""
 
 import json
 import logging
@@ -93,7 +93,7 @@ def test_the_call_that_makes_nan_is_kept_whole_and_nothing_else(tmp_path, open_s
         ((array(INF),), {}, array(NAN), False),
         ((array(), [array(NAN)]), {}, array(NAN), False),
         ((array(),), {"k": array(-INF)}, array(NAN), False),
-        ((array(), -INF), {}, array(-INF), False),  # masked_fill(mask, -inf) does what it is told
+        ((array(), -INF), {}, array(-INF), False),  # masked_fill(mask, -inf) does what it is meant to do
         ((array(),), {"value": NAN}, array(NAN), False),
         ((array(),), {}, array(), False),
         ((array(HUGE),), {}, array(HUGE), False),  # large is not infinite

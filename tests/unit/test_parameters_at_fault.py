@@ -1,4 +1,4 @@
-"""A wrong parameter is named as one, also where a call got it as an argument; and values that nobody recorded."""
+"""A wrong parameter is reported as such, even if a call got it as an argument; and values that were not recorded."""
 
 import io
 
@@ -57,7 +57,7 @@ def test_what_flows_into_the_call_is_no_parameter(compare):
 
 
 class TestModuleOfTheParameter:
-    """The call stands before its module; the module says the parameter's name."""
+    """The call comes before its module; the module gives the parameter's name."""
 
     call, module = "Tensor.__mul__.0.forward", "Module.norm.RMSNorm.forward.0"
 

@@ -19,7 +19,7 @@ META = TensorMeta("torch.Tensor", "torch.float32", (2, 3))
 
 
 class Tape:
-    """Extremes that are there when somebody waits, or ``is_there``."""
+    """Extremes that are available after a wait, or if ``is_there`` is set."""
 
     is_there = True
 

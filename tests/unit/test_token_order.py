@@ -1,4 +1,4 @@
-"""Dumps whose tokens stand at other positions: padded on another side, packed, cut otherwise, prefilled in chunks."""
+"""Dumps with tokens at other positions: padded on the other side, packed, split differently, prefilled in chunks."""
 
 import json
 

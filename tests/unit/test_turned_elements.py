@@ -96,7 +96,7 @@ NUM_CALLS = 60
 
 
 def later(place, seed, *, by, scaled=None):
-    """Write calls of a step behind an update: parameters of each run's own, and values that are off by ``by``."""
+    """Write calls of a step after an update: each run has its own parameters, and values that are off by ``by``."""
     data = {"Module.fc.Linear.forward.0": {
         "input_args": [tensor(values(0))], "input_kwargs": {}, "output": [tensor(values(1))],
         "parameters": {"weight": tensor(off(values(2), seed))},

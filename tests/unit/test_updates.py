@@ -1,4 +1,4 @@
-"""Parameters behind an update: which of them are another, and which have moved as rounding moves them."""
+"""Parameters after an update: which of them differ, and which have moved only as round-off moves them."""
 
 import numpy as np
 import polars as pl
