@@ -3,6 +3,6 @@
 A module, so that it neither replaces nor hides the package of that name where both distributions are installed.
 """
 
-from msprobe_core.compat.imports import former_module
+from msprobe_core.former_names.imports import former_module
 
 __path__, __getattr__ = former_module(__name__)

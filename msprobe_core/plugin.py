@@ -105,7 +105,7 @@ from msprobe_core.protocols.trainers import ApiMap, ModuleMap, TrainerStages
 
 if TYPE_CHECKING:
     from msprobe_core.compare.map_files import load_api_map
-    from msprobe_core.compat.imports import former_attribute, offer_former_names
+    from msprobe_core.former_names.imports import former_attribute, offer_former_names
     from msprobe_core.guard import UserCodeError, is_of_the_program, kept, reason_of
     from msprobe_core.plugins import refuse_shadowing, registry
 else:
@@ -113,7 +113,7 @@ else:
         __name__,
         {
             "msprobe_core.compare.map_files": "load_api_map",
-            "msprobe_core.compat.imports": "former_attribute offer_former_names",
+            "msprobe_core.former_names.imports": "former_attribute offer_former_names",
             "msprobe_core.guard": "UserCodeError is_of_the_program kept reason_of",
             "msprobe_core.plugins": "refuse_shadowing registry",
         },

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from msprobe_core.capture.controller import Controller
 from msprobe_core.capture.framework_choice import find_framework
 from msprobe_core.capture.window import Window
-from msprobe_core.compat.members import Gone
-from msprobe_core.compat.table import GRADIENT_PROBE
 from msprobe_core.config import Config
 from msprobe_core.errors import SessionError
+from msprobe_core.former_names.members import Gone
+from msprobe_core.former_names.table import GRADIENT_PROBE
 from msprobe_core.model import Level
 from msprobe_core.protocols.framework import Framework
 

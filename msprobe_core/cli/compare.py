@@ -14,8 +14,8 @@ from msprobe_core.cli.output import output_option, overwrite_option
 from msprobe_core.cli.pairing import Pairing, noise_given, pairing_options
 from msprobe_core.cli.progress import progress_bar
 from msprobe_core.cli.show import show
-from msprobe_core.compat.table import COMPARE_MODES, COMPARE_OPTIONS, OFFLINE_MODELS
 from msprobe_core.errors import CompareError
+from msprobe_core.former_names.table import COMPARE_MODES, COMPARE_OPTIONS, OFFLINE_MODELS
 from msprobe_core.interrupts import raise_if_interrupted
 from msprobe_core.untrusted.files import read_plain
 

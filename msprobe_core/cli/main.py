@@ -13,8 +13,8 @@ from typing import Any
 import click
 
 from msprobe_core._version import __version__
-from msprobe_core.compat.table import COMMANDS
 from msprobe_core.errors import MsprobeError, printable
+from msprobe_core.former_names.table import COMMANDS
 from msprobe_core.interrupts import Interrupts
 
 EXIT_AGREES = 0

@@ -13,7 +13,6 @@ from typing import Any, cast, get_args, get_type_hints
 import msgspec
 
 from msprobe_core import names
-from msprobe_core.compat import table as former
 from msprobe_core.config.apis import load_apis
 from msprobe_core.config.ranges import parse_ranges
 from msprobe_core.config.repetition import as_repetition
@@ -28,6 +27,7 @@ from msprobe_core.config.schema import (
 )
 from msprobe_core.config.text import given_path, is_directory, read_text
 from msprobe_core.errors import ConfigError, EntryNameError
+from msprobe_core.former_names import table as former
 from msprobe_core.model import Level, Perturbation, Phase, SiteKind, Task
 from msprobe_core.untrusted.malformed import MalformedError
 from msprobe_core.untrusted.yaml_text import load_yaml

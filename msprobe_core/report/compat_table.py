@@ -16,7 +16,7 @@ from msprobe_core.compare.compat import crc32_of
 from msprobe_core.compare.highlight import COLOUR, FILLS
 from msprobe_core.compare.result import Mode, UnitResult
 from msprobe_core.compare.tensor_pass import NOT_A_NUMBER, NOT_AVAILABLE, UNSUPPORTED
-from msprobe_core.compat.spellings import METRICS, RELATIVE_STATISTICS, SIDES, STATISTIC_TITLES
+from msprobe_core.former_names.spellings import METRICS, RELATIVE_STATISTICS, SIDES, STATISTIC_TITLES
 from msprobe_core.judge.columns import Match
 from msprobe_core.judge.formatting import formatted
 from msprobe_core.judge.row_conditions import DEVICE_TEXT

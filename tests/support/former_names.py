@@ -2,7 +2,7 @@
 
 import importlib
 
-from msprobe_core.compat.table import MOVED
+from msprobe_core.former_names.table import MOVED
 
 
 def former_names(package):

@@ -14,7 +14,7 @@ from dumps import api, tensor, write_dump
 
 from msprobe_core import __version__
 from msprobe_core.cli import main
-from msprobe_core.compat.table import COMMANDS, COMPARE_MODES, COMPARE_OPTIONS, OFFLINE_MODELS
+from msprobe_core.former_names.table import COMMANDS, COMPARE_MODES, COMPARE_OPTIONS, OFFLINE_MODELS
 
 X, TWICE = [[1.0, -2.0], [3.0, 4.0]], [[2.0, -4.0], [6.0, 8.0]]
 ENTRY = "Functional.linear.0.forward"

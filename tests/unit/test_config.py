@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe_core.compat import table as former
 from msprobe_core.config import DataMode, RiskLevel, load_config
 from msprobe_core.config.ranges import parse_ranges
 from msprobe_core.errors import ConfigError
+from msprobe_core.former_names import table as former
 from msprobe_core.model import Level, Task
 
 

@@ -9,8 +9,8 @@ import pytest
 
 import msprobe_core
 from msprobe_core.capture import PrecisionDebugger
-from msprobe_core.compat.imports import advice_for, former_attribute, offer_former_names
-from msprobe_core.compat.table import ABSENT, COMMANDS, MOVED, TASKS
+from msprobe_core.former_names.imports import advice_for, former_attribute, offer_former_names
+from msprobe_core.former_names.table import ABSENT, COMMANDS, MOVED, TASKS
 
 REPOSITORY = Path(msprobe_core.__file__).parents[1]
 

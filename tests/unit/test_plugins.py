@@ -204,7 +204,7 @@ def test_every_hook_has_a_runnable_example(hook, registry):
 # --- layers -----------------------------------------------------------------------------------------------------
 
 LAYERS = [
-    {"_version", "compat", "errors", "findings", "interrupts", "lazy", "model"},
+    {"_version", "errors", "findings", "former_names", "interrupts", "lazy", "model"},
     {"guard", "names", "native", "untrusted"},
     {"fingerprint"},
     {"protocols"},

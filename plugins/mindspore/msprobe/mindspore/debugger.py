@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from msprobe_core import PrecisionDebugger as _PrecisionDebugger
 
-__path__: list[str] = []  # a package in other releases; modules below it are found by msprobe_core.compat
+__path__: list[str] = []  # a package in other releases; modules below it are found by msprobe_core.former_names
 
 
 class PrecisionDebugger(_PrecisionDebugger):

@@ -9,7 +9,7 @@ from msprobe_core.recording import module_dump, module_dump_end
 
 __all__ = ["PrecisionDebugger", "module_dump", "module_dump_end"]
 
-__path__: list[str] = []  # a package in other releases; modules below it are found by msprobe_core.compat
+__path__: list[str] = []  # a package in other releases; modules below it are found by msprobe_core.former_names
 
 
 class PrecisionDebugger(_PrecisionDebugger):

@@ -1,7 +1,7 @@
 """Let Python find names of mindstudio-probe's package ``msprobe`` that are elsewhere here, or say what to use instead.
 
 ``msprobe`` is a namespace that several distributions share, so what is not a file of one of them is looked up in the
-table of `msprobe_core.compat`, by a finder that stands last: files always win.
+table of `msprobe_core.former_names`, by a finder that stands last: files always win.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from msprobe_core.compat.table import ABSENT, MOVED
+from msprobe_core.former_names.table import ABSENT, MOVED
 
 
 def offer_former_names() -> None:
