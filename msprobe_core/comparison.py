@@ -8,7 +8,7 @@ Stages of a comparison: read dumps as frames, join them, add measures, judge by 
 * Measures: `add_statistics` and `with_measures` add columns to joined rows; `PairSums` computes them from two tensors.
 * Limits and noise: what rounding explains, by `Precision`; `NoiseSource` says where a limit comes from. `Verdict` is
   the result.
-* Results: a `Table` of `Column` objects is written by `write_table`; `whole_file` writes a file as a
+* Results: a `msprobe_core.plugin.Table` is written by `write_table`; `whole_file` writes a file as a
   whole or not at all.
 * Commands: the options, the progress bar and the exit status that all comparing commands share.
 
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from msprobe_core.report.atomic_file import unused_paths, whole_file
     from msprobe_core.report.files import TableForm, time_stamp, write_table
     from msprobe_core.report.sheet import MAX_SHEET_ROWS
-    from msprobe_core.report.table import Column, Table, Width
     from msprobe_core.store.frame import RowKind
 else:
     __getattr__ = lazy_names(
@@ -72,7 +71,6 @@ else:
             "msprobe_core.report.atomic_file": "unused_paths whole_file",
             "msprobe_core.report.files": "TableForm time_stamp write_table",
             "msprobe_core.report.sheet": "MAX_SHEET_ROWS",
-            "msprobe_core.report.table": "Column Table Width",
             "msprobe_core.store.frame": "RowKind",
         },
     )
@@ -88,7 +86,7 @@ __all__ = [  # noqa: RUF022  # by purpose
     "UNIT_ROUNDOFF", "Precision", "conventional", "precision_of", "ALPHA", "NoiseSource", "CLOSED_NULLS",
     "closed_distance", "EXTREME_LIMIT", "LEAST_LIMITS", "Verdict", "differs", "said",
     # Results
-    "Column", "Table", "Width", "TableForm", "time_stamp", "write_table", "MAX_SHEET_ROWS", "unused_paths",
+    "TableForm", "time_stamp", "write_table", "MAX_SHEET_ROWS", "unused_paths",
     "whole_file",
     # Commands
     "allow_incomplete_option", "exit_status", "output_option", "overwrite_option", "progress_bar", "show",

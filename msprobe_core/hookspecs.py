@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from msprobe_core.protocols.comparison import Executor, Metric
     from msprobe_core.protocols.framework import FrameworkOffer
-    from msprobe_core.protocols.presentation import Export
+    from msprobe_core.protocols.presentation import Export, TableFormat
     from msprobe_core.protocols.storage import Processor, Reader, WriterFactory
     from msprobe_core.protocols.trainers import ApiMap, ModuleMap, TrainerStages
 
@@ -112,6 +112,16 @@ class HookSpecs:
         Cost: start-up of every command; import what a command needs inside it.
         Returns: `click.Command` objects; each ``name`` is what the user types.
         Order: as listed by ``msprobe --help``: sorted by name. A name that two plugins offer is an error.
+        """
+
+    @hookspec
+    def msprobe_register_tables(self) -> Sequence[TableFormat]:  # pyright: ignore[reportReturnType]
+        """Offer formats of the tables that ``msprobe compare`` writes.
+
+        Called: when the command starts, on the main thread, and once for each pair of dumps, in the process that
+        compares it.
+        Cost: start-up; import what a format needs in its ``table``.
+        Returns: `TableFormat` objects; each ``name`` is a value of ``--compat``.
         """
 
     @hookspec

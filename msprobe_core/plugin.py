@@ -9,8 +9,8 @@ Everything else is private.
 * A training framework offers a `FrameworkOffer`, which loads a `Framework`. Its optional capabilities are the protocols
   of `msprobe_core.protocols.capabilities`. It reports calls to a `CallRecorder`.
 * A format offers a `WriterFactory` and a `Reader`, which returns a `Dump`; a reduction offers a `Processor`.
-* A comparison is extended with a `Metric`, an `Executor`, an `ApiMap` or a `ModuleMap`; an `Export` shows its results;
-  a trainer has `TrainerStages`.
+* A comparison is extended with a `Metric`, an `Executor`, an `ApiMap` or a `ModuleMap`; a `TableFormat` and an `Export`
+  show its results; a trainer has `TrainerStages`.
 * A block around user code lets the exceptions of `is_of_the_program` pass and handles what `kept` returns;
   `UserCodeError` carries an error of the training through the probe's code.
 * The package of a plugin calls `refuse_shadowing`, and gives its names with `lazy_names`, which imports them on first
@@ -89,7 +89,18 @@ from msprobe_core.protocols.framework import (
     Reducer,
     Removable,
 )
-from msprobe_core.protocols.presentation import Export, Page, PageGraphs
+from msprobe_core.protocols.presentation import (
+    Colours,
+    Column,
+    Companion,
+    Export,
+    Page,
+    PageGraphs,
+    Table,
+    TableChoices,
+    TableFormat,
+    Width,
+)
 from msprobe_core.protocols.recording import Call, CallRecorder
 from msprobe_core.protocols.storage import (
     Dump,
@@ -134,6 +145,8 @@ __all__ = [  # noqa: RUF022  # by purpose
     "Dump", "EndingWriter", "MarkedDump", "Processor", "Reader", "TensorSource", "Writer", "WriterFactory",
     # Comparison, pages and trainers
     "Executor", "Metric", "Export", "Page", "PageGraphs", "ApiMap", "ModuleMap", "TrainerStages",
+    # Tables of results
+    "Colours", "Column", "Companion", "Table", "TableChoices", "TableFormat", "Width",
     # Data
     "Argument", "Batch", "Digest", "Distribution", "Ending", "ExecutorOptions", "Fp8Stats", "GradientSlot",
     "KernelOptions", "Level", "MAX_DEPTH", "PerturbMode", "Perturbation", "Phase", "Placement", "ReplayCall",

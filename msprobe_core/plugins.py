@@ -25,7 +25,7 @@ from msprobe_core._version import __version__
 from msprobe_core.errors import MsprobeError, PluginError
 from msprobe_core.protocols.comparison import Executor, Metric
 from msprobe_core.protocols.framework import FrameworkOffer
-from msprobe_core.protocols.presentation import Export
+from msprobe_core.protocols.presentation import Export, TableFormat
 from msprobe_core.protocols.storage import Processor, Reader, WriterFactory
 from msprobe_core.protocols.trainers import ApiMap, ModuleMap, TrainerStages
 
@@ -46,6 +46,8 @@ _BUILT_IN = (
     "msprobe_core.execute.inline",
     "msprobe_core.execute.processes",
     "msprobe_core.execute.ray_cluster",
+    "msprobe_core.report.own_format",
+    "msprobe_core.report.compat_formats",
     "msprobe_core.exports.offers",
     "msprobe_core.cli.commands",
 )
@@ -106,6 +108,10 @@ class Registry:
         """Return the executors by name."""
         return self._offers("msprobe_register_executors")
 
+    def tables(self) -> dict[str, TableFormat]:
+        """Return the formats of result tables by name."""
+        return self._offers("msprobe_register_tables")
+
     def exports(self) -> dict[str, Export]:
         """Return the formats of other viewers by name."""
         return self._offers("msprobe_register_exports")
@@ -139,7 +145,7 @@ class Registry:
         """Return the name of an offer in messages, for example ``the writer 'csv' of the plugin 'tables'``.
 
         Args:
-            kind: ``writer``, ``reader``, ``processor`` or ``framework``.
+            kind: ``writer``, ``reader``, ``processor``, ``framework`` or ``table``.
             name: Its name.
         """
         plugin = self.provider_of(f"msprobe_register_{kind}s", name)
@@ -218,6 +224,7 @@ _OFFERED: dict[str, type] = {
     "msprobe_register_writers": WriterFactory,
     "msprobe_register_readers": Reader,
     "msprobe_register_executors": Executor,
+    "msprobe_register_tables": TableFormat,
     "msprobe_register_exports": Export,
     "msprobe_register_metrics": Metric,
     "msprobe_register_api_maps": ApiMap,

@@ -17,12 +17,15 @@ from msprobe_core.cli.show import show
 from msprobe_core.errors import CompareError
 from msprobe_core.former_names.table import COMPARE_MODES, COMPARE_OPTIONS, OFFLINE_MODELS
 from msprobe_core.interrupts import raise_if_interrupted
+from msprobe_core.plugins import registry
+from msprobe_core.report.compat_formats import GENERATION_A
+from msprobe_core.report.own_format import OWN_FORMAT
 from msprobe_core.untrusted.files import read_plain
 
 if TYPE_CHECKING:
     from msprobe_core.compare import Chosen, CompareOptions
     from msprobe_core.protocols.trainers import ModuleMap
-    from msprobe_core.report import TableOptions
+    from msprobe_core.report.files import TableOptions
 
 
 def _options_of_other_modes(command: Any) -> Any:
@@ -32,7 +35,25 @@ def _options_of_other_modes(command: Any) -> Any:
     return command
 
 
-@click.command()
+class _Comparing(click.Command):
+    """A command whose option ``--compat`` takes the table formats that plugins offer."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        offered = {name: offer.summary for name, offer in registry().tables().items() if name != OWN_FORMAT}
+        *others, last = (f"{summary} ({_marked(name)})" for name, summary in offered.items())
+        params = super().get_params(ctx)
+        for param in params:
+            if isinstance(param, click.Option) and param.name == "layout":
+                param.type = click.Choice(list(offered))
+                param.help = f"Write tables in the format of {', '.join(others)} or {last}."
+        return params
+
+
+def _marked(name: str) -> str:
+    return f"{name}; implied by -i" if name == GENERATION_A else name
+
+
+@click.command(cls=_Comparing)
 @click.option(
     "-m",
     "--mode",
@@ -50,12 +71,7 @@ def _options_of_other_modes(command: Any) -> Any:
 @overwrite_option
 @click.option("--xlsx", is_flag=True, help="Write spreadsheets; the same as --format xlsx, and implied by -i.")
 @click.option("--format", "form", type=click.Choice(["csv", "xlsx", "parquet", "jsonl"]), help="Format of the tables.")
-@click.option(
-    "--compat",
-    "layout",
-    type=click.Choice(["a", "c"]),
-    help="Write tables in the format of mstt 8.x (a; implied by -i) or mindstudio-probe 26.x (c).",
-)
+@click.option("--compat", "layout")
 @click.option("-s", "--stack_mode", is_flag=True, help="With --compat a: show call stacks; other tables always do.")
 @click.option("-c", "--compare_only", is_flag=True, help="With --compat a: write no advisor file.")
 @click.option("-hl", "--highlight", is_flag=True, help="With --compat a: colour rows by the rules of 8.x.")
@@ -101,6 +117,7 @@ def compare(**given: Any) -> int:
     asked = _Asked(**given)
     # polars and numpy are not needed for --help.
     from msprobe_core.compare.run import RunOptions, compare_run
+    from msprobe_core.report.difference import DifferenceFiles
     from msprobe_core.report.files import ResultFiles
     from msprobe_core.report.terminal import print_summary
 
@@ -111,12 +128,13 @@ def compare(**given: Any) -> int:
         resume=asked.resume,
         checks_replicas=asked.replicas,
     )
+    results = ResultFiles(asked.output_path, _tables(asked), asked.overwrites)
     try:
         with progress_bar("comparing") as progress:
             result, files = compare_run(
                 Path(request.npu_path),
                 Path(request.bench_path),
-                ResultFiles(asked.output_path, _tables(asked), asked.overwrites),
+                DifferenceFiles(results, asked.diff_analyze),
                 options=_options(asked, request),
                 chosen=_chosen(asked, request),
                 run=run,
@@ -170,22 +188,19 @@ class _Asked(Pairing):
 
 
 def _tables(asked: _Asked) -> TableOptions:
-    from msprobe_core.report import TableForm, TableLayout, TableOptions, time_stamp
+    from msprobe_core.report.files import TableForm, TableOptions, time_stamp
 
     if asked.xlsx and asked.form not in {None, "xlsx"}:
         raise click.UsageError(f"--xlsx and --format {asked.form} contradict each other; give one of them")
     is_old = asked.input_path is not None
     form = asked.form or ("xlsx" if asked.xlsx or is_old else None)
-    layout = TableLayout(asked.layout or ("a" if is_old else TableLayout.OURS.value))
-    is_a = layout is TableLayout.A
     return TableOptions(
         stamp=time_stamp(),
         form=None if form is None else TableForm(form),
-        layout=layout,
-        has_stacks=asked.stack_mode if is_a else None,
-        has_highlights=asked.highlight and is_a,
-        has_advice=is_a and not asked.compare_only,
-        has_calls=asked.diff_analyze,
+        layout=asked.layout or (GENERATION_A if is_old else OWN_FORMAT),
+        has_stacks=asked.stack_mode or None,
+        has_highlights=asked.highlight,
+        has_advice=not asked.compare_only,
     )
 
 

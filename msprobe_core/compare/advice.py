@@ -12,9 +12,12 @@ from dataclasses import dataclass
 import polars as pl
 
 from msprobe_core import names
-from msprobe_core.compare.compat import RESULT
+from msprobe_core.compare.compat import RESULT, compat_a
+from msprobe_core.compare.result import Mode, UnitResult
+from msprobe_core.errors import printable
 from msprobe_core.judge.fault import Fault
 from msprobe_core.model import Phase, Role
+from msprobe_core.protocols.presentation import Companion
 
 SUSPICIOUS = ("No", "Different", "Warning")
 """Results of generation A that are."""
@@ -73,6 +76,13 @@ class Advice:
             f"Suspect Nodes: {_NOTHING if self.node is None else self.node}",
             f"Expert Advice: {self.text}",
         )
+
+
+def advice_file(unit: UnitResult) -> Companion:
+    """Return the file of advice that goes with the table of generation A."""
+    results = compat_a(unit.rows, by_checksum=unit.mode is Mode.CHECKSUM)[RESULT]
+    lines = advise(unit.rows, results, unit.first_fault).lines()
+    return Companion("advisor", "txt", "".join(f"{printable(line)}\n" for line in lines).encode())
 
 
 def advise(rows: pl.DataFrame, results: pl.Series, fault: Fault | None = None) -> Advice:

@@ -13,6 +13,8 @@ import polars as pl
 from numpy.typing import NDArray
 
 from msprobe_core.errors import PluginError
+from msprobe_core.guard import plugin_call
+from msprobe_core.plugins import registry
 from msprobe_core.protocols.comparison import Metric
 from msprobe_core.protocols.storage import TensorSource
 
@@ -28,32 +30,7 @@ _CHUNK = 1 << 20
 _SMALL_BYTES = 16 << 20
 """Pairs up to this size are in memory once per thread; of larger ones, only one is."""
 
-_TABLE = (
-    "NPU Name", "Bench Name", "NPU Dtype", "Bench Dtype", "NPU Tensor Shape", "Bench Tensor Shape",
-    "NPU Requires_grad", "Bench Requires_grad", "Cosine", "EucDist", "MaxAbsErr", "MaxRelativeErr",
-    "One Thousandth Err Ratio", "Five Thousandths Err Ratio", "NPU max", "NPU min", "NPU mean", "NPU l2norm",
-    "Bench max", "Bench min", "Bench mean", "Bench l2norm", "Requires_grad Consistent", "Result", "Err_message",
-    "Accuracy Reached or Not", "NPU_Stack_Info", "Data_name", "EstimatedRelativeErr", "verdict", "error", "limit",
-    "limit_given_by", "precision", "reason", "codes", "cosine_similarity", "euclidean_distance", "max_abs_error",
-    "max_rel_error", "share_within_0.001", "share_within_0.005", "estimated_rel_error", "max_rel_diff",
-    "min_rel_diff", "mean_rel_diff", "norm_rel_diff", "stack", "noise_floor", "score", "score_limit", "score_measure",
-)  # fmt: skip
-"""Titles of tables, in every layout, except those that begin with a side or are named like a column of the rows."""
-
 _SIDES = ("target_", "golden_")
-
-_SIDES_OF_OURS = (
-    "name", "dtype", "shape", "requires_grad", "max", "min", "mean", "norm", "num_nan", "num_inf", "value", "checksum",
-    "file",
-)  # fmt: skip
-_OURS = (
-    "verdict", "error", "limit", "limit_given_by", "precision", "reason", "codes", "stack", "cosine_similarity",
-    "euclidean_distance", "max_abs_error", "max_rel_error", "share_within_0.001", "share_within_0.005",
-    "estimated_rel_error", *[f"{side}_{name}" for side in ("target", "golden") for name in _SIDES_OF_OURS],
-    *[f"{name}_{what}" for name in ("max", "min", "mean", "norm") for what in ("diff", "rel_diff")],
-    *[f"{kind}_error_p{percent}" for kind in ("abs", "rel") for percent in ("50", "90", "99", "99.9")],
-)  # fmt: skip
-"""Titles of our own table, besides the names of metrics."""
 
 
 class CustomMetrics:
@@ -70,7 +47,7 @@ class CustomMetrics:
             PluginError: a metric has the name of another column.
         """
         self._metrics = list(metrics)
-        taken = {name.casefold() for name in (*_TABLE, *_OURS, *reserved)}
+        taken = {*map(str.casefold, reserved), *(_table_titles() if self._metrics else ())}
         for metric in self._metrics:
             name = metric.name.casefold()
             if not name or name in taken or name.startswith(_SIDES):
@@ -138,6 +115,15 @@ class CustomMetrics:
                     f"{names[row]} ({reason})"
                 )
         return notes
+
+
+def _table_titles() -> set[str]:
+    """Return the headers of all table formats, casefolded."""
+    found: set[str] = set()
+    for offer in registry().tables().values():
+        with plugin_call(registry().described("table", offer.name), "naming its headers"):
+            found.update(map(str.casefold, offer.titles()))
+    return found
 
 
 def _whole(source: TensorSource) -> NDArray[Any]:

@@ -1,11 +1,155 @@
-"""Extensions that present results: files for other viewers."""
+"""Extensions that present results: result tables of other formats, and files for other viewers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import polars as pl
+
+_SLICE_ROWS = 8_192
+"""Rows whose cells are computed at a time, so that writing takes the same memory for a table of any length."""
+
+
+class Width(float, Enum):
+    """Width of a column in a spreadsheet, in characters."""
+
+    NARROW = 10.0
+    NUMBER = 16.0
+    NAME = 48.0
+    SENTENCE = 60.0
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table.
+
+    Attributes:
+        header: Text of its header.
+        value: Its cells: texts, numbers or booleans.
+        number: Numbers that spreadsheets get instead of texts; null for a cell that has none.
+        is_percent: Whether spreadsheets show the number, a ratio, in percent.
+        width: Its width in a spreadsheet.
+    """
+
+    header: str
+    value: pl.Expr
+    number: pl.Expr | None = None
+    is_percent: bool = False
+    width: Width = Width.NUMBER
+
+
+@dataclass(frozen=True)
+class Colours:
+    """The fills of rows in a spreadsheet.
+
+    Attributes:
+        column: The column of the rows that selects the fill.
+        fills: Fill by value of that column, as RGB in hexadecimal; rows with other values are not coloured.
+    """
+
+    column: str
+    fills: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Companion:
+    """A file to write next to a table.
+
+    Attributes:
+        name: Beginning of its name; the rank and the time follow, as in the name of the table.
+        suffix: Without the dot.
+        content: All of it.
+    """
+
+    name: str
+    suffix: str
+    content: bytes
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns, and the rows that their cells are computed from.
+
+    Attributes:
+        columns: From left to right.
+        rows: The rows of the result, in their order; a format may add columns to them.
+        colours: The fills of rows in a spreadsheet; ``None`` for those by verdict.
+        is_shown: Which rows the table has; ``None`` for all. A filtered copy of the rows would take more memory than
+            everything else.
+        marks: What the file name has between ``compare_result`` and the time; ``None`` for the rank, if there is one.
+        companions: Files to write next to it.
+    """
+
+    columns: Sequence[Column]
+    rows: pl.DataFrame
+    colours: Colours | None = None
+    is_shown: pl.Series | None = None
+    marks: Sequence[str] | None = None
+    companions: Sequence[Companion] = ()
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows of the table."""
+        return self.rows.height if self.is_shown is None else int(self.is_shown.sum())
+
+    def cells(self) -> Iterator[pl.DataFrame]:
+        """Yield the cells, some rows at a time, with the headers as names."""
+        for part in self.slices():
+            yield part.select(column.value.alias(column.header) for column in self.columns)
+
+    def slices(self) -> Iterator[pl.DataFrame]:
+        """Yield the rows behind the cells, in the same slices; at least one, so that an empty table has its columns."""
+        for start in range(0, max(self.rows.height, 1), _SLICE_ROWS):
+            part = self.rows.slice(start, _SLICE_ROWS)
+            yield part if self.is_shown is None else part.filter(self.is_shown.slice(start, _SLICE_ROWS))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableChoices:
+    """What the user asked of a table. A format ignores what it does not have.
+
+    Attributes:
+        has_stacks: Whether to show call stacks, where they are known; ``None`` for the format's own default.
+        has_highlights: Whether to colour rows by the format's own rules instead of the verdict.
+        has_advice: Whether to write companions that advise where to look.
+    """
+
+    has_stacks: bool | None = None
+    has_highlights: bool = False
+    has_advice: bool = False
+
+
+class TableFormat(Protocol):
+    """A format of the result tables: which columns they have, and what their cells look like."""
+
+    @property
+    def name(self) -> str:
+        """Value of ``msprobe compare --compat`` that selects it."""
+        ...
+
+    @property
+    def summary(self) -> str:
+        """What the tables are like, for the help text: ``Write tables in the format of SUMMARY``."""
+        ...
+
+    def table(self, unit: Any, choices: TableChoices) -> Table:
+        """Return the table of one pair of dumps, in the process that compared it.
+
+        Args:
+            unit: The comparison: `msprobe_core.compare.result.UnitResult`. Its ``rows`` are described in
+                ``docs/compare.md``.
+            choices: What the user asked of the table.
+        """
+        ...
+
+    def titles(self) -> Collection[str]:
+        """Return the headers that tables of whole tensors may have. A plugin's metric with such a name is rejected."""
+        ...
 
 
 class PageGraphs(Protocol):

@@ -1,17 +1,10 @@
-"""Results as tables, summaries and terminal output, and functions to compare from a script."""
+"""Results for people and for programs: tables, a summary, a few lines on the terminal."""
 
-from msprobe_core.report.api import Comparison, compare, compare_distributed
-from msprobe_core.report.files import ReportFiles, TableForm, TableOptions, time_stamp, write_report
-from msprobe_core.report.table import TableLayout
+import importlib
 
-__all__ = [
-    "Comparison",
-    "ReportFiles",
-    "TableForm",
-    "TableLayout",
-    "TableOptions",
-    "compare",
-    "compare_distributed",
-    "time_stamp",
-    "write_report",
-]
+
+def __getattr__(name: str) -> object:
+    # Scripts import these functions from here. Importing them eagerly would import polars with every table format.
+    if name in {"Comparison", "compare", "compare_distributed"}:
+        return getattr(importlib.import_module("msprobe_core.report.api"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

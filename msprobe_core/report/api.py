@@ -27,8 +27,8 @@ from msprobe_core.compare.run import RunOptions, compare_run
 from msprobe_core.compare.unit import CompareOptions
 from msprobe_core.errors import CompareError, ConfigError
 from msprobe_core.model import ExecutorOptions
+from msprobe_core.report.compat_formats import GENERATION_A, GENERATION_C
 from msprobe_core.report.files import ReportFiles, ResultFiles, TableForm, TableOptions, time_stamp
-from msprobe_core.report.table import TableLayout
 
 _logger = logging.getLogger(__name__)
 
@@ -154,7 +154,7 @@ def compare_pair(
     )
     target, golden, stacks = _inputs(input_param)
     form = TableForm.XLSX if xlsx else TableForm.CSV
-    tables = TableOptions(stamp=time_stamp(), form=form, layout=TableLayout.C)
+    tables = TableOptions(stamp=time_stamp(), form=form, layout=GENERATION_C)
     return _compare(target, golden, Path(output_path), tables, _options(stacks, matching), RunOptions())
 
 
@@ -231,7 +231,7 @@ def _tables(*, has_stacks: bool, has_advice: bool, has_highlights: bool) -> Tabl
     return TableOptions(
         stamp=time_stamp(),
         form=TableForm.XLSX,
-        layout=TableLayout.A,
+        layout=GENERATION_A,
         has_stacks=has_stacks,
         has_highlights=has_highlights,
         has_advice=has_advice,

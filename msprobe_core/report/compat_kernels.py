@@ -20,8 +20,8 @@ from msprobe_core.errors import DumpError
 from msprobe_core.former_names.spellings import METRICS, RELATIVE_STATISTICS, SIDES, STATISTIC_TITLES
 from msprobe_core.judge.columns import Match
 from msprobe_core.judge.statistics_columns import STATISTICS
-from msprobe_core.report.table import Column, Table, Width
-from msprobe_core.store.kernel_files import STATISTIC_FILE
+from msprobe_core.protocols.presentation import Column, Table, Width
+from msprobe_core.store.kernel_files import STATISTIC_FILE, holds_kernels
 from msprobe_core.store.tensors import open_tensor
 
 _OTHER_DTYPE = "Dtype of NPU and bench Tensor do not match. Skipped.\n"
@@ -30,6 +30,11 @@ _OTHER_SHAPE = "Tensor shapes do not match.\n"
 _IS_PAIR = pl.col("match") == Match.BOTH.value
 _HAS_OTHER_DTYPE = pl.col("dtype_target").ne_missing(pl.col("dtype_golden"))
 _HAS_OTHER_SHAPE = pl.col("shape_target").ne_missing(pl.col("shape_golden"))
+
+
+def is_of_kernels(result: UnitResult) -> bool:
+    """Whether the dumps are of kernels, for which generation C has a table of its own."""
+    return result.target.is_dir() and holds_kernels(result.target)
 
 
 def kernel_table(result: UnitResult) -> Table:
@@ -41,7 +46,8 @@ def kernel_table(result: UnitResult) -> Table:
         numbers = [f"{name}_{side}" for side, _ in SIDES for name in STATISTICS]
         rows = result.rows.with_columns(_rounded(pl.col(name)) for name in numbers)
         columns = [*_names(), *_sides_of(",", "]"), *_numbers(), *_verdict(), *_differences(), *_tables(result)]
-    return Table([replace(column, value=column.value.cast(pl.String).fill_null("")) for column in columns], rows)
+    filled = [replace(column, value=column.value.cast(pl.String).fill_null("")) for column in columns]
+    return Table(filled, rows, marks=(str(result.rank), str(result.step or 0)))  # the names of files in 26.x
 
 
 def _directories(result: UnitResult) -> tuple[Path, Path]:

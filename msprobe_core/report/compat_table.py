@@ -7,11 +7,13 @@ of statistics are text with a percent sign there too. A row that only the golden
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import polars as pl
 
 from msprobe_core.compare import custom_metrics
+from msprobe_core.compare.advice import advice_file
 from msprobe_core.compare.compat import crc32_of
 from msprobe_core.compare.highlight import COLOUR, FILLS
 from msprobe_core.compare.result import Mode, UnitResult
@@ -21,38 +23,41 @@ from msprobe_core.judge.columns import Match
 from msprobe_core.judge.formatting import formatted
 from msprobe_core.judge.row_conditions import DEVICE_TEXT
 from msprobe_core.judge.statistics_columns import STATISTICS
-from msprobe_core.report.compat_verdict import COMPAT_MESSAGES, COMPAT_RESULT, add_verdicts
-from msprobe_core.report.table import (
-    BY_VERDICT,
-    STACK_COLUMN,
-    Colours,
-    Column,
-    Table,
-    TableLayout,
-    Width,
-    with_stacks,
-)
+from msprobe_core.protocols.presentation import Colours, Column, Table, TableChoices, Width
+from msprobe_core.report.compat_verdict import COMPAT_MESSAGES, COMPAT_RESULT, Generation, add_verdicts
+from msprobe_core.report.table import STACK_COLUMN, with_stacks
 from msprobe_core.store.frame import RowKind
 
 NO_FILE = "-1"
 
 
-def compat_table(result: UnitResult, layout: TableLayout, *, has_stacks: bool, has_highlights: bool = False) -> Table:
-    """Return the table of one result.
+def table_of_a(result: UnitResult, choices: TableChoices) -> Table:
+    """Return the table of generation A, which has call stacks on demand only; with advice next to it if wanted."""
+    table = _table_of(result, Generation.A, has_stacks=bool(choices.has_stacks), has_highlights=choices.has_highlights)
+    return replace(table, companions=[advice_file(result)]) if choices.has_advice else table
 
-    Args:
-        result: What to show.
-        layout: ``A`` or ``C``.
-        has_stacks: Whether there is a column of call stacks; without stacks there is none in any case.
-        has_highlights: Whether spreadsheets are coloured by the rules of 8.x instead of our verdict.
-    """
-    rows = add_verdicts(result, layout, has_highlights=has_highlights)
-    columns = _columns(result, layout)
+
+def table_of_c(result: UnitResult, choices: TableChoices | None = None) -> Table:
+    """Return the table of generation C, which has call stacks unless they are excluded."""
+    return _table_of(result, Generation.C, has_stacks=choices is None or choices.has_stacks is not False)
+
+
+def titles() -> Collection[str]:
+    """Return the headers of tables of whole tensors in either generation, metrics of plugins excepted."""
+    tables = [_columns(Mode.TENSOR, generation, pl.Schema()) for generation in Generation]
+    return {column.header for columns in (*tables, [_STACKS]) for column in columns}
+
+
+_STACKS = Column("NPU_Stack_Info", pl.col(STACK_COLUMN).cast(pl.String), width=Width.NAME)
+
+
+def _table_of(result: UnitResult, generation: Generation, *, has_stacks: bool, has_highlights: bool = False) -> Table:
+    rows = add_verdicts(result, generation, has_highlights=has_highlights)
+    columns = _columns(result.mode, generation, result.rows.schema)
     if has_stacks and result.stacks:
         rows = rows.hstack([with_stacks(result, lambda frames: str(list(frames)))[STACK_COLUMN]])
-        place = len(columns) - (result.mode is Mode.TENSOR)  # the names of files come last
-        columns.insert(place, Column("NPU_Stack_Info", pl.col(STACK_COLUMN).cast(pl.String), width=Width.NAME))
-    colours = Colours(COLOUR, FILLS) if COLOUR in rows.columns else BY_VERDICT
+        columns.insert(len(columns) - (result.mode is Mode.TENSOR), _STACKS)  # the names of files come last
+    colours = Colours(COLOUR, FILLS) if COLOUR in rows.columns else None
     return Table([_filled(column) for column in columns], rows, colours)
 
 
@@ -60,27 +65,27 @@ def _filled(column: Column) -> Column:
     return replace(column, value=column.value.cast(pl.String).fill_null(NOT_AVAILABLE))
 
 
-def _columns(result: UnitResult, layout: TableLayout) -> list[Column]:
+def _columns(mode: Mode, generation: Generation, schema: pl.Schema) -> list[Column]:
     basics = [
         *_names(),
         *_both_sides("Dtype", "dtype"),
         *_both_sides("Tensor Shape", "shape"),
         *_requires_grad(),
     ]
-    tail = [_consistent_grad(), *_verdicts(result.mode, layout)]
-    if result.mode is Mode.STRUCTURE:
+    tail = [_consistent_grad(), *_verdicts(mode, generation)]
+    if mode is Mode.STRUCTURE:
         return [*basics, *tail]
-    if result.mode is Mode.CHECKSUM:
+    if mode is Mode.CHECKSUM:
         return [*basics, *_checksums(), *tail]
-    if result.mode is Mode.TENSOR:
-        metrics = [*_tensor_metrics(layout), *_custom_metrics(result.rows.schema)]
+    if mode is Mode.TENSOR:
+        metrics = [*_tensor_metrics(generation), *_custom_metrics(schema)]
         return [*basics, *metrics, *_statistics(), *tail, Column("Data_name", _file_names())]
     return [*basics, *_differences(), *_relative_errors(), *_statistics(), *tail]
 
 
-def _verdicts(mode: Mode, layout: TableLayout) -> list[Column]:
+def _verdicts(mode: Mode, generation: Generation) -> list[Column]:
     result, messages = pl.col(COMPAT_RESULT), pl.col(COMPAT_MESSAGES)
-    if layout is TableLayout.C:
+    if generation is Generation.C:
         return [Column("Result", result), Column("Err_message", _message_list(messages), width=Width.SENTENCE)]
     free_text = Column("Err_message", messages.list.join("\n"), width=Width.SENTENCE)
     if mode is Mode.CHECKSUM:
@@ -217,8 +222,8 @@ def _difference_text(name: str, number: pl.Expr, unit: str) -> pl.Expr:
     )
 
 
-def _tensor_metrics(layout: TableLayout) -> list[Column]:
-    nan = NOT_AVAILABLE if layout is TableLayout.A else NOT_A_NUMBER
+def _tensor_metrics(generation: Generation) -> list[Column]:
+    nan = NOT_AVAILABLE if generation is Generation.A else NOT_A_NUMBER
     columns: list[Column] = []
     for name, header in METRICS.items():
         number = pl.col(name)

@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
+from enum import Enum
+
 import polars as pl
 
 from msprobe_core.compare import compat
 from msprobe_core.compare.highlight import COLOUR, MAX_ROWS, add_highlights
 from msprobe_core.compare.highlight import MESSAGES as COLOUR_MESSAGES
 from msprobe_core.compare.result import Mode, UnitResult
-from msprobe_core.report.table import TableLayout
+
+
+class Generation(Enum):
+    """Whose words: those of mstt up to 8.x, or of ``mindstudio-probe`` 26.x."""
+
+    A = "a"
+    C = "c"
+
 
 COMPAT_RESULT = "compat_result"
 COMPAT_MESSAGES = "compat_messages"
 
 
-def add_verdicts(result: UnitResult, layout: TableLayout, *, has_highlights: bool) -> pl.DataFrame:
+def add_verdicts(result: UnitResult, generation: Generation, *, has_highlights: bool) -> pl.DataFrame:
     """Return the rows with ``compat_result`` and ``compat_messages``, and ``colour`` if they are highlighted.
 
     Args:
         result: Has the judged rows.
-        layout: Whose words.
+        generation: Whose words.
         has_highlights: Whether suspicious rows are coloured by the rules of 8.x, which then also have messages. They
             have none for checksums, nor for tables that are longer than `MAX_ROWS`.
     """
-    judge = compat.compat_a if layout is TableLayout.A else compat.compat_c
+    judge = compat.compat_a if generation is Generation.A else compat.compat_c
     by_checksum = result.mode is Mode.CHECKSUM
     own = compat.with_metrics_of_tables(result.rows)
     judged = judge(own, by_checksum=by_checksum)
-    seen = compat.rows_of_c(own) if layout is TableLayout.C else own
+    seen = compat.rows_of_c(own) if generation is Generation.C else own
     rows = seen.with_columns(
         judged[compat.RESULT].alias(COMPAT_RESULT),
         judged[compat.MESSAGES].alias(COMPAT_MESSAGES),

@@ -6,7 +6,7 @@ those that belong to the mode.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import msgspec
 import polars as pl
@@ -20,7 +20,8 @@ from msprobe_core.judge.limits import Precision
 from msprobe_core.judge.noise.model import SCORES
 from msprobe_core.judge.row_findings import codes
 from msprobe_core.judge.statistics_columns import STATISTICS
-from msprobe_core.report.table import STACK_COLUMN, Column, Table, Width, with_stacks
+from msprobe_core.protocols.presentation import Column, Table, Width
+from msprobe_core.report.table import STACK_COLUMN, with_stacks
 from msprobe_core.store.frame import RowKind
 
 _SIDES = ("target", "golden")
@@ -74,8 +75,16 @@ def own_table(result: UnitResult, *, has_stacks: bool) -> Table:
     rows = result.rows
     if has_stacks and result.stacks:
         rows = with_stacks(result, _stack_text)
-        shown.append(Column("stack", pl.col(STACK_COLUMN).cast(pl.String), width=Width.NAME))
+        shown.append(_STACKS)
     return Table(shown, rows)
+
+
+_STACKS = Column("stack", pl.col(STACK_COLUMN).cast(pl.String), width=Width.NAME)
+
+
+def titles() -> Collection[str]:
+    """Return every header that the table may have, metrics of plugins excepted."""
+    return {column.header for column in (*[column for _, column in _columns(())], _STACKS)}
 
 
 def _has_any(rows: pl.DataFrame, name: str) -> bool:

@@ -6,7 +6,8 @@ The files have the layout of ``mindstudio-probe`` 26.x. Which ranks part first: 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import time_ns
 from typing import Any
@@ -15,15 +16,15 @@ import msgspec
 import polars as pl
 
 from msprobe_core.compare.align import FOREIGN
-from msprobe_core.compare.result import UnitResult, UnitSummary
+from msprobe_core.compare.result import ComparisonResult, UnitFiles, UnitResult, UnitSummary
 from msprobe_core.errors import StoreError
 from msprobe_core.execute.kept import KEPT_DIRECTORY
 from msprobe_core.judge.fault import Fault
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.model import Role
 from msprobe_core.report.atomic_file import unused_paths, whole_file
-from msprobe_core.report.compat_table import compat_table
-from msprobe_core.report.table import TableLayout
+from msprobe_core.report.compat_table import table_of_c
+from msprobe_core.report.files import ReportFiles, ResultFiles
 from msprobe_core.store.layout import create_file, make_directory
 from msprobe_core.untrusted.files import read_plain
 from msprobe_core.untrusted.paths import encode_json
@@ -37,18 +38,71 @@ _RECORD = "differences"
 _FAILED = (Verdict.ERROR.value, Verdict.UNMATCHED.value)
 
 
-def write_calls(unit: UnitResult, directory: Path, marks: Sequence[str]) -> Path:
+@dataclass(frozen=True)
+class DifferenceFiles:
+    """Adds to the files of a comparison those of ``-da``; a `msprobe_core.compare.run.ResultWriter`.
+
+    Attributes:
+        results: Writes the other files.
+        is_wanted: Whether to add any. If not, those of an earlier comparison, which is resumed, are still removed.
+    """
+
+    results: ResultFiles
+    is_wanted: bool
+
+    @property
+    def directory(self) -> Path:
+        """Directory of the results."""
+        return self.results.directory
+
+    @property
+    def settings(self) -> object:
+        """What files depend on."""
+        return self.results.settings, self.is_wanted
+
+    def check(self) -> None:
+        """Raise if a file would replace one that must stay."""
+        self.results.check()
+
+    def for_pairs(self, number: int) -> DifferenceFiles:
+        """Create the directory, and return what writes the results of so many pairs."""
+        return replace(self, results=self.results.for_pairs(number))
+
+    def write_unit(self, unit: UnitResult) -> UnitFiles:
+        """Write the tables of one pair, and a file of its calls."""
+        files = self.results.write_unit(unit)
+        if not self.is_wanted:
+            return files
+        return replace(files, calls=_write_calls(unit, files.tables[0]))
+
+    def write_run(
+        self,
+        result: ComparisonResult[UnitSummary],
+        files: Sequence[UnitFiles],
+        first: Iterable[Sequence[UnitSummary]],
+        *,
+        resumes: bool,
+    ) -> ReportFiles:
+        """Write where units diverge first, and the summary; return where the latter and the tables are."""
+        if resumes:
+            _forget_differences(self.directory)
+        calls = {unit.label: own.calls for unit, own in zip(result.units, files, strict=True) if own.calls is not None}
+        if calls:
+            _keep_differences(self.directory, _write_first_differences(list(first), calls, self.directory))
+        return self.results.write_run(result, files, first, resumes=resumes)
+
+
+def _write_calls(unit: UnitResult, table_path: Path) -> Path:
     """Write all calls of a unit, each with its rows and whether it is the same on both sides; return the path.
 
     Args:
         unit: The unit.
-        directory: Is there.
-        marks: What the file name ends in.
+        table_path: Path of its table, which gives the directory and the name.
 
     Raises:
         StoreError: it cannot be written.
     """
-    table = compat_table(unit, TableLayout.C, has_stacks=True)
+    table = table_of_c(unit)
     cells = table.rows.select(
         *[column.value.cast(pl.String).fill_null("N/A").alias(column.header) for column in table.columns],
         pl.col("role").cast(pl.String).alias("state"),
@@ -61,20 +115,20 @@ def write_calls(unit: UnitResult, directory: Path, marks: Sequence[str]) -> Path
         if row.pop("_differs"):
             call["is_same"] = False
         call["op_items"].append(row)
-    (path,) = unused_paths(directory, "_".join(["compare_result", *marks]), ["json"])
+    (path,) = unused_paths(table_path.parent, table_path.stem.removeprefix("debug_"), ["json"])
     with whole_file(path) as file:
         file.write(encode_json(calls))
     return path
 
 
-def write_first_differences(
+def _write_first_differences(
     steps: Sequence[Sequence[UnitSummary]], calls: Mapping[str, Path], directory: Path
 ) -> Sequence[Path]:
     """Write, for each step where ranks part, the calls where they do so first; return the paths.
 
     Args:
         steps: For each step where ranks part, those that do so first.
-        calls: By label, the file that `write_calls` has written.
+        calls: By label, the file that `_write_calls` has written.
         directory: Of the whole result.
 
     Raises:
@@ -118,7 +172,7 @@ def _call(entry: str, rows: Sequence[Mapping[str, str]]) -> dict[str, Any]:
     }
 
 
-def forget_differences(directory: Path) -> None:
+def _forget_differences(directory: Path) -> None:
     """Remove what an earlier comparison, which is resumed, has written about where ranks part."""
     record = directory / KEPT_DIRECTORY / _RECORD
     try:
@@ -132,8 +186,8 @@ def forget_differences(directory: Path) -> None:
     record.unlink(missing_ok=True)
 
 
-def keep_differences(directory: Path, paths: Sequence[Path]) -> None:
-    """Note down the files about where ranks part, so that `forget_differences` finds them."""
+def _keep_differences(directory: Path, paths: Sequence[Path]) -> None:
+    """Note down the files about where ranks part, so that `_forget_differences` finds them."""
     record = directory / KEPT_DIRECTORY / _RECORD
     make_directory(record.parent, below=directory)
     with create_file(record) as file:

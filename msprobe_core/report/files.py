@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum
 from pathlib import Path
 
-from msprobe_core.compare.advice import advise
-from msprobe_core.compare.compat import RESULT, compat_a
-from msprobe_core.compare.result import ComparisonResult, Mode, UnitFiles, UnitResult, UnitSummary
+from msprobe_core.compare.result import ComparisonResult, UnitFiles, UnitResult, UnitSummary
 from msprobe_core.compare.suggest import NameKind, as_yaml
-from msprobe_core.errors import printable
+from msprobe_core.errors import ConfigError
+from msprobe_core.guard import plugin_call
 from msprobe_core.model import Phase
+from msprobe_core.plugins import registry
+from msprobe_core.protocols.presentation import Table, TableChoices, TableFormat
 from msprobe_core.report.atomic_file import unused_paths, whole_file
-from msprobe_core.report.difference import (
-    forget_differences,
-    keep_differences,
-    write_calls,
-    write_first_differences,
-)
-from msprobe_core.report.layouts import is_of_kernels, table_of
+from msprobe_core.report.own_format import OWN_FORMAT
 from msprobe_core.report.sheet import MAX_SHEET_ROWS
 from msprobe_core.report.spreadsheet import shortened, write_spreadsheet
 from msprobe_core.report.summary import check_summary_file, write_summary_file
-from msprobe_core.report.table import Table, TableLayout
 from msprobe_core.report.text_table import write_csv, write_jsonl, write_parquet
 from msprobe_core.store.layout import make_directory
 
@@ -53,28 +48,19 @@ class ReportFiles:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableOptions:
+class TableOptions(TableChoices):
     """How tables are written; the same for all units, and sent to the processes that write them.
 
     Attributes:
         stamp: Suffix of file names: the time, see `time_stamp`.
         form: Kind of file; ``None`` for csv, or Parquet if there are very many pairs.
-        layout: The columns, and the format of their cells.
-        has_stacks: Whether there is a column of recorded call stacks; ``None`` for the default of the layout.
-        has_highlights: Whether spreadsheets of layout ``A`` are coloured by its rules instead of our verdict, with the
-            reasons among its messages.
-        has_advice: Whether a text file of advice is written next to the table, as 8.x does.
-        has_calls: Whether a file of all calls is written next to it, for `msprobe_core.report.difference`.
+        layout: Name of a `msprobe_core.protocols.presentation.TableFormat`.
         max_sheet_rows: Maximum number of rows in a sheet, including the header; of a longer table the worst are shown.
     """
 
     stamp: str
     form: TableForm | None = None
-    layout: TableLayout = TableLayout.OURS
-    has_stacks: bool | None = None
-    has_highlights: bool = False
-    has_advice: bool = False
-    has_calls: bool = False
+    layout: str = OWN_FORMAT
     max_sheet_rows: int = MAX_SHEET_ROWS
 
 
@@ -113,26 +99,46 @@ def write_tables(unit: UnitResult, directory: Path, options: TableOptions) -> Un
     Raises:
         StoreError: a file cannot be written.
     """
+    offer = format_called(options.layout)
+    is_plugins = registry().provider_of("msprobe_register_tables", offer.name) is not None
+    doing = f"writing the table of {unit.label or unit.target}"
+    # Cells are computed when they are written, so a plugin's mistake may show there only.
+    with plugin_call(registry().described("table", offer.name), doing) if is_plugins else nullcontext():
+        return UnitFiles(_write_tables(offer.table(unit, options), unit, directory, options))
+
+
+def format_called(name: str) -> TableFormat:
+    """Return the table format of a name.
+
+    Raises:
+        ConfigError: no plugin offers it.
+    """
+    formats = registry().tables()
+    if name not in formats:
+        raise ConfigError(f"there is no table format {name!r}; known are {', '.join(formats)}")
+    return formats[name]
+
+
+def _write_tables(table: Table, unit: UnitResult, directory: Path, options: TableOptions) -> tuple[Path, ...]:
     step, _, name = unit.label.rpartition("/")
     make_directory(directory / step, below=directory)
     directory = directory / step
-    table = table_of(unit, options.layout, has_stacks=options.has_stacks, has_highlights=options.has_highlights)
     wanted = options.form or TableForm.CSV
     is_too_long = wanted is TableForm.XLSX and table.rows.height >= options.max_sheet_rows
     forms = (TableForm.XLSX, TableForm.CSV) if is_too_long else (wanted,)
     kind = "debug_compare_result" if _holds_saved_values(unit) else "compare_result"
-    marks = [*([name] if unit.rank is not None else []), options.stamp]
-    if options.layout is TableLayout.C and is_of_kernels(unit):
-        marks = [str(unit.rank), str(unit.step or 0), options.stamp]  # the naming of 26.x
+    of_unit = table.marks if table.marks is not None else [name] if unit.rank is not None else []
+    marks = [*of_unit, options.stamp]
     paths = unused_paths(directory, "_".join([kind, *marks]), [form.value for form in forms])
     for form, path in zip(forms, paths, strict=True):
         is_shortened = is_too_long and form is TableForm.XLSX
         shown, note = shortened(table, options.max_sheet_rows, paths[1].name) if is_shortened else (table, None)
         write_table(shown, path, form, note)
-    if options.has_advice:
-        _write_advice(unit, directory, "_".join(["advisor", *marks]))
-    calls = write_calls(unit, directory, marks) if options.has_calls else None
-    return UnitFiles(tuple(paths), calls)
+    for companion in table.companions:
+        (path,) = unused_paths(directory, "_".join([companion.name, *marks]), [companion.suffix])
+        with whole_file(path) as file:
+            file.write(companion.content)
+    return tuple(paths)
 
 
 def write_table(table: Table, path: Path, form: TableForm, note: str | None = None) -> None:
@@ -156,15 +162,6 @@ def write_table(table: Table, path: Path, form: TableForm, note: str | None = No
             write_jsonl(table, file)
         else:
             write_csv(table, file)
-
-
-def _write_advice(unit: UnitResult, directory: Path, stem: str) -> None:
-    results = compat_a(unit.rows, by_checksum=unit.mode is Mode.CHECKSUM)[RESULT]
-    (path,) = unused_paths(directory, stem, ["txt"])
-    with whole_file(path) as file:
-        file.write(
-            "".join(f"{printable(line)}\n" for line in advise(unit.rows, results, unit.first_fault).lines()).encode()
-        )
 
 
 @dataclass(frozen=True)
@@ -209,12 +206,8 @@ class ResultFiles:
         *,
         resumes: bool,
     ) -> ReportFiles:
-        """Write the summary and, if there are files of calls, where units diverge first; return all paths."""
-        if resumes:
-            forget_differences(self.directory)
-        calls = {unit.label: own.calls for unit, own in zip(result.units, files, strict=True) if own.calls is not None}
-        if calls:
-            keep_differences(self.directory, write_first_differences(list(first), calls, self.directory))
+        """Write the summary; return all paths."""
+        del first, resumes  # the tables and the summary are the same
         return write_summary(result, [own.tables for own in files], self.directory)
 
 

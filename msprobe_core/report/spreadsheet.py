@@ -10,8 +10,9 @@ import numpy as np
 import polars as pl
 
 from msprobe_core.judge.verdict import Verdict
+from msprobe_core.protocols.presentation import Colours, Table
 from msprobe_core.report.sheet import PERCENT, Sheet, SheetColumn, SheetPart, write_book
-from msprobe_core.report.table import Table
+from msprobe_core.report.table import BY_VERDICT
 
 _SEVERITY = (Verdict.ERROR.value, Verdict.UNMATCHED.value, Verdict.WARNING.value, Verdict.PASS.value)
 """Verdicts, most severe first."""
@@ -46,7 +47,8 @@ def write_spreadsheet(table: Table, file: BinaryIO, note: str | None = None) -> 
         OSError: it cannot be written.
     """
     columns = [SheetColumn(c.header, c.width.value, PERCENT if c.is_percent else "") for c in table.columns]
-    sheets = [Sheet("compare", columns, table.num_rows, _parts(table), list(table.colours.fills.values()))]
+    colours = table.colours or BY_VERDICT
+    sheets = [Sheet("compare", columns, table.num_rows, _parts(table, colours), list(colours.fills.values()))]
     if note is not None:
         sheets.append(Sheet("note", [SheetColumn("note", 120)], 1, [SheetPart(pl.DataFrame({"note": [note]}))]))
     write_book(file, sheets)
@@ -66,8 +68,8 @@ def _are_worst(rows: pl.DataFrame, number: int) -> pl.Series:
     return pl.Series(is_worst)
 
 
-def _parts(table: Table) -> Iterator[SheetPart]:
-    fill = pl.col(table.colours.column).replace_strict(table.colours.fills, default=None, return_dtype=pl.String)
+def _parts(table: Table, colours: Colours) -> Iterator[SheetPart]:
+    fill = pl.col(colours.column).replace_strict(colours.fills, default=None, return_dtype=pl.String)
     for rows, cells in zip(table.slices(), table.cells(), strict=True):
         numbers = rows.select(c.number.alias(c.header) for c in table.columns if c.number is not None)
         yield SheetPart(

@@ -9,8 +9,8 @@ from typing import Any, BinaryIO
 import msgspec
 import polars as pl
 
+from msprobe_core.protocols.presentation import Table
 from msprobe_core.report.escape import guarded
-from msprobe_core.report.table import Table
 
 
 def write_csv(table: Table, file: BinaryIO) -> None:

@@ -10,8 +10,7 @@ from dumps import api, tensor, write_dump
 from msprobe_core.cli import main
 from msprobe_core.compare import run as run_module
 from msprobe_core.compare.run import RunOptions, compare_run
-from msprobe_core.report import TableOptions, time_stamp
-from msprobe_core.report.files import ResultFiles
+from msprobe_core.report.files import ResultFiles, TableOptions, time_stamp
 
 ENTRY = "Functional.linear.0.forward"
 DATA = {ENTRY: api(tensor([1.0, 2.0]), output=tensor([3.0, 4.0]))}

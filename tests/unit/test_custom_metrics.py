@@ -12,9 +12,8 @@ from msprobe_core.compare.custom_metrics import CustomMetrics
 from msprobe_core.errors import PluginError
 from msprobe_core.hookspecs import hookimpl
 from msprobe_core.plugins import Plugin, registry
-from msprobe_core.report.compat_table import compat_table
-from msprobe_core.report.default_table import own_table
-from msprobe_core.report.table import TableLayout
+from msprobe_core.protocols.presentation import TableChoices
+from msprobe_core.report.files import format_called
 from msprobe_core.store.tensor_source import HeldTensor
 
 
@@ -84,8 +83,8 @@ def test_names_of_other_columns_are_refused(name):
 def test_the_titles_of_the_core_s_tables_are_reserved(tmp_path):
     path = write_dump(tmp_path, [np.ones(3, np.float32)])
     unit = compare_dumps(path, path).units[0]
-    tables = [compat_table(unit, layout, has_stacks=True) for layout in (TableLayout.A, TableLayout.C)]
-    titles = {column.header for table in (own_table(unit, has_stacks=True), *tables) for column in table.columns}
+    tables = [format_called(name).table(unit, TableChoices(has_stacks=True)) for name in ("ours", "a", "c")]
+    titles = {column.header for table in tables for column in table.columns}
     assert len(titles) > 50
     for title in titles:
         with pytest.raises(PluginError):

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 
 from msprobe_core.compare import compare_dumps
 from msprobe_core.errors import StoreError
-from msprobe_core.report import TableForm, TableLayout, TableOptions, write_report
 from msprobe_core.report.atomic_file import whole_file
 from msprobe_core.report.escape import MAX_CELL_UNITS, guarded
+from msprobe_core.report.files import TableForm, TableOptions, write_report
 from msprobe_core.report.sheet import Sheet, SheetColumn, SheetPart, write_book
 
 WOULD_RUN = [
@@ -84,7 +84,7 @@ def is_dangerous(cell):
     return cell[:1] in {"\t", "\r", "\n"} or (begin in {*"=+-@\uff1d\uff0b\uff0d\uff20"} and not is_number)
 
 
-@pytest.mark.parametrize("layout", list(TableLayout))
+@pytest.mark.parametrize("layout", ["ours", "a", "c"])
 def test_a_csv_of_hostile_names(hostile, tmp_path, layout):
     path = written(hostile, tmp_path / "out", TableForm.CSV, layout)
     with path.open(newline="", encoding="utf-8") as file:
@@ -101,7 +101,7 @@ def test_a_csv_of_hostile_names(hostile, tmp_path, layout):
     assert pl.read_csv(path, infer_schema=False).height == len(rows) - 1
 
 
-@pytest.mark.parametrize("layout", list(TableLayout))
+@pytest.mark.parametrize("layout", ["ours", "a", "c"])
 def test_a_spreadsheet_of_hostile_names(hostile, tmp_path, layout):
     path = written(hostile, tmp_path / "out", TableForm.XLSX, layout)
     with zipfile.ZipFile(path) as archive:
@@ -123,7 +123,7 @@ def test_a_spreadsheet_of_hostile_names(hostile, tmp_path, layout):
 
 
 def test_advice_on_hostile_names_is_three_lines(hostile, tmp_path):
-    written(hostile, tmp_path / "out", TableForm.CSV, TableLayout.A)
+    written(hostile, tmp_path / "out", TableForm.CSV, "a")
     (advice,) = (tmp_path / "out").glob("advisor*.txt")
     assert len(advice.read_text().split("\n")) == 4
     assert json.loads((tmp_path / "out" / "summary.json").read_text())
@@ -153,7 +153,7 @@ def test_a_full_disk_leaves_no_table(tmp_path, form, limit):
         "from pathlib import Path\n"
         "from msprobe_core.compare import compare_dumps\n"
         "from msprobe_core.errors import StoreError\n"
-        "from msprobe_core.report import TableForm, TableOptions, write_report\n"
+        "from msprobe_core.report.files import TableForm, TableOptions, write_report\n"
         f"path = Path({str(tmp_path / 'target' / 'dump.json')!r})\n"
         "result = compare_dumps(path, path)\n"
         f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n"

@@ -17,8 +17,7 @@ from msprobe_core.execute.kept import num_kept
 from msprobe_core.hookspecs import hookimpl
 from msprobe_core.interrupts import Ended, Interrupts, raise_if_interrupted
 from msprobe_core.plugins import Plugin, registry
-from msprobe_core.report import TableOptions, time_stamp
-from msprobe_core.report.files import ResultFiles
+from msprobe_core.report.files import ResultFiles, TableOptions, time_stamp
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 ENTRY = "Functional.linear.0.forward"

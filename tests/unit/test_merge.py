@@ -10,7 +10,7 @@ from dumps import api, tensor, write_dump
 from msprobe_core.cli.main import main
 from msprobe_core.compare import compare_dumps
 from msprobe_core.errors import CompareError, ConfigError
-from msprobe_core.report import TableForm, TableLayout, TableOptions, write_report
+from msprobe_core.report.files import TableForm, TableOptions, write_report
 from msprobe_core.report.merge import MergeRequest, merge_results, read_request
 
 X = [[1.0, -2.0], [3.0, 4.0]]
@@ -29,7 +29,7 @@ def scaled(factor):
 def results(tmp_path):
     """Write the results of two ranks; the second has a call more, and differs by another factor."""
 
-    def results(*, layout=TableLayout.C, form=TableForm.CSV, **fields):
+    def results(*, layout="c", form=TableForm.CSV, **fields):
         extra = {"Torch.abs.0.forward": api(output=tensor(X))}
         last = {"Torch.exp.0.forward": api(output=tensor(X))}
         text = {"type": "str", "value": "a"}
@@ -62,7 +62,7 @@ def sheets_of(merged):
 
 
 @pytest.mark.parametrize("form", [TableForm.CSV, TableForm.XLSX])
-@pytest.mark.parametrize("layout", list(TableLayout))
+@pytest.mark.parametrize("layout", ["ours", "a", "c"])
 def test_ranks_stand_side_by_side(results, tmp_path, layout, form):
     merged = merge_results(
         results(layout=layout, form=form), tmp_path / "out", MergeRequest(("linear.0.forward", "Torch.abs"))
@@ -70,7 +70,7 @@ def test_ranks_stand_side_by_side(results, tmp_path, layout, form):
     assert re.fullmatch(r"multi_ranks_compare_merge_\d{14}\.xlsx", merged.path.name)
     assert (merged.ranks, merged.num_rows, merged.unknown) == ([0, 1], 4, [])
     sheets = sheets_of(merged)
-    is_ours = layout is TableLayout.OURS
+    is_ours = layout == "ours"
     assert list(sheets) == (OURS if is_ours else [*STATISTICS, "Requires_grad Consistent"])
     header, given, text, made, extra = sheets["max_diff" if is_ours else "Max diff"]
     assert header == ["target_name" if is_ours else "NPU Name", "rank0", "rank1"]
@@ -98,7 +98,7 @@ def test_cells_that_say_nothing_show_the_values_of_both_sides(tmp_path):
         write_dump(tmp_path / "target" / f"rank{rank}", target)
         write_dump(tmp_path / "golden" / f"rank{rank}", {GELU: api(tensor(X), output=tensor(X))})
     result = compare_dumps(tmp_path / "target", tmp_path / "golden")
-    write_report(result, tmp_path / "c", TableOptions(stamp="20261121000000", layout=TableLayout.C))
+    write_report(result, tmp_path / "c", TableOptions(stamp="20261121000000", layout="c"))
     sheets = sheets_of(merge_results(tmp_path / "c", tmp_path / "out", MergeRequest(("forward", "Functional.gelu"))))
     assert sheets["Max diff"][2] == [f"{GELU}.output.0", *["NPU:Nan  Bench:4.0"] * 2]
     assert sheets["Max diff"][3] == [f"{LINEAR}.output.0", *["NPU:4.0  Bench:N/A"] * 2]
@@ -110,7 +110,7 @@ def test_cells_that_say_nothing_show_the_values_of_both_sides(tmp_path):
 
 
 def test_an_index_may_be_any_column_in_the_words_of_either_layout(results, tmp_path):
-    directory = results(layout=TableLayout.OURS)
+    directory = results(layout="ours")
     asked = ("Max diff", "verdict", "limit", "Max diff")
     sheets = sheets_of(merge_results(directory, tmp_path / "out", MergeRequest(("linear.0.forward",), asked)))
     assert list(sheets) == ["Max diff", "verdict", "limit"]
@@ -125,9 +125,9 @@ def test_an_index_may_be_any_column_in_the_words_of_either_layout(results, tmp_p
 
 def test_layouts_may_be_mixed(results, tmp_path):
     one, other = tmp_path / "result", tmp_path / "mixed"
-    results(layout=TableLayout.OURS)
+    results(layout="ours")
     one.rename(other)
-    results(layout=TableLayout.C)
+    results(layout="c")
     (one / "compare_result_rank1_20261121000000.csv").replace(other / "compare_result_rank1_20261121000000.csv")
     sheets = sheets_of(merge_results(other, tmp_path / "out", MergeRequest(("linear.0.forward",))))
     assert list(sheets) == STATISTICS  # ours has nothing under the ninth

@@ -8,7 +8,7 @@ import pytest
 from dumps import api, tensor, write_dump
 
 from msprobe_core.compare import compare_dumps
-from msprobe_core.report import TableForm, TableLayout, TableOptions, write_report
+from msprobe_core.report.files import TableForm, TableOptions, write_report
 
 X, TWICE = [[1.0, -2.0], [3.0, 4.0]], [[2.0, -4.0], [6.0, 8.0]]
 NAN, INF = float("nan"), float("inf")
@@ -25,7 +25,7 @@ METRICS = ["Cosine", "EucDist", "MaxAbsErr", "MaxRelativeErr", "One Thousandth E
 
 @pytest.fixture
 def report(tmp_path):
-    def report(target, golden, *, xlsx=False, layout=TableLayout.C, stacks=None, **header):
+    def report(target, golden, *, xlsx=False, layout="c", stacks=None, **header):
         one = write_dump(tmp_path / "target", target, stacks=stacks, **header)
         other = write_dump(tmp_path / "golden", golden, **header)
         options = TableOptions(stamp="20261121000000", form=TableForm("xlsx" if xlsx else "csv"), layout=layout)
@@ -160,7 +160,7 @@ def test_tensor_table(report, tmp_path):
 
 def test_a_missing_tensor_file_is_an_error_of_its_row(report):
     data = {ENTRY: api(tensor(X), output=tensor(X, data_name="gone.pt"))}
-    path, _ = report(data, data, layout=TableLayout.OURS, task="tensor")
+    path, _ = report(data, data, layout="ours", task="tensor")
     with path.open(newline="") as file:
         (row,) = [row for row in csv.DictReader(file) if row["target_name"] == "gone"]
     assert row["verdict"] == "error"
@@ -178,7 +178,7 @@ def test_the_stack_is_on_the_first_row_of_each_call(report):
     assert rows[f"{ENTRY}.output.0"]["NPU_Stack_Info"] == "N/A"
 
 
-@pytest.mark.parametrize("layout", [TableLayout.C, TableLayout.OURS], ids=["c", "ours"])
+@pytest.mark.parametrize("layout", ["c", "ours"], ids=["c", "ours"])
 def test_spreadsheet(report, layout):
     data = {
         ENTRY: api(tensor(X), {"type": "str", "value": "=1+1"}, output=tensor(TWICE)),
@@ -193,7 +193,7 @@ def test_spreadsheet(report, layout):
     assert sheet.auto_filter.ref == f"A1:{sheet.cell(1, len(sheet[1])).column_letter}{sheet.max_row}"
     rows = {row[0].value: dict(zip(headers, row, strict=True)) for row in sheet.iter_rows(min_row=2)}
     good, text, bad = (rows[f"{ENTRY}.{row}"] for row in ("input.0", "input.1", "output.0"))
-    if layout is TableLayout.C:
+    if layout == "c":
         assert headers == [*BASIC, *DIFFERENCES, *STATISTICS, *TAIL]
         assert bad["NormRelativeErr"].value == "100.0%"  # text, as scripts that read such tables expect
         names = {"diff": "Max diff", "max": "NPU max", "verdict": "Result", "text": "NPU max"}
@@ -268,7 +268,7 @@ def test_odd_text_in_a_spreadsheet(report):
 def test_reasons_say_what_they_quote(report):
     texts = 'a"b\\\n,\x1f\x07', "c"
     sides = [{ENTRY: api({"type": "str", "value": text}, output=tensor(X))} for text in texts]
-    path, _ = report(*sides, layout=TableLayout.OURS)
+    path, _ = report(*sides, layout="ours")
     with path.open(newline="") as file:
         row = next(csv.DictReader(file))
     shown = 'a"b\\\n,\ufffd\ufffd'  # characters that a file cannot have are replaced

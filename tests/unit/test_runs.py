@@ -18,8 +18,7 @@ from msprobe_core.errors import CompareError, ConfigError
 from msprobe_core.execute.kept import KEPT_DIRECTORY, num_kept
 from msprobe_core.hookspecs import hookimpl
 from msprobe_core.plugins import Plugin, registry
-from msprobe_core.report import TableOptions, time_stamp
-from msprobe_core.report.files import ResultFiles
+from msprobe_core.report.files import ResultFiles, TableOptions, time_stamp
 
 X, TWICE = [[1.0, -2.0], [3.0, 4.0]], [[2.0, -4.0], [6.0, 8.0]]
 FIRST, SECOND = "Functional.linear.0.forward", "Functional.gelu.0.forward"

@@ -17,7 +17,7 @@ from msprobe_core.fingerprint.arrays import NumpyArrays
 from msprobe_core.fingerprint.sketch import Sketcher
 from msprobe_core.model import Batch, Digest, Entry, Phase, RunHeader, TensorMeta, TensorValue
 from msprobe_core.plugins import registry
-from msprobe_core.report import write_report
+from msprobe_core.report.files import write_report
 from msprobe_core.store.json_reader import read_json_dump
 from msprobe_core.store.json_writer import JsonWriterFactory
 

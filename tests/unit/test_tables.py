@@ -14,8 +14,8 @@ from dumps import api, tensor, write_dump
 from rich.console import Console
 
 from msprobe_core.compare import compare_dumps
-from msprobe_core.report import TableForm, TableLayout, TableOptions, write_report
-from msprobe_core.report.layouts import table_of
+from msprobe_core.protocols.presentation import TableChoices
+from msprobe_core.report.files import TableForm, TableOptions, format_called, write_report
 from msprobe_core.report.terminal import print_summary
 
 X, TWICE = [[1.0, -2.0], [3.0, 4.0]], [[2.0, -4.0], [6.0, 8.0]]
@@ -44,12 +44,16 @@ def compared(tmp_path):
 
 @pytest.fixture
 def report(compared, tmp_path):
-    def report(target, golden, *, layout=TableLayout.OURS, form=TableForm.CSV, rows=1 << 20, **kwargs):
+    def report(target, golden, *, layout="ours", form=TableForm.CSV, rows=1 << 20, **kwargs):
         how = {name: kwargs.pop(name) for name in ("has_stacks", "has_highlights") if name in kwargs}
         options = TableOptions(stamp="20261121000000", form=form, layout=layout, max_sheet_rows=rows, **how)
         return write_report(compared(target, golden, **kwargs), tmp_path / "out", options).tables[0]
 
     return report
+
+
+def table_of(unit, layout="ours"):
+    return format_called(layout).table(unit, TableChoices())
 
 
 def files_of(directory, factor):
@@ -149,7 +153,7 @@ def test_metrics_of_plugins_follow_the_six_metrics(compared, tmp_path):
     unit = replace(unit, rows=rows)
     (ours,) = table_of(unit).cells()
     assert ours["Manhattan"].to_list() == [0.0, None, 10.0]
-    for layout in (TableLayout.A, TableLayout.C):
+    for layout in ("a", "c"):
         (cells,) = table_of(unit, layout).cells()
         place = cells.columns.index("Five Thousandths Err Ratio")
         assert cells.columns[place + 1 : place + 4] == ["Manhattan", "Word", "NPU max"]
@@ -186,16 +190,16 @@ def test_no_number_in_a_csv_and_in_a_sheet(report):
     assert cells["precision"].value is None
 
 
-@pytest.mark.parametrize("layout", list(TableLayout))
+@pytest.mark.parametrize("layout", ["ours", "a", "c"])
 def test_stacks_where_the_layout_has_them(report, layout):
     stacks = {"0": [[ENTRY, "Torch.abs.0.forward"], [STACK, "File main.py, line 1, in main, \n m()"]]}
     data = {ENTRY: api(tensor(X), output=tensor(X)), "Torch.abs.0.forward": api(output=tensor(X))}
-    header = "stack" if layout is TableLayout.OURS else "NPU_Stack_Info"
+    header = "stack" if layout == "ours" else "NPU_Stack_Info"
     by_itself = pl.read_csv(report(data, data, stacks=stacks, layout=layout)[0]).columns
-    assert (header in by_itself) is (layout is not TableLayout.A)
+    assert (header in by_itself) is (layout != "a")
     assert header not in pl.read_csv(report(data, data, stacks=stacks, layout=layout, has_stacks=False)[0]).columns
     shown = pl.read_csv(report(data, data, stacks=stacks, layout=layout, has_stacks=True)[0])[header].to_list()
-    if layout is TableLayout.OURS:
+    if layout == "ours":
         text = "File model.py, line 3, in forward, y = f(x) < File main.py, line 1, in main, m()"
         assert shown == [text, None, text]
     else:
@@ -212,14 +216,14 @@ def test_columns_of_mstt_8(report, tmp_path):
                   "MeanRelativeErr", "NormRelativeErr"]  # fmt: skip
     values = ["NPU max", "NPU min", "NPU mean", "NPU l2norm", "Bench max", "Bench min", "Bench mean", "Bench l2norm"]
     data = {ENTRY: api(output=tensor(X))}
-    found = headers(report(data, data, layout=TableLayout.A)[0])
+    found = headers(report(data, data, layout="a")[0])
     assert found == [*statistics, *values, "Requires_grad Consistent", "Result", "Err_message"]
     with_checksums = {ENTRY: api(output=tensor(X, md5="0000000b"))}
-    found = headers(report(with_checksums, with_checksums, layout=TableLayout.A, has_stacks=True,
+    found = headers(report(with_checksums, with_checksums, layout="a", has_stacks=True,
                            stacks={"0": [[ENTRY], [STACK]]})[0])  # fmt: skip
     assert found == [*BASIC, "NPU MD5", "BENCH MD5", "Requires_grad Consistent", "Result", "NPU_Stack_Info"]
     sides = files_of(tmp_path / "target", 0.0), files_of(tmp_path / "golden", 1.0)
-    (path,) = report(*sides, layout=TableLayout.A, task="tensor", has_stacks=True)
+    (path,) = report(*sides, layout="a", task="tensor", has_stacks=True)
     metrics = ["Cosine", "EucDist", "MaxAbsErr", "MaxRelativeErr", "One Thousandth Err Ratio",
                "Five Thousandths Err Ratio"]  # fmt: skip
     tail = ["Requires_grad Consistent", "Accuracy Reached or Not", "Err_message", "NPU_Stack_Info", "Data_name"]
@@ -251,7 +255,7 @@ ARGUMENTS = {
 def test_arguments_in_the_words_of_26(report, by_checksum):
     given = tensor(X, md5="12345678") if by_checksum else tensor(X)
     data = {ENTRY: api(given, output=given, **{name: record for name, (record, _) in ARGUMENTS.items()})}
-    found = {row["NPU Name"]: row for row in lines_of(report(data, data, layout=TableLayout.C))}
+    found = {row["NPU Name"]: row for row in lines_of(report(data, data, layout="c"))}
     for name, (_, (dtype, shape, text, checksum)) in ARGUMENTS.items():
         row = found[f"{ENTRY}.input.{name}"]
         assert (row["NPU Dtype"], row["NPU Tensor Shape"], row["Result"]) == (dtype, shape, "pass")
@@ -261,7 +265,7 @@ def test_arguments_in_the_words_of_26(report, by_checksum):
 def test_pairs_of_other_dtypes_have_no_golden_side_in_26(report):
     sides = [api(tensor(X, dtype=f"torch.int{bits}"), output=tensor(X, dtype=dtype))
              for bits, dtype in ((64, "torch.float16"), (32, "torch.bfloat16"))]  # fmt: skip
-    given, made = lines_of(report({ENTRY: sides[0]}, {ENTRY: sides[1]}, layout=TableLayout.C))
+    given, made = lines_of(report({ENTRY: sides[0]}, {ENTRY: sides[1]}, layout="c"))
     golden = [header for header in given if header.startswith(("Bench", "Max", "Norm"))]
     assert {given[header] for header in golden} == {"N/A"}
     assert (given["Result"], given["Requires_grad Consistent"]) == ("pass", "False")
@@ -271,11 +275,11 @@ def test_pairs_of_other_dtypes_have_no_golden_side_in_26(report):
 def test_messages_of_mstt_8_stand_one_below_the_other(report):
     target = {ENTRY: api(output=tensor(THRICE, Max="NaN"))}
     golden = {ENTRY: api(output=tensor(X, requires_grad=False))}
-    (path,) = report(target, golden, layout=TableLayout.A, form=TableForm.XLSX)
+    (path,) = report(target, golden, layout="a", form=TableForm.XLSX)
     assert cells_of(path)["Result"].value == "Warning"
     assert cells_of(path)["Err_message"].value == "Need double check api accuracy."
     assert cells_of(path)["Result"].fill.start_color.rgb.endswith("FFC7CE")  # by our verdict
-    (path,) = report(target, golden, layout=TableLayout.A, form=TableForm.XLSX, has_highlights=True)
+    (path,) = report(target, golden, layout="a", form=TableForm.XLSX, has_highlights=True)
     assert cells_of(path)["Err_message"].value.split("\n") == [
         "Need double check api accuracy.",
         "maximum or minimum is nan, -inf, or inf",
@@ -283,7 +287,7 @@ def test_messages_of_mstt_8_stand_one_below_the_other(report):
     ]
     assert cells_of(path)["Result"].fill.start_color.rgb == "FFFF0000"
     data = {ENTRY: api(output=tensor(X))}
-    table = pl.read_csv(report(data, data, layout=TableLayout.A, has_highlights=True)[0], infer_schema=False)
+    table = pl.read_csv(report(data, data, layout="a", has_highlights=True)[0], infer_schema=False)
     assert table["Err_message"].to_list() == table["Result"].to_list() == [""]
 
 
@@ -292,11 +296,11 @@ def cells_of(path):
     return dict(zip((cell.value for cell in sheet[1]), sheet[2], strict=True))
 
 
-@pytest.mark.parametrize("layout", [TableLayout.OURS, TableLayout.C])
+@pytest.mark.parametrize("layout", ["ours", "c"])
 def test_highlights_are_those_of_mstt_8_only(report, layout):
     data = [{ENTRY: api(output=tensor(X, Max=value))} for value in ("NaN", 4.0)]
     (path,) = report(*data, layout=layout, form=TableForm.XLSX, has_highlights=True)
-    column = cells_of(path)["verdict" if layout is TableLayout.OURS else "Result"]
+    column = cells_of(path)["verdict" if layout == "ours" else "Result"]
     assert column.fill.start_color.rgb.endswith("FFC7CE")
 
 
@@ -305,20 +309,20 @@ def test_verdicts_of_both_generations_and_ours(report):
     golden = {ENTRY: api(tensor(X), output=tensor(X))}
     found = {
         layout: pl.read_csv(report(target, golden, layout=layout)[0], infer_schema=False)[header].to_list()
-        for layout, header in ((TableLayout.OURS, "verdict"), (TableLayout.A, "Result"), (TableLayout.C, "Result"))
+        for layout, header in (("ours", "verdict"), ("a", "Result"), ("c", "Result"))
     }
-    assert found[TableLayout.OURS] == ["pass", "error", "unmatched"]
-    assert found[TableLayout.A] == ["", "Warning", ""]
-    assert found[TableLayout.C] == ["pass", "error", "pass"]
+    assert found["ours"] == ["pass", "error", "unmatched"]
+    assert found["a"] == ["", "Warning", ""]
+    assert found["c"] == ["pass", "error", "pass"]
     target, golden = ({ENTRY: api(output=tensor(X, md5=md5))} for md5 in ("0000000b", "0000000c"))
-    for layout, expected in ((TableLayout.A, "Different"), (TableLayout.C, "error")):
+    for layout, expected in (("a", "Different"), ("c", "error")):
         table = pl.read_csv(report(target, golden, layout=layout)[0], infer_schema=False)
         assert table["Result"].to_list() == [expected]
 
 
 def test_advice_is_written_next_to_the_table(compared, tmp_path):
     sides = [{"Functional.a\nb\x1b.0.forward": api(tensor(X), output=tensor(value))} for value in (THRICE, X)]
-    options = TableOptions(stamp="20261121000000", layout=TableLayout.A, has_advice=True)
+    options = TableOptions(stamp="20261121000000", layout="a", has_advice=True)
     write_report(compared(*sides), tmp_path / "out", options)
     path = tmp_path / "out" / "advisor_20261121000000.txt"
     assert path.stat().st_mode & 0o077 == 0

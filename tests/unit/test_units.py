@@ -23,8 +23,7 @@ from msprobe_core.hookspecs import hookimpl
 from msprobe_core.interrupts import Interrupts
 from msprobe_core.locate import LocateOptions, engine, locate
 from msprobe_core.plugins import Plugin, registry
-from msprobe_core.report import TableOptions
-from msprobe_core.report.files import ResultFiles
+from msprobe_core.report.files import ResultFiles, TableOptions
 from msprobe_core.view.build import build
 from msprobe_core.view.graph_cache import GraphCache
 from msprobe_core.view.suspects import location_of

@@ -14,16 +14,14 @@ import polars as pl
 
 from msprobe_core.comparison import (
     MAX_SHEET_ROWS,
-    Column,
-    Table,
     TableForm,
     Verdict,
-    Width,
     time_stamp,
     unused_paths,
     whole_file,
     write_table,
 )
+from msprobe_core.plugin import Column, Table, Width
 from msprobe_core.store import encode_json, make_directory, refuse_foreign_json
 
 if TYPE_CHECKING:
