@@ -47,7 +47,7 @@ _BUILT_IN = (
     "msprobe_core.execute.processes",
     "msprobe_core.execute.ray_cluster",
     "msprobe_core.report.own_format",
-    "msprobe_core.report.compat_formats",
+    "msprobe_core.compat.formats",
     "msprobe_core.exports.offers",
     "msprobe_core.cli.commands",
 )

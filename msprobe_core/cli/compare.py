@@ -14,11 +14,11 @@ from msprobe_core.cli.output import output_option, overwrite_option
 from msprobe_core.cli.pairing import Pairing, noise_given, pairing_options
 from msprobe_core.cli.progress import progress_bar
 from msprobe_core.cli.show import show
+from msprobe_core.compat.formats import GENERATION_A
 from msprobe_core.errors import CompareError
 from msprobe_core.former_names.table import COMPARE_MODES, COMPARE_OPTIONS, OFFLINE_MODELS
 from msprobe_core.interrupts import raise_if_interrupted
 from msprobe_core.plugins import registry
-from msprobe_core.report.compat_formats import GENERATION_A
 from msprobe_core.report.own_format import OWN_FORMAT
 from msprobe_core.untrusted.files import read_plain
 
@@ -117,7 +117,7 @@ def compare(**given: Any) -> int:
     asked = _Asked(**given)
     # polars and numpy are not needed for --help.
     from msprobe_core.compare.run import RunOptions, compare_run
-    from msprobe_core.report.difference import DifferenceFiles
+    from msprobe_core.compat.first_differences import DifferenceFiles
     from msprobe_core.report.files import ResultFiles
     from msprobe_core.report.terminal import print_summary
 

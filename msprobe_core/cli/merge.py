@@ -37,7 +37,7 @@ def merge_result(*, input_dir: Path, output_dir: Path, config: Path, allows_inco
     is damaged or missing.
     """
     # polars is not needed for --help.
-    from msprobe_core.report.merge import merge_results, read_request
+    from msprobe_core.compat.merge import merge_results, read_request
 
     merged = merge_results(input_dir, output_dir, read_request(config))
     for api in merged.unknown:

@@ -87,23 +87,23 @@ INTERNAL: Final = (
 
 _DEBUGGER = "msprobe.{}:PrecisionDebugger"
 _SEED = "msprobe.{}:seed_all"
-_COMPARE = "msprobe_core.report:compare"
-_COMPARE_RANKS = "msprobe_core.report:compare_distributed"
+_COMPARE = "msprobe_core.compat.functions:compare"
+_COMPARE_RANKS = "msprobe_core.compat.functions:compare_distributed"
 
 MOVED: Final = {
     "msprobe.pytorch.common.utils.seed_all": _SEED.format("pytorch"),
     "msprobe.pytorch.compare": _COMPARE,
     "msprobe.pytorch.compare.distributed_compare.compare_distributed": _COMPARE_RANKS,
     "msprobe.pytorch.compare.pt_compare.compare": _COMPARE,
-    "msprobe.pytorch.compare.pt_compare.pt_compare": "msprobe_core.report.api:compare_pair",
+    "msprobe.pytorch.compare.pt_compare.pt_compare": "msprobe_core.compat.functions:compare_pair",
     "msprobe.pytorch.debugger.precision_debugger.PrecisionDebugger": _DEBUGGER.format("pytorch"),
     "msprobe.pytorch.debugger.precision_debugger.module_dump": "msprobe.pytorch:module_dump",
     "msprobe.pytorch.debugger.precision_debugger.module_dump_end": "msprobe.pytorch:module_dump_end",
     "msprobe.mindspore.common.utils.seed_all": _SEED.format("mindspore"),
     "msprobe.mindspore.compare": _COMPARE,
     "msprobe.mindspore.compare.distributed_compare.ms_compare_distributed": _COMPARE_RANKS,
-    "msprobe.mindspore.compare.ms_compare": "msprobe_core.report.api:compare_pair",
-    "msprobe.mindspore.compare.ms_compare.ms_compare": "msprobe_core.report.api:compare_pair",
+    "msprobe.mindspore.compare.ms_compare": "msprobe_core.compat.functions:compare_pair",
+    "msprobe.mindspore.compare.ms_compare.ms_compare": "msprobe_core.compat.functions:compare_pair",
     "msprobe.mindspore.debugger.precision_debugger.PrecisionDebugger": _DEBUGGER.format("mindspore"),
 }
 """Former names, and ``module:name`` of what they mean. A name that others continue is a module that can be called."""

@@ -284,9 +284,9 @@ TARGETS = {
     ),
     "results": Target(
         [
-            "report/read_table",
-            "report/merge",
-            "report/difference",
+            "compat/read_table",
+            "compat/merge",
+            "compat/first_differences",
             "execute/kept",
             "report/summary",
             "view/inputs",

@@ -84,13 +84,13 @@ def _profile(path):
 
 
 def _merge(path):
-    from msprobe_core.report.merge import read_request
+    from msprobe_core.compat.merge import read_request
 
     read_request(path)
 
 
 def _table(path):
-    from msprobe_core.report.read_table import RankFile, read_table
+    from msprobe_core.compat.read_table import RankFile, read_table
 
     read_table(RankFile(path, 0, ""), lambda name: name.is_not_null())
 

@@ -5,7 +5,7 @@ import pytest
 from dumps import api, tensor, write_dump
 
 from msprobe_core.compare import compare_dumps
-from msprobe_core.compare.advice import advise
+from msprobe_core.compat.advice import advise
 
 X, NEAR, TWICE = [[1.0, -2.0], [3.0, 4.0]], [[1.0001, -2.0], [3.0, 4.0]], [[2.0, -4.0], [6.0, 8.0]]
 FIRST, SECOND, THIRD = "Functional.relu.0.forward", "Functional.gelu.0.forward", "Torch.exp.0.forward"

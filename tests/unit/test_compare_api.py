@@ -9,8 +9,8 @@ import openpyxl
 import pytest
 from dumps import api, tensor, write_dump
 
+from msprobe_core.compat.functions import Comparison, compare, compare_distributed
 from msprobe_core.errors import CompareError, ConfigError
-from msprobe_core.report.api import Comparison, compare, compare_distributed
 
 X, THRICE = [[1.0, -2.0], [3.0, 4.0]], [[3.0, -6.0], [9.0, 12.0]]
 ENTRY = "Functional.linear.0.forward"

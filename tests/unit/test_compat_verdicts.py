@@ -5,11 +5,11 @@ import polars as pl
 import pytest
 from dumps import api, tensor, write_dump
 
-from msprobe_core.compare.advice import advise
 from msprobe_core.compare.align import align
-from msprobe_core.compare.compat import compat_a, compat_c
-from msprobe_core.compare.highlight import add_highlights
 from msprobe_core.compare.tensor_pass import compare_tensors
+from msprobe_core.compat.advice import advise
+from msprobe_core.compat.highlight import add_highlights
+from msprobe_core.compat.verdicts import compat_a, compat_c
 from msprobe_core.judge import statistics_columns
 from msprobe_core.judge.verdict import judge
 from msprobe_core.store.json_reader import read_json_dump

@@ -217,7 +217,7 @@ LAYERS = [
     {"confirm", "overflow"},
     {"locate"},
     {"report", "estimate"},
-    {"calibrate", "view"},
+    {"calibrate", "view", "compat"},
     {"exports"},
     {"cli", "testing"},
     {"__main__", "comparison", "plugin", "recording"},

@@ -7,8 +7,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from msprobe_core.compare.compat import with_metrics_of_tables
 from msprobe_core.compare.tensor_pass import compare_tensors
+from msprobe_core.compat.verdicts import with_metrics_of_tables
 
 NAN, INF = float("nan"), float("inf")
 

@@ -148,7 +148,7 @@ def test_a_live_job_is_not_stalled_by_its_configuration(tmp_path):
 ANSWERS = """
 import sys
 from foreign_files import READERS
-import msprobe_core.judge.noise.profile, msprobe_core.report.read_table, msprobe_core.store.arrow_reader, openpyxl
+import msprobe_core.judge.noise.profile, msprobe_core.compat.read_table, msprobe_core.store.arrow_reader, openpyxl
 from msprobe_core.errors import MsprobeError
 from msprobe_core.model import RunHeader
 limit()

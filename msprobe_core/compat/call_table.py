@@ -1,7 +1,7 @@
 """The tables of the established tool, for scripts that read them: those of mstt 8.x and of ``mindstudio-probe`` 26.x.
 
 Headers, their order and the texts of special cells are theirs; so are verdicts and messages, which
-`msprobe_core.report.compat_verdict` gives. Every cell has a text. Spreadsheets get numbers as numbers; relative errors
+`msprobe_core.compat.verdict_columns` gives. Every cell has a text. Spreadsheets get numbers as numbers; relative errors
 of statistics are text with a percent sign there too. A row that only the golden side has is shown; they leave it out.
 """
 
@@ -13,18 +13,18 @@ from dataclasses import replace
 import polars as pl
 
 from msprobe_core.compare import custom_metrics
-from msprobe_core.compare.advice import advice_file
-from msprobe_core.compare.compat import crc32_of
-from msprobe_core.compare.highlight import COLOUR, FILLS
 from msprobe_core.compare.result import Mode, UnitResult
 from msprobe_core.compare.tensor_pass import NOT_A_NUMBER, NOT_AVAILABLE, UNSUPPORTED
-from msprobe_core.former_names.spellings import METRICS, RELATIVE_STATISTICS, SIDES, STATISTIC_TITLES
+from msprobe_core.compat.advice import advice_file
+from msprobe_core.compat.highlight import COLOUR, FILLS
+from msprobe_core.compat.spellings import METRICS, RELATIVE_STATISTICS, SIDES, STATISTIC_TITLES
+from msprobe_core.compat.verdict_columns import COMPAT_MESSAGES, COMPAT_RESULT, Generation, add_verdicts
+from msprobe_core.compat.verdicts import crc32_of
 from msprobe_core.judge.columns import Match
 from msprobe_core.judge.formatting import formatted
 from msprobe_core.judge.row_conditions import DEVICE_TEXT
 from msprobe_core.judge.statistics_columns import STATISTICS
 from msprobe_core.protocols.presentation import Colours, Column, Table, TableChoices, Width
-from msprobe_core.report.compat_verdict import COMPAT_MESSAGES, COMPAT_RESULT, Generation, add_verdicts
 from msprobe_core.report.table import STACK_COLUMN, with_stacks
 from msprobe_core.store.frame import RowKind
 

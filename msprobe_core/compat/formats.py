@@ -18,7 +18,7 @@ class _FormatA:
     summary = "mstt 8.x"
 
     def table(self, unit: Any, choices: TableChoices) -> Table:
-        from msprobe_core.report.compat_table import table_of_a
+        from msprobe_core.compat.call_table import table_of_a
 
         return table_of_a(unit, choices)
 
@@ -31,8 +31,8 @@ class _FormatC:
     summary = "mindstudio-probe 26.x"
 
     def table(self, unit: Any, choices: TableChoices) -> Table:
-        from msprobe_core.report.compat_kernels import is_of_kernels, kernel_table
-        from msprobe_core.report.compat_table import table_of_c
+        from msprobe_core.compat.call_table import table_of_c
+        from msprobe_core.compat.kernel_table import is_of_kernels, kernel_table
 
         return kernel_table(unit) if is_of_kernels(unit) else table_of_c(unit, choices)
 
@@ -41,7 +41,7 @@ class _FormatC:
 
 
 def _titles() -> Collection[str]:
-    from msprobe_core.report.compat_table import titles
+    from msprobe_core.compat.call_table import titles
 
     return titles()
 

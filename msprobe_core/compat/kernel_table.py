@@ -12,12 +12,12 @@ from pathlib import Path
 
 import polars as pl
 
-from msprobe_core.compare.compat import with_metrics_of_tables
 from msprobe_core.compare.mixed import statistics_of
 from msprobe_core.compare.result import Mode, UnitResult
 from msprobe_core.compare.tensor_pass import NOT_AVAILABLE
+from msprobe_core.compat.spellings import METRICS, RELATIVE_STATISTICS, SIDES, STATISTIC_TITLES
+from msprobe_core.compat.verdicts import with_metrics_of_tables
 from msprobe_core.errors import DumpError
-from msprobe_core.former_names.spellings import METRICS, RELATIVE_STATISTICS, SIDES, STATISTIC_TITLES
 from msprobe_core.judge.columns import Match
 from msprobe_core.judge.statistics_columns import STATISTICS
 from msprobe_core.protocols.presentation import Column, Table, Width

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import polars as pl
 
 from msprobe_core import names
-from msprobe_core.compare.compat import RESULT, compat_a
 from msprobe_core.compare.result import Mode, UnitResult
+from msprobe_core.compat.verdicts import RESULT, compat_a
 from msprobe_core.errors import printable
 from msprobe_core.judge.fault import Fault
 from msprobe_core.model import Phase, Role
@@ -90,7 +90,7 @@ def advise(rows: pl.DataFrame, results: pl.Series, fault: Fault | None = None) -
 
     Args:
         rows: Judged rows in the order of the table.
-        results: The result of each row, as `msprobe_core.compare.compat.compat_a` has them.
+        results: The result of each row, as `msprobe_core.compat.verdicts.compat_a` has them.
         fault: Where the dumps part.
     """
     named = (

@@ -25,9 +25,9 @@ from msprobe_core.compare.mapping_files import OptionalFile, read_matching
 from msprobe_core.compare.result import ComparisonResult, UnitSummary
 from msprobe_core.compare.run import RunOptions, compare_run
 from msprobe_core.compare.unit import CompareOptions
+from msprobe_core.compat.formats import GENERATION_A, GENERATION_C
 from msprobe_core.errors import CompareError, ConfigError
 from msprobe_core.model import ExecutorOptions
-from msprobe_core.report.compat_formats import GENERATION_A, GENERATION_C
 from msprobe_core.report.files import ReportFiles, ResultFiles, TableForm, TableOptions, time_stamp
 
 _logger = logging.getLogger(__name__)

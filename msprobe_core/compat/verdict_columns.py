@@ -6,10 +6,10 @@ from enum import Enum
 
 import polars as pl
 
-from msprobe_core.compare import compat
-from msprobe_core.compare.highlight import COLOUR, MAX_ROWS, add_highlights
-from msprobe_core.compare.highlight import MESSAGES as COLOUR_MESSAGES
 from msprobe_core.compare.result import Mode, UnitResult
+from msprobe_core.compat import verdicts
+from msprobe_core.compat.highlight import COLOUR, MAX_ROWS, add_highlights
+from msprobe_core.compat.highlight import MESSAGES as COLOUR_MESSAGES
 
 
 class Generation(Enum):
@@ -32,14 +32,14 @@ def add_verdicts(result: UnitResult, generation: Generation, *, has_highlights: 
         has_highlights: Whether suspicious rows are coloured by the rules of 8.x, which then also have messages. They
             have none for checksums, nor for tables that are longer than `MAX_ROWS`.
     """
-    judge = compat.compat_a if generation is Generation.A else compat.compat_c
+    judge = verdicts.compat_a if generation is Generation.A else verdicts.compat_c
     by_checksum = result.mode is Mode.CHECKSUM
-    own = compat.with_metrics_of_tables(result.rows)
+    own = verdicts.with_metrics_of_tables(result.rows)
     judged = judge(own, by_checksum=by_checksum)
-    seen = compat.rows_of_c(own) if generation is Generation.C else own
+    seen = verdicts.rows_of_c(own) if generation is Generation.C else own
     rows = seen.with_columns(
-        judged[compat.RESULT].alias(COMPAT_RESULT),
-        judged[compat.MESSAGES].alias(COMPAT_MESSAGES),
+        judged[verdicts.RESULT].alias(COMPAT_RESULT),
+        judged[verdicts.MESSAGES].alias(COMPAT_MESSAGES),
     )
     if not has_highlights or by_checksum or rows.height > MAX_ROWS:
         return rows

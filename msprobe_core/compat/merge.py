@@ -14,6 +14,7 @@ import msgspec
 import polars as pl
 
 from msprobe_core.compare.result import Mode
+from msprobe_core.compat.read_table import NAMES, ROW_NAME, ResultTable, Wording, rank_files, read_table
 from msprobe_core.config.text import read_text
 from msprobe_core.errors import CompareError, ConfigError
 from msprobe_core.judge.formatting import formatted
@@ -21,7 +22,6 @@ from msprobe_core.judge.statistics_columns import STATISTICS
 from msprobe_core.protocols.presentation import Width
 from msprobe_core.report.atomic_file import unused_paths, whole_file
 from msprobe_core.report.files import time_stamp
-from msprobe_core.report.read_table import NAMES, ROW_NAME, ResultTable, Wording, rank_files, read_table
 from msprobe_core.report.sheet import MAX_SHEET_ROWS, Sheet, SheetColumn, SheetPart, write_book
 from msprobe_core.report.summary import incomplete_of
 from msprobe_core.store.layout import make_directory

@@ -17,13 +17,13 @@ import polars as pl
 
 from msprobe_core.compare.align import FOREIGN
 from msprobe_core.compare.result import ComparisonResult, UnitFiles, UnitResult, UnitSummary
+from msprobe_core.compat.call_table import table_of_c
 from msprobe_core.errors import StoreError
 from msprobe_core.execute.kept import KEPT_DIRECTORY
 from msprobe_core.judge.fault import Fault
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.model import Role
 from msprobe_core.report.atomic_file import unused_paths, whole_file
-from msprobe_core.report.compat_table import table_of_c
 from msprobe_core.report.files import ReportFiles, ResultFiles
 from msprobe_core.store.layout import create_file, make_directory
 from msprobe_core.untrusted.files import read_plain
