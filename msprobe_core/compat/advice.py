@@ -1,8 +1,8 @@
-"""The adviser of ``mindstudio-probe`` up to 8.x: a suspicious row, and what to look at there.
+"""The advisor file of ``mindstudio-probe`` up to 8.x: it names a suspicious row and says what to look at.
 
-There it is the first row that is suspicious by itself. Here it is a row of the call where the dumps part, see
-`msprobe_core.judge.fault`, the one that the terminal names: a suspicious one if there is any. Where no call is at
-fault, it is the first that is suspicious by their rules.
+The original names the first row that is suspicious by itself. Here it is a row of the call where the dumps diverge (see
+`msprobe_core.judge.fault`), which the terminal names as well: a suspicious row of it if there is one. If no call is at
+fault, the file names the first row that is suspicious by the rules of generation A.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from msprobe_core.model import Phase, Role
 from msprobe_core.protocols.presentation import Companion
 
 SUSPICIOUS = ("No", "Different", "Warning")
-"""Results of generation A that are."""
+"""Results of generation A that make a row suspicious."""
 
 _NOTHING = "NA"
 _ALL_GOOD = "All data in the comparison result meets the accuracy requirements."
@@ -57,11 +57,11 @@ _BY_PLACE = {
 
 @dataclass(frozen=True)
 class Advice:
-    """What the adviser says.
+    """The content of the advisor file.
 
     Attributes:
         line: Line of the table, where the header is line 1; ``None`` if nothing is suspicious.
-        node: Name of the row; ``None`` likewise.
+        node: Name of the row; ``None`` if nothing is suspicious.
         text: What to look at.
     """
 
@@ -86,12 +86,12 @@ def advice_file(unit: UnitResult) -> Companion:
 
 
 def advise(rows: pl.DataFrame, results: pl.Series, fault: Fault | None = None) -> Advice:
-    """Return advice on the call where the dumps part, or on the first suspicious row if there is no such call.
+    """Return advice on the call where the dumps diverge, or on the first suspicious row if there is no such call.
 
     Args:
         rows: Judged rows in the order of the table.
-        results: The result of each row, as `msprobe_core.compat.verdicts.compat_a` has them.
-        fault: Where the dumps part.
+        results: The result of each row, from `msprobe_core.compat.verdicts.compat_a`.
+        fault: The call where the dumps diverge.
     """
     named = (
         rows.select("entry", "role", "phase", name=pl.coalesce("name_target", "name_golden"))
@@ -111,7 +111,7 @@ def advise(rows: pl.DataFrame, results: pl.Series, fault: Fault | None = None) -
 
 
 def _text_of(fault: Fault, role: str) -> str | None:
-    """Return what the fault says of its first suspicious row; ``None`` if no more than the row itself."""
+    """Return advice that follows from the fault; ``None`` if it adds nothing to what the row shows."""
     if role == Role.PARAMETERS.value and "inputs" not in fault.parts:
         return _PARAMETERS
     if role == Role.INPUT.value and not fault.is_culprit:

@@ -1,8 +1,8 @@
-"""The tables of the established tool, for scripts that read them: those of mstt 8.x and of ``mindstudio-probe`` 26.x.
+"""The tables of mstt 8.x and ``mindstudio-probe`` 26.x, for scripts that read them.
 
-Headers, their order and the texts of special cells are theirs; so are verdicts and messages, which
-`msprobe_core.compat.verdict_columns` gives. Every cell has a text. Spreadsheets get numbers as numbers; relative errors
-of statistics are text with a percent sign there too. A row that only the golden side has is shown; they leave it out.
+Headers, their order and the texts of special cells are those of the original, and so are verdicts and messages, see
+`msprobe_core.compat.verdicts`. Every cell has a text. Spreadsheets get numbers as numbers, but relative errors of
+statistics as text with a percent sign. Rows that only the golden side has are shown; the original omits them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from msprobe_core.compare.tensor_pass import NOT_A_NUMBER, NOT_AVAILABLE, UNSUPP
 from msprobe_core.compat.advice import advice_file
 from msprobe_core.compat.highlight import COLOUR, FILLS
 from msprobe_core.compat.spellings import METRICS, RELATIVE_STATISTICS, SIDES, STATISTIC_TITLES
-from msprobe_core.compat.verdict_columns import COMPAT_MESSAGES, COMPAT_RESULT, Generation, add_verdicts
-from msprobe_core.compat.verdicts import crc32_of
+from msprobe_core.compat.verdicts import COMPAT_MESSAGES, COMPAT_RESULT, Generation, add_verdicts, crc32_of
 from msprobe_core.judge.columns import Match
 from msprobe_core.judge.formatting import formatted
 from msprobe_core.judge.row_conditions import DEVICE_TEXT
@@ -32,7 +31,7 @@ NO_FILE = "-1"
 
 
 def table_of_a(result: UnitResult, choices: TableChoices) -> Table:
-    """Return the table of generation A, which has call stacks on demand only; with advice next to it if wanted."""
+    """Return the table of generation A, with call stacks and the advisor file only on request."""
     table = _table_of(result, Generation.A, has_stacks=bool(choices.has_stacks), has_highlights=choices.has_highlights)
     return replace(table, companions=[advice_file(result)]) if choices.has_advice else table
 
@@ -117,7 +116,7 @@ def _consistent_grad() -> Column:
 
 
 def _message_list(messages: pl.Expr) -> pl.Expr:
-    """Return the messages, which are none but the established tool's own, as the text of a JSON list."""
+    """Return the messages as the text of a JSON list; they are constants that need no escapes."""
     listed = formatted('["{}"]', messages.list.join('", "'))
     return pl.when(messages.list.len() > 0).then(listed).otherwise(pl.lit("[]"))
 
@@ -128,7 +127,7 @@ def _checksums() -> list[Column]:
 
 
 def _checksum(side: str) -> pl.Expr:
-    """Return the checksum of a tensor, zeros if it has none; of anything else, that of its text."""
+    """Return the checksum of a tensor, zeros if it has none; for other values, the CRC-32 of their text."""
     kind = pl.col(f"kind_{side}")
     return (
         pl.when(kind == RowKind.TENSOR.value)
@@ -194,7 +193,7 @@ def _relative_errors() -> list[Column]:
 
 
 def _difference_text(name: str, number: pl.Expr, unit: str) -> pl.Expr:
-    """Return the text of a difference: ``0`` where both sides are the same, also where both are None or one text."""
+    """Return the text of a difference: ``0`` if both sides are equal, including two None and two equal texts."""
     same_text = pl.col("text_target") == pl.col("text_golden")
     both_none = (pl.col("kind_target") == RowKind.NONE.value) & (pl.col("kind_golden") == RowKind.NONE.value)
     both_missing = pl.col(f"{name}_target").is_null() & pl.col(f"{name}_golden").is_null()

@@ -1,6 +1,6 @@
-"""What ``-da`` asks for: for each rank every call with whether it is the same, and the calls where ranks part first.
+"""The files of ``-da``: all calls of each rank and whether they are equal; for each step, where ranks diverge first.
 
-The files have the layout of ``mindstudio-probe`` 26.x. Which ranks part first: see `msprobe_core.compare.divergence`.
+They have the layout of ``mindstudio-probe`` 26.x. `msprobe_core.compare.divergence` finds the ranks that diverge first.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from msprobe_core.untrusted.files import read_plain
 from msprobe_core.untrusted.paths import encode_json
 
 FIRST_DIFFERENCES = "diff_analyze_"
-"""Begins the names of the files that say where ranks part."""
+"""Beginning of the names of the files of first differences."""
 
 _RECORD = "differences"
-"""Names the files about where ranks part."""
+"""File that lists the files of first differences."""
 
 _FAILED = (Verdict.ERROR.value, Verdict.UNMATCHED.value)
 
 
 @dataclass(frozen=True)
 class DifferenceFiles:
-    """Adds to the files of a comparison those of ``-da``; a `msprobe_core.compare.run.ResultWriter`.
+    """Writes the files of ``-da`` in addition to those of another writer; a `msprobe_core.compare.run.ResultWriter`.
 
     Attributes:
         results: Writes the other files.
-        is_wanted: Whether to add any. If not, those of an earlier comparison, which is resumed, are still removed.
+        is_wanted: Whether to write them. If not, those of a comparison that is resumed are still removed.
     """
 
     results: ResultFiles
@@ -83,7 +83,7 @@ class DifferenceFiles:
         *,
         resumes: bool,
     ) -> ReportFiles:
-        """Write where units diverge first, and the summary; return where the latter and the tables are."""
+        """Write where units diverge first, and the summary; return the paths of the summary and the tables."""
         if resumes:
             _forget_differences(self.directory)
         calls = {unit.label: own.calls for unit, own in zip(result.units, files, strict=True) if own.calls is not None}
@@ -93,7 +93,7 @@ class DifferenceFiles:
 
 
 def _write_calls(unit: UnitResult, table_path: Path) -> Path:
-    """Write all calls of a unit, each with its rows and whether it is the same on both sides; return the path.
+    """Write all calls of a unit, each with its rows and whether both sides are equal; return the path.
 
     Args:
         unit: The unit.
@@ -124,15 +124,15 @@ def _write_calls(unit: UnitResult, table_path: Path) -> Path:
 def _write_first_differences(
     steps: Sequence[Sequence[UnitSummary]], calls: Mapping[str, Path], directory: Path
 ) -> Sequence[Path]:
-    """Write, for each step where ranks part, the calls where they do so first; return the paths.
+    """Write, for each step in which ranks diverge, the calls where they diverge first; return the paths.
 
     Args:
-        steps: For each step where ranks part, those that do so first.
-        calls: By label, the file that `_write_calls` has written.
+        steps: For each step in which ranks diverge, those that diverge first.
+        calls: By label, the file that `_write_calls` wrote.
         directory: Of the whole result.
 
     Raises:
-        StoreError: a file cannot be written, or one of ``calls`` cannot be read any more.
+        StoreError: a file cannot be written, or one of ``calls`` cannot be read again.
     """
     paths: list[Path] = []
     for own in steps:
@@ -173,7 +173,7 @@ def _call(entry: str, rows: Sequence[Mapping[str, str]]) -> dict[str, Any]:
 
 
 def _forget_differences(directory: Path) -> None:
-    """Remove what an earlier comparison, which is resumed, has written about where ranks part."""
+    """Remove the files of first differences of the comparison that is resumed."""
     record = directory / KEPT_DIRECTORY / _RECORD
     try:
         names = [os.fsdecode(name) for name in msgspec.msgpack.decode(read_plain(record), type=list[bytes])]
@@ -187,7 +187,7 @@ def _forget_differences(directory: Path) -> None:
 
 
 def _keep_differences(directory: Path, paths: Sequence[Path]) -> None:
-    """Note down the files about where ranks part, so that `_forget_differences` finds them."""
+    """List the files of first differences for `_forget_differences`."""
     record = directory / KEPT_DIRECTORY / _RECORD
     make_directory(record.parent, below=directory)
     with create_file(record) as file:

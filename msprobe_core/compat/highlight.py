@@ -1,7 +1,7 @@
 """Colour suspicious rows as ``mindstudio-probe`` up to 8.x does on ``-hl``.
 
-A rule looks at one row, or holds an output against everything that its call was given. Red outranks yellow; a row that
-is red already is held against nothing.
+A rule checks one row by itself, or compares an output with all inputs and parameters of its call. Red outranks yellow;
+rows that are red by themselves are not compared with others.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from msprobe_core.model import Role
 
 
 class Colour(str, Enum):
-    """Of a suspicious row."""
+    """The colour of a suspicious row."""
 
     RED = "red"
     YELLOW = "yellow"
 
 
 FILLS = {Colour.RED.value: "FFFF0000", Colour.YELLOW.value: "FFFF00"}
-"""Fill of a row by its colour, in hexadecimal, as those tables have it."""
+"""Fill of a row by its colour, in hexadecimal, as in the original tables."""
 
 COLOUR, MESSAGES = "colour", "colour_messages"
 """The columns that `add_highlights` adds."""
 
 MAX_ROWS = 1_048_500
-"""Tables with more rows are not coloured there."""
+"""The original does not colour tables with more rows."""
 
 _LARGEST = 1e10
 
@@ -89,7 +89,7 @@ def _red_alone(size: pl.Expr) -> list[_Rule]:
 
 
 def _of_given(*, is_tensor_mode: bool) -> dict[str, pl.Expr]:
-    """Return what the rules need to know of what a call was given; any one of its rows is enough for a rule."""
+    """Return aggregates over the inputs and parameters of a call; a rule applies if it holds for any one of them."""
     size = pl.col("h_size").filter(pl.col("h_size") > 1).min()
     if is_tensor_mode:
         return {
@@ -101,7 +101,7 @@ def _of_given(*, is_tensor_mode: bool) -> dict[str, pl.Expr]:
 
 
 def _number(name: str) -> pl.Expr:
-    """Return a column without NaN, which polars takes for the largest number."""
+    """Return a column with NaN as null, because polars orders NaN above all numbers."""
     return pl.when(~pl.col(name).is_nan()).then(pl.col(name))
 
 

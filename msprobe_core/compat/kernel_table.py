@@ -1,6 +1,6 @@
-"""The table of kernels that ``mindstudio-probe`` 26.x writes, for scripts that read it: ``--compat c`` of such dumps.
+"""The table of kernels that ``mindstudio-probe`` 26.x writes, for scripts that read it: ``--compat c`` for such dumps.
 
-Headers, their order, texts and the rule of ``Accuracy Reached or Not`` are theirs, as 26.2.0 was seen to write them.
+Headers, their order, texts and the rule of ``Accuracy Reached or Not`` are those of tables that 26.2.0 wrote.
 Rows are in execution order, and runs of one kernel are numbered.
 """
 
@@ -62,7 +62,7 @@ def _names() -> list[Column]:
 
 
 def _sides_of(separator: str, end_of_one: str) -> list[Column]:
-    """Return the columns of dtypes and shapes, whose texts are not the same for tables and for files."""
+    """Return the columns of dtypes and shapes, whose texts differ between dumps of statistics and of tensors."""
     dtypes = [Column(f"{title} Dtype", pl.col(f"dtype_{side}")) for side, title in SIDES]
     shapes: list[Column] = []
     for side, title in SIDES:
@@ -84,12 +84,12 @@ def _text(number: pl.Expr) -> pl.Expr:
 
 
 def _rounded(number: pl.Expr) -> pl.Expr:
-    """Return a statistic of a table, which they hold in float32."""
+    """Return a statistic rounded to float32, as the original holds it."""
     return number.cast(pl.Float32).cast(pl.Float64)
 
 
 def _verdict() -> list[Column]:
-    """Only the maxima decide, of two infinities too."""
+    """Return the verdict: only the maxima decide, including two infinities."""
     target, golden = pl.col("max_target"), pl.col("max_golden")
     share = (target - golden).abs() / pl.max_horizontal(target.abs(), golden.abs(), pl.lit(1e-10))
     both_nan = target.is_nan() & golden.is_nan()
@@ -145,7 +145,7 @@ def _of_files(result: UnitResult) -> list[Column]:
 
 
 def _with_statistics(result: UnitResult) -> pl.DataFrame:
-    """Return the rows with statistics of the tensors, which their dumps have none of."""
+    """Return the rows with statistics of the tensors, which dumps of tensors lack."""
     rows = result.rows
     for (side, _), directory in zip(SIDES, _directories(result), strict=True):
         found = [_statistics_in(directory, name) for name in rows[f"file_name_{side}"].to_list()]
@@ -161,7 +161,7 @@ def _statistics_in(directory: Path, file_name: str | None) -> Sequence[float | N
         return None
     try:
         found = statistics_of(open_tensor(directory / file_name))
-    except DumpError:  # which its row says
+    except DumpError:  # the row says so
         return None
     return [None if (number := found.get(name)) is None else float(number) for name in STATISTICS]
 
@@ -171,7 +171,7 @@ def _verdict_of_files() -> list[Column]:
     for condition, text in reversed(_MESSAGES):
         message = pl.when(condition).then(pl.lit(text)).otherwise(message)
     cosine, largest = pl.col("cosine"), pl.col("largest_abs")
-    # A cosine that is NaN, because one side is all zeros, is not held against it.
+    # A NaN cosine, of a side that is all zeros, does not count as a difference.
     is_off = ((cosine < 0.99) & (largest > 0.001)) | (cosine < 0.9) | (largest > 1)
     accuracy = (
         pl.when(~_are_comparable_files())
@@ -204,7 +204,7 @@ _MESSAGES = (
         for side, name in (("target", "npu"), ("golden", "bench"))
     ),
 )
-"""What is said of a row, the first that holds."""
+"""Messages of a row by condition; the first condition that holds decides."""
 
 
 def _are_comparable_files() -> pl.Expr:

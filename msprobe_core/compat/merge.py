@@ -1,7 +1,7 @@
-"""Lay the results of several ranks side by side: ``msprobe merge_result``.
+"""Put the results of several ranks side by side: ``msprobe merge_result``.
 
-One sheet for each index, such as ``MaxAbsErr``: a row for each value of the chosen APIs, in execution order, and a
-column for each rank.
+The spreadsheet has one sheet for each index, such as ``MaxAbsErr``, with a row for each value of the chosen APIs, in
+execution order, and a column for each rank.
 """
 
 from __future__ import annotations
@@ -48,24 +48,24 @@ _INDICES: Mapping[Mode, Mapping[str, str]] = {
         "Five Thousandths Err Ratio": "share_within_0.005",
     },
 }
-"""The indices of a mode, in the order of their sheets: as the established tool calls them, and as we do."""
+"""The indices of a mode in the order of their sheets: the header of the established tool, and ours."""
 
 _CONSISTENT_GRAD = "Requires_grad Consistent"
-"""Also an index of theirs."""
+"""A further index of the established tool."""
 
 _NO_NUMBER = ("N/A", "unsupported", "Nan", "NaN")
-"""Cells that say nothing; the values of both sides take their place."""
+"""Cells without a number; the values of both sides are shown instead."""
 
 _NUMBER = r"^[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?$"
 _MAX_TITLE = 31
-"""Characters of a sheet's name. Source: Microsoft, *Excel specifications and limits*."""
+"""Maximum length of a sheet's name, in characters. Source: Microsoft, *Excel specifications and limits*."""
 
 
 class MergeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What to merge.
 
     Attributes:
-        api: Parts of the names of rows, each followed by a dot there: ``Functional.gelu.1.forward``.
+        api: Parts of the names of rows, up to a dot: ``Functional.gelu.1.forward``.
         compare_index: Columns of the tables; all indices of the mode if there are none.
     """
 
@@ -75,15 +75,15 @@ class MergeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Merged:
-    """What came of a merge.
+    """The outcome of a merge.
 
     Attributes:
         path: The spreadsheet.
-        ranks: Whose results are in it.
-        num_rows: Of each sheet.
-        indices: What the sheets are of.
+        ranks: Ranks whose results it has.
+        num_rows: Number of rows of each sheet.
+        indices: Indices, one for each sheet.
         unknown: Parts of names that no row has.
-        incomplete: Which dumps behind the tables ended early, are damaged or missing, as far as ``summary.json`` says.
+        incomplete: Which of the compared dumps ended early, are damaged or missing, as far as ``summary.json`` says.
     """
 
     path: Path
@@ -95,10 +95,10 @@ class Merged:
 
 
 def read_request(path: Path) -> MergeRequest:
-    """Read a yaml file with ``api`` and, if wanted, ``compare_index``.
+    """Read a YAML file with ``api`` and, optionally, ``compare_index``.
 
     Raises:
-        ConfigError: it cannot be read, or says something else.
+        ConfigError: it cannot be read, or has other content.
     """
     example = "it needs a list 'api', for example api: [Functional.gelu.1.forward]"
     text = read_text(path, kind="a list of rows and indices", advice="give a YAML file")
@@ -129,7 +129,7 @@ def merge_results(directory: Path, output: Path, request: MergeRequest) -> Merge
         request: Which rows and which columns.
 
     Raises:
-        CompareError: there are not two tables, one cannot be read, or they have nothing of what is asked for.
+        CompareError: there are not two tables, one cannot be read, or none has a requested row.
         ConfigError: an index is not one of their columns.
         StoreError: the spreadsheet cannot be written.
     """
@@ -168,7 +168,7 @@ def _check_rows(tables: Sequence[ResultTable], request: MergeRequest, number: in
 
 
 def _indices(tables: Sequence[ResultTable], request: MergeRequest) -> Sequence[str]:
-    """Return the headers of what is merged, in the words of the tables, or of the established tool if they differ."""
+    """Return the headers to merge: those of the tables, or of the established tool if the tables differ in them."""
     first = tables[0]
     for table in tables:
         if table.mode is not first.mode:
@@ -191,7 +191,7 @@ def _indices(tables: Sequence[ResultTable], request: MergeRequest) -> Sequence[s
 
 
 def _spelled(index: str, tables: Sequence[ResultTable]) -> str:
-    """Return an index as it is written; it may be any column of the tables, in the words of either layout."""
+    """Return an index, which may be any column under either tool's header, if a table has it."""
     if not any(_column(index, table) for table in tables):
         known = [header for header in tables[0].headers if header not in NAMES[tables[0].wording]]
         raise ConfigError(f"'compare_index' has {index!r}, which no table has; their columns are {', '.join(known)}")
@@ -209,11 +209,11 @@ def _column(index: str, table: ResultTable) -> str | None:
 
 
 _Key = tuple[str, int]
-"""Name of a row, and which of those of that name it is, from 0."""
+"""Name of a row, and its 0-based number among the rows of that name."""
 
 
 def _in_order(tables: Iterable[ResultTable]) -> list[_Key]:
-    """Return the rows that any rank has, in execution order; one that others lack follows the row it follows there."""
+    """Return the rows of all ranks in execution order; a row that some ranks lack follows its predecessor."""
     order: list[_Key] = []
     known: set[_Key] = set()
     for table in tables:
@@ -260,12 +260,12 @@ def _sheet(index: str, tables: Sequence[ResultTable], order: Sequence[_Key]) -> 
 
 
 def _title(index: str) -> str:
-    """Return the name of an index's sheet, without what such names must not have."""
+    """Return the name of an index's sheet, without characters that are not allowed in it."""
     return "".join("_" if c in "[]:*?/\\" else c for c in index)[:_MAX_TITLE]
 
 
 def _cells(index: str, table: ResultTable) -> list[str | None]:
-    """Return a column; where it says nothing, the values of both sides."""
+    """Return a column, with the values of both sides in cells without a number."""
     column = _column(index, table)
     if column is None:
         return [None] * table.rows.height
@@ -275,7 +275,7 @@ def _cells(index: str, table: ResultTable) -> list[str | None]:
 
 
 def _with_values(column: str, table: ResultTable) -> pl.Expr:
-    """Return an index; the values of both sides where it says nothing, with the statistic that it is of."""
+    """Return an index, with its statistic of both sides in cells without a number."""
     statistic = next((name for name in STATISTICS if column.lower().removeprefix("l2").startswith(name)), "max")
     if table.wording is Wording.OURS:
         titles = {side: (f"{side}_{statistic}", f"{side}_value") for side in ("target", "golden")}

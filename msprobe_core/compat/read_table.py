@@ -1,4 +1,4 @@
-"""Read result tables again: csv and xlsx, of any layout, ours and those of the established tool."""
+"""Read result tables, csv and xlsx, with our headers or those of the established tool."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ MAX_BYTES = 1 << 30
 """Largest table that is read, in bytes."""
 
 _MOST_PER_PACKED_BYTE = 64
-"""A spreadsheet is a zip file; equal cells are packed to a twenty-fifth."""
+"""Limit of decompression: a spreadsheet is a zip file, which compresses equal cells to a twenty-fifth."""
 
 _MAX_DESCRIBING_BYTES = 1 << 20
-"""Styles and the like, of which objects are made that are a hundred times as large."""
+"""Limit for styles and other metadata, which take a hundred times as much memory when they are loaded."""
 
 _BYTES_PER_CELL = 16
 
@@ -35,7 +35,7 @@ _RANK_TABLE = re.compile(r"compare_result_rank(\d+)(?:-rank\d+)?_(\d{14})(?:_\d+
 
 
 class Wording(str, Enum):
-    """Whose headers a table has."""
+    """The tool whose headers a table has."""
 
     OURS = "ours"
     COMPAT = "compat"
@@ -47,7 +47,7 @@ NAMES = {Wording.OURS: ("target_name", "golden_name"), Wording.COMPAT: ("NPU Nam
 
 @dataclass(frozen=True)
 class RankFile:
-    """A table of one rank: where it is, and when it was made."""
+    """The file of one rank's table, with the time in its name."""
 
     path: Path
     rank: int
@@ -56,10 +56,10 @@ class RankFile:
 
 @dataclass(frozen=True)
 class ResultTable:
-    """A table of one rank, with some of its rows.
+    """Some rows of one rank's table.
 
     Attributes:
-        file: Where it is.
+        file: Its file.
         headers: All of them.
         rows: Texts, with all columns; null for an empty cell.
     """
@@ -70,12 +70,12 @@ class ResultTable:
 
     @property
     def wording(self) -> Wording:
-        """Whose headers it has."""
+        """The tool whose headers it has."""
         return Wording.OURS if NAMES[Wording.OURS][0] in self.headers else Wording.COMPAT
 
     @property
     def mode(self) -> Mode:
-        """What was compared."""
+        """What was compared, by the headers."""
         if {"Cosine", "cosine_similarity"} & {*self.headers}:
             return Mode.TENSOR
         if {"Max diff", "max_diff"} & {*self.headers}:
@@ -86,7 +86,7 @@ class ResultTable:
 def rank_files(directory: Path) -> list[RankFile]:
     """Return the tables of ranks in a directory, by rank.
 
-    Of a spreadsheet and a csv file of one name, the csv file is taken: the sheet may not have all rows.
+    Of a spreadsheet and a csv file of one name, the csv file is read, because the sheet may lack rows.
 
     Raises:
         CompareError: the directory cannot be read, or has several results of one rank.
@@ -112,14 +112,14 @@ def rank_files(directory: Path) -> list[RankFile]:
 
 
 def read_table(file: RankFile, is_wanted: Callable[[pl.Expr], pl.Expr]) -> ResultTable:
-    """Read the rows of a table that are wanted.
+    """Read selected rows of a table.
 
     Args:
         file: The table.
-        is_wanted: Whether a row is, by its name: the target's, or the golden one of a row that the target lacks.
+        is_wanted: Selects rows by name: the target's name, or the golden one if the target lacks the row.
 
     Raises:
-        CompareError: it cannot be read, or is no result of a comparison.
+        CompareError: it cannot be read, or is not a result of a comparison.
     """
     path = file.path
     rows = _read(path)
@@ -146,7 +146,7 @@ def _read(path: Path) -> pl.DataFrame:
         raise
     except OSError as error:
         raise CompareError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except Exception as error:  # the libraries raise whatever they stumble over
+    except Exception as error:  # the libraries raise errors of many types
         raise CompareError(f"{path}: is no table that can be read ({type(error).__name__}: {error})") from error
 
 
@@ -174,10 +174,10 @@ def _read_xlsx(path: Path) -> pl.DataFrame:
 
 
 def _checked_size(path: Path, file: FileIO) -> int:
-    """Return how long a spreadsheet is.
+    """Return the size of a spreadsheet in bytes.
 
     Raises:
-        CompareError: it, or what it unpacks to, is larger than it should be.
+        CompareError: it or its decompressed content is too large.
     """
     size = file.seek(0, io.SEEK_END)
     if size > MAX_BYTES:
@@ -194,7 +194,7 @@ def _checked_size(path: Path, file: FileIO) -> int:
 
 
 def _bounded(lines: Iterable[tuple[Any, ...]], num_columns: int, most: int) -> Iterator[tuple[str | None, ...]]:
-    """Yield lines as texts; rows may be far apart, and many cells may refer to one text.
+    """Yield lines as texts. A small file can have rows far apart, and many cells that refer to one text.
 
     Raises:
         MalformedError: together they are larger than ``most`` bytes.

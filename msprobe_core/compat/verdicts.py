@@ -1,20 +1,24 @@
 """The verdict columns of other tools' tables, for scripts that read them: ``--compat a`` and ``--compat c``.
 
-Generation C is ``mindstudio-probe`` 26.x, generation A its predecessor up to 8.x. What they say is reproduced, with
-what they overlook: an output that is no tensor and differs, or a row that one side lacks, passes in C. Our own verdict,
-the exit status and the first fault do not depend on any of it.
+Generation C is ``mindstudio-probe`` 26.x, generation A its predecessor up to 8.x. Their results are reproduced,
+including what they miss: an output that is not a tensor and differs, or a row that one side lacks, passes in C. Our
+verdict, the exit status and the first fault do not depend on them.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from enum import Enum
 
 import numpy as np
 import polars as pl
 
 from msprobe_core import names
+from msprobe_core.compare.result import Mode, UnitResult
 from msprobe_core.compare.tensor_pass import SHAPE_UNMATCHED, UNSUPPORTED
+from msprobe_core.compat.highlight import COLOUR, MAX_ROWS, add_highlights
+from msprobe_core.compat.highlight import MESSAGES as COLOUR_MESSAGES
 from msprobe_core.judge.columns import Match
 from msprobe_core.judge.formatting import formatted
 from msprobe_core.judge.statistics_columns import STATISTICS
@@ -36,18 +40,54 @@ RECEIVING_APIS = ("_reduce_scatter_base", "_all_gather_base", "all_to_all_single
 
 _FLOATS = ("Float16", "Float32", "Float64", "BFloat16", "torch.float16", "torch.float32", "torch.float64",
            "torch.bfloat16")  # fmt: skip
-"""Dtypes of which generation C compares any two; others only with their like."""
+"""Any two of these dtypes are compared in generation C; any other dtype only with itself."""
+
+COMPAT_RESULT, COMPAT_MESSAGES = "compat_result", "compat_messages"
+"""The columns that `add_verdicts` adds."""
+
+
+class Generation(Enum):
+    """A generation of the established tool."""
+
+    A = "a"
+    C = "c"
+
+
+def add_verdicts(result: UnitResult, generation: Generation, *, has_highlights: bool) -> pl.DataFrame:
+    """Return the rows of a result with ``compat_result`` and ``compat_messages``, and with ``colour`` if wanted.
+
+    Args:
+        result: The judged rows.
+        generation: Whose verdicts.
+        has_highlights: Whether to colour suspicious rows by the rules of generation A, which add messages. Rows of
+            checksums and of tables with more than `MAX_ROWS` rows are never coloured.
+    """
+    by_checksum = result.mode is Mode.CHECKSUM
+    rounded = with_metrics_of_tables(result.rows)
+    if generation is Generation.A:
+        rows, judged = rounded, compat_a(rounded, by_checksum=by_checksum)
+    else:
+        rows, judged = rows_of_c(rounded), compat_c(rounded, by_checksum=by_checksum)
+    rows = rows.with_columns(judged[RESULT].alias(COMPAT_RESULT), judged[MESSAGES].alias(COMPAT_MESSAGES))
+    if not has_highlights or by_checksum or rows.height > MAX_ROWS:
+        return rows
+    coloured = add_highlights(result.rows)
+    return rows.with_columns(
+        coloured[COLOUR],
+        pl.concat_list(COMPAT_MESSAGES, pl.lit(coloured[COLOUR_MESSAGES])).alias(COMPAT_MESSAGES),
+    )
+
 
 _SIDES = ("target", "golden")
 _IS_PAIR = pl.col("match") == Match.BOTH.value
-# Values that a program saves itself are called outputs here only.
+# For values that a program saved itself, only our dumps say that they are outputs.
 _IS_OUTPUT = (pl.col("role") == Role.OUTPUT.value) & (pl.col("phase") != Phase.DEBUG.value)
 
 
 def rows_of_c(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows as generation C sees them: with its words for arguments, and fewer of them paired.
+    """Return the rows of generation C: its words for arguments, and fewer pairs.
 
-    A pair whose dtypes differ, and are not both floating-point, is a row of the target alone there.
+    It treats a pair whose dtypes differ and are not both floating-point as a row of the target alone.
     """
     renamed = rows.with_columns(
         column
@@ -65,7 +105,7 @@ def rows_of_c(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 _SHAPES = ("torch.Size", "slice")
-"""Arguments that have a shape there instead of statistics."""
+"""Types of arguments that are shown with a shape instead of statistics."""
 
 _NUMPY_SCALARS = r"^(?:u?int|float|complex|bool)[0-9_]*$"
 
@@ -128,7 +168,7 @@ def _crc32_of_texts(texts: pl.Series) -> pl.Series:
 
 
 def with_metrics_of_tables(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows with metrics of tensors as both generations have them: rounded, and tiny norms counted as 0."""
+    """Return the rows with metrics of tensors as in both generations: rounded, and with tiny norms as 0."""
     if "cosine" not in rows.columns:
         return rows
     cosine = pl.col("cosine")
@@ -145,13 +185,13 @@ _EPSILON = float(np.finfo(np.float64).eps)
 
 
 def _rounded(name: str) -> pl.Expr:
-    """Return a metric to 12 decimals, which are more than float64 has from 10,000 on."""
+    """Return a metric rounded to 12 decimals; from 10,000 on, float64 has fewer than that."""
     number = pl.col(name)
     return pl.when(number.abs() < 1e4).then(number.round(12)).otherwise(number).alias(name)
 
 
 def compat_c(rows: pl.DataFrame, *, by_checksum: bool = False) -> pl.DataFrame:
-    """Return ``result`` (``pass``, ``warning`` or ``error``) and ``messages`` as generation C has them.
+    """Return ``result`` (``pass``, ``warning`` or ``error``) and ``messages`` of generation C.
 
     Args:
         rows: Judged rows; those of compared tensors have ``cosine`` and ``within_1e3``.
@@ -161,7 +201,7 @@ def compat_c(rows: pl.DataFrame, *, by_checksum: bool = False) -> pl.DataFrame:
     rules = _checksum_rules() if by_checksum else _value_rules(is_tensor_mode="within_1e3" in rows.columns)
     if not by_checksum:
         prepared = _with_groups(prepared)
-    # A call without arguments is never exempt: its name is read off the rows of its inputs.
+    # A call without arguments is never exempt: the original takes the name from the rows of inputs.
     is_receiving = pl.col("api").is_in(RECEIVING_APIS)
     is_exempt = pl.col("has_inputs") & (pl.col("api").is_in(EXEMPT_APIS) | (is_receiving & ~_IS_OUTPUT))
     applies = [
@@ -188,18 +228,18 @@ def _any_of(rules: Sequence[_Rule], level: Verdict) -> pl.Expr:
 
 
 def _with_api(rows: pl.DataFrame) -> pl.DataFrame:
-    """Add ``api``, the name of the API that a row is of, without prefix and number, or null, and ``has_inputs``."""
+    """Add ``api``, the name of the row's API without prefix and number, or null, and ``has_inputs``."""
     entries = rows.group_by("entry").agg((~_IS_OUTPUT).any().alias("has_inputs"))
     api = pl.col("entry").str.extract(names.API_NAME)
     return rows.join(entries.with_columns(api=api), on="entry", how="left", maintain_order="left")
 
 
 def _with_groups(rows: pl.DataFrame) -> pl.DataFrame:
-    """Add what the rules know of a row's entry: the extremes among what the call was given, and among its outputs."""
+    """Add the aggregates over a row's entry that the rules need: the extremes of its inputs and of its outputs."""
     both_nothing = pl.all_horizontal(*[pl.col(f"kind_{side}") == RowKind.NONE.value for side in _SIDES])
     is_equal = both_nothing | (pl.col("text_target") == pl.col("text_golden")).fill_null(False)
     is_bool = (pl.col("type_target") == "bool").fill_null(False)
-    # Equal texts differ by 0 in the established table, and booleans by a text.
+    # In the original table the difference of equal texts is 0, and that of booleans is a text.
     relative = pl.col("norm_rel").abs()
     numbers = {"norm_rel": pl.when(is_equal).then(0.0).when(~is_bool).then(relative)}
     if "within_1e3" in rows.columns:
@@ -223,7 +263,7 @@ def _value_rules(*, is_tensor_mode: bool) -> list[_Rule]:
         for kind in (RowKind.TENSOR, RowKind.SCALAR)
     )
     golden_is_special = _is_special("golden").fill_null(False) & _IS_PAIR
-    # A call that is given nothing to compare counts as one whose inputs are equal.
+    # A call without inputs to compare counts as a call with equal inputs.
     given, made = pl.col("in_norm_rel").fill_null(0.0), pl.col("out_norm_rel")
     is_related = ~(pl.col("has_inputs") & pl.col("api").is_in(RECEIVING_APIS).fill_null(False))
     grew = pl.when(given == 0).then(made > 0.1).otherwise(made / given > 10)
@@ -235,7 +275,7 @@ def _value_rules(*, is_tensor_mode: bool) -> list[_Rule]:
         ),
     ]
     if is_tensor_mode:
-        # The text says 0.6, the established tool takes 0.1.
+        # The text says 0.6, but the limit of the established tool is 0.1.
         rules.append(
             (
                 Verdict.ERROR,
@@ -289,7 +329,7 @@ def _is_special(side: str) -> pl.Expr:
 
 def _checksum_rules() -> list[_Rule]:
     is_tensor = [pl.col(f"kind_{side}") == RowKind.TENSOR.value for side in _SIDES]
-    # A tensor without a checksum is shown with one of zeros; anything else with that of its text.
+    # A tensor without a checksum has one of zeros; any other value has that of its text.
     own, other = (
         pl.when(is_tensor[i])
         .then(pl.col(f"checksum_{side}").fill_null("0" * 8))
@@ -305,10 +345,10 @@ def _checksum_rules() -> list[_Rule]:
 
 
 def compat_a(rows: pl.DataFrame, *, by_checksum: bool = False) -> pl.DataFrame:
-    """Return ``result`` and ``messages`` as generation A has them.
+    """Return ``result`` and ``messages`` of generation A.
 
     ``result`` is its ``Accuracy Reached or Not`` (``Yes``, ``No``, ``None``, ``Unmatched``) where tensors were
-    compared, and otherwise its ``Result``: ``pass`` or ``Different`` of checksums, ``Warning`` or nothing of the rest.
+    compared, and otherwise its ``Result``: ``pass`` or ``Different`` for checksums, else ``Warning`` or empty.
 
     Args:
         rows: Judged rows; those of compared tensors have ``cosine``, ``largest_abs`` and ``status``.
