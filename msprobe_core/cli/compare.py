@@ -118,7 +118,6 @@ def compare(**given: Any) -> int:
     # polars and numpy are not needed for --help.
     from msprobe_core.compare.run import RunOptions, compare_run
     from msprobe_core.compat.first_differences import DifferenceFiles
-    from msprobe_core.report.files import ResultFiles
     from msprobe_core.report.terminal import print_summary
 
     request = _request(asked.target_path, asked.golden_path, asked.input_path)
@@ -128,13 +127,13 @@ def compare(**given: Any) -> int:
         resume=asked.resume,
         checks_replicas=asked.replicas,
     )
-    results = ResultFiles(asked.output_path, _tables(asked), asked.overwrites)
+    writer = DifferenceFiles(asked.output_path, _tables(asked), asked.overwrites, asked.diff_analyze)
     try:
         with progress_bar("comparing") as progress:
             result, files = compare_run(
                 Path(request.npu_path),
                 Path(request.bench_path),
-                DifferenceFiles(results, asked.diff_analyze),
+                writer,
                 options=_options(asked, request),
                 chosen=_chosen(asked, request),
                 run=run,

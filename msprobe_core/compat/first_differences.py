@@ -39,41 +39,24 @@ _FAILED = (Verdict.ERROR.value, Verdict.UNMATCHED.value)
 
 
 @dataclass(frozen=True)
-class DifferenceFiles:
-    """Writes the files of ``-da`` in addition to those of another writer; a `msprobe_core.compare.run.ResultWriter`.
+class DifferenceFiles(ResultFiles):
+    """Writes the files of ``-da`` in addition to the others; a `msprobe_core.compare.run.ResultWriter`.
 
     Attributes:
-        results: Writes the other files.
         is_wanted: Whether to write them. If not, those of a comparison that is resumed are still removed.
     """
 
-    results: ResultFiles
-    is_wanted: bool
-
-    @property
-    def directory(self) -> Path:
-        """Directory of the results."""
-        return self.results.directory
+    is_wanted: bool = True
 
     @property
     def settings(self) -> object:
-        """What files depend on."""
-        return self.results.settings, self.is_wanted
-
-    def check(self) -> None:
-        """Raise if a file would replace one that must stay."""
-        self.results.check()
-
-    def for_pairs(self, number: int) -> DifferenceFiles:
-        """Create the directory, and return what writes the results of so many pairs."""
-        return replace(self, results=self.results.for_pairs(number))
+        """What files depend on, except for the time."""
+        return super().settings, self.is_wanted
 
     def write_unit(self, unit: UnitResult) -> UnitFiles:
         """Write the tables of one pair, and a file of its calls."""
-        files = self.results.write_unit(unit)
-        if not self.is_wanted:
-            return files
-        return replace(files, calls=_write_calls(unit, files.tables[0]))
+        files = super().write_unit(unit)
+        return replace(files, calls=_write_calls(unit, files.tables[0])) if self.is_wanted else files
 
     def write_run(
         self,
@@ -89,7 +72,7 @@ class DifferenceFiles:
         calls = {unit.label: own.calls for unit, own in zip(result.units, files, strict=True) if own.calls is not None}
         if calls:
             _keep_differences(self.directory, _write_first_differences(list(first), calls, self.directory))
-        return self.results.write_run(result, files, first, resumes=resumes)
+        return super().write_run(result, files, first, resumes=resumes)
 
 
 def _write_calls(unit: UnitResult, table_path: Path) -> Path:
