@@ -35,6 +35,9 @@ MS_TESTS := tests/contract/test_mindspore.py tests/e2e/mindspore
 VERL_TESTS := tests/unit/verl tests/e2e/verl tests/e2e/trainer
 # Show errors of MindSpore's compiler (level 3); lower levels log every step of it.
 export GLOG_v ?= 3
+# Python keeps the bytecode of what it has compiled, whatever the machine's environment says: the tests start hundreds of
+# processes, and a fifth to a half of what one takes to start is compiling what has not changed.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Number of processes that run tests. Each gets whole files, so that fixtures shared by a file's tests are made once.
 # PyTorch uses one thread in each, because more would compete for the cores.
