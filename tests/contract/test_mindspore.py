@@ -6,6 +6,7 @@ from msprobe_core.capture import Session
 from msprobe_core.config import load_config
 from msprobe_core.plugins import registry
 from msprobe_core.testing import FrameworkContract
+from msprobe_core.testing.contract import MODES
 
 pytest.importorskip("mindspore")
 
@@ -30,6 +31,12 @@ class TestMindSporeDeferred(FrameworkContract):
         from mindspore_rig import MindSporeRig
 
         return MindSporeRig(defers=True)
+
+    @pytest.mark.parametrize("level", ["mix"])
+    @pytest.mark.parametrize(("task", "summary_mode"), MODES)
+    def test_training_is_bitwise_unchanged(self, rig, open_session, level, task, summary_mode):
+        """Level mix hooks all that L0 and L1 do; the reductions of each tensor are the same at every level."""
+        super().test_training_is_bitwise_unchanged(rig, open_session, level, task, summary_mode)
 
     @pytest.mark.parametrize("level", ["L1", "mix"])
     def test_what_reduces_is_not_recorded(self, rig, tmp_path, level):

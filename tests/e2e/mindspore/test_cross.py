@@ -186,7 +186,9 @@ def test_the_fault_of_the_conv_net_is_named(recorded, level):
     assert path in (unit.first_fault.entry, unit.first_fault.parent)
 
 
-@pytest.mark.parametrize("fault", [None, Fault.SCALE], ids=["healthy", "scale"])
+@pytest.mark.parametrize(
+    "fault", [None, pytest.param(Fault.SCALE, marks=pytest.mark.nightly)], ids=["healthy", "scale"]
+)  # fmt: skip
 def test_static_graphs(recorded, fault, tmp_path, monkeypatch):
     """The rows are those of the dynamic graph, but for gradients of attention weights, which nothing else uses."""
     monkeypatch.chdir(tmp_path)

@@ -14,12 +14,12 @@ from msprobe_core.judge.noise import NoiseModel  # noqa: E402
 from msprobe_core.locate import FaultKind, LocateOptions, LocateVerdict, locate  # noqa: E402
 
 BY_ROUNDING = LocateOptions(compare=CompareOptions(noise=NoiseModel()))
+# ResNet and BERT have the layers that are left to the slow run: Conv2d, BatchNorm2d, LayerNorm and Tanh.
 QUICK = (
-    "layer LayerNorm", "layer BatchNorm2d", "layer Conv2d", "layer topk smallest", "layer where", "layer gather",
-    "layer Tanh", "layer LSTM", "ResNet 8-16", "BERT 2 layers",
+    "layer topk smallest", "layer where", "layer gather", "layer LSTM", "ResNet 8-16", "BERT 2 layers",
 )  # fmt: skip
 SLOW = (
-    "layer LayerNorm of a large mean", "layer sort", "layer softmax", "GRU and experts 4 experts", "CLIP 16",
+    "layer LayerNorm", "layer BatchNorm2d", "layer Conv2d", "layer Tanh", "layer LayerNorm of a large mean", "layer sort", "layer softmax", "GRU and experts 4 experts", "CLIP 16",
     "WaveNet 3 layers", "MLP-Mixer 2 layers", "radiance field 24", "DCGAN 8 Adam", "BERT Adam",
 )  # fmt: skip
 SAMPLE = [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
@@ -54,10 +54,10 @@ def recorded(tmp_path_factory):
 
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_healthy_pair_is_not_called_faulty(recorded, name):
-    """Two steps, in either direction."""
+    """Two steps, at level mix in either direction."""
     for level in ("L0", "mix"):
         own, other = (recorded(framework, name, Mode(level)) for framework in ("mindspore", "pytorch"))
-        for target, golden in ((own, other), (other, own)):
+        for target, golden in ((own, other), (other, own))[: 2 if level == "mix" else 1]:
             found = locate(target, golden, BY_ROUNDING)
             assert found.verdict is LocateVerdict.AGREE, (level, found.suspects[0])
         if name != "CLIP 16":  # a call of its loss, outside of all modules, has no partner

@@ -42,6 +42,7 @@ class Pair(nn.Cell):
         return {"first": x * scale, "second": (x, scale)}
 
 
+@pytest.mark.slow  # MindSpore takes half a minute to find that the CPU has no kernel for the points
 def test_what_is_compiled_writes_every_value_once(tmp_path, monkeypatch):
     net = Small()
     inputs = filled(2, 3, seed=5), filled(2, 3, seed=6)

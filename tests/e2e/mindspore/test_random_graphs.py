@@ -18,15 +18,20 @@ def check(seeds, runner):
     assert summary.num_ended_by_errors < summary.num_run / 2
 
 
-def test_a_few_programs():
-    check(range(5), Runner(SMALL))
+def test_two_programs():
+    check(range(2), Runner(SMALL))
 
 
 @pytest.mark.slow
 def test_small_programs():
-    check(range(5, 45), Runner(SMALL))
+    check(range(2, 20), Runner(SMALL))
+
+
+@pytest.mark.nightly
+def test_more_small_programs():
+    check(range(20, 45), Runner(SMALL))
 
 
 @pytest.mark.nightly  # compiling ten programs takes minutes
-def test_many_programs():
+def test_large_programs():
     check(range(300), Runner())
