@@ -1,4 +1,4 @@
-"""Jobs of two processes over gloo with a fault on one rank, recorded."""
+"""Jobs of two processes over gloo that are recorded, healthy and with a fault on one rank."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from msprobe.pytorch import PrecisionDebugger, seed_all
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 FAULTS = ("factor", "reduction", "missing")
 """What can be planted; each on rank 1 alone but for ``reduction``."""
@@ -48,5 +49,29 @@ def record(rank: int, world: int, directory: Path) -> Any:
         model(x)
         debugger.stop()
         debugger.step()
+        debugger.close()
+    return True
+
+
+def record_data_parallel(rank: int, world: int, directory: Path) -> Any:
+    """Record two steps of data-parallel training three times; the last time with other data on rank 1 in step 1."""
+    del world
+    for name in ("golden", "again", "fault"):
+        torch.manual_seed(0)
+        model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        debugger = PrecisionDebugger(dump_path=str(directory / name), level="mix")
+        for step in range(2):
+            torch.manual_seed(10 * step + rank)
+            x = torch.randn(8, 4)
+            if name == "fault" and rank == 1 and step == 1:
+                x = x * 1.5
+            debugger.start(model)
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            debugger.stop()
+            debugger.step()
         debugger.close()
     return True

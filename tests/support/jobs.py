@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
+import runpy
+import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,19 +22,42 @@ VOCABULARY, WIDTH, STEPS = 11, 8, 2
 LEVELS = ("L0", "L1", "mix")
 
 
-IMPORTED_ONCE = (
+IMPORTED_ONCE = [
     "torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor.parallel",
     "msprobe.pytorch.debugger", "msprobe.pytorch._framework", "msprobe_core.capture",
-)  # fmt: skip
+]  # fmt: skip
 """Imported by the process that all ranks are forked from: a rank that imports PyTorch itself spends 4 s on it."""
 
 
 def run_job(work: Callable[..., Any], world: int, directory: Path, *args: Any) -> list[Any]:
     """Run ``work(rank, world, directory, *args)`` in ``world`` processes, and return what each of them returned."""
     directory.mkdir(parents=True, exist_ok=True)
-    multiprocessing.set_forkserver_preload(list(IMPORTED_ONCE))
+    multiprocessing.set_forkserver_preload(IMPORTED_ONCE)
     torch.multiprocessing.start_processes(_enter, (work, world, directory, args), world, start_method="forkserver")
     return [json.loads((directory / f"result{rank}.json").read_text()) for rank in range(world)]
+
+
+def run_script(script: Path, output: Path, *arguments: object) -> str:
+    """Run a script as a program, in a process of its own that has PyTorch, and return what it prints.
+
+    Args:
+        script: Where it is.
+        output: The file for what it prints.
+        arguments: Of its command line.
+    """
+    multiprocessing.set_forkserver_preload(IMPORTED_ONCE)
+    command = [str(script), *map(str, arguments)]
+    process = multiprocessing.get_context("forkserver").Process(target=_run_script, args=(command, output))
+    process.start()
+    process.join()
+    assert process.exitcode == 0, f"{command} ended with {process.exitcode}"
+    return output.read_text()
+
+
+def _run_script(command: list[str], output: Path) -> None:
+    sys.argv = command
+    with output.open("w") as file, contextlib.redirect_stdout(file):
+        runpy.run_path(command[0], run_name="__main__")
 
 
 def _enter(rank: int, work: Callable[..., Any], world: int, directory: Path, args: tuple[Any, ...]) -> None:

@@ -14,12 +14,13 @@ from msprobe_core.judge.noise import NoiseModel  # noqa: E402
 from msprobe_core.locate import FaultKind, LocateOptions, LocateVerdict, locate  # noqa: E402
 
 BY_ROUNDING = LocateOptions(compare=CompareOptions(noise=NoiseModel()))
-# ResNet and BERT have the layers that are left to the slow run: Conv2d, BatchNorm2d, LayerNorm and Tanh.
+# ResNet and BERT have the layers that are left to the slow run: Conv2d, BatchNorm2d and LayerNorm.
 QUICK = (
-    "layer topk smallest", "layer where", "layer gather", "layer LSTM", "ResNet 8-16", "BERT 2 layers",
+    "layer topk smallest", "layer where", "layer gather", "layer Tanh", "layer LSTM", "ResNet 8-16", "BERT 2 layers",
 )  # fmt: skip
 SLOW = (
-    "layer LayerNorm", "layer BatchNorm2d", "layer Conv2d", "layer Tanh", "layer LayerNorm of a large mean", "layer sort", "layer softmax", "GRU and experts 4 experts", "CLIP 16",
+    "layer LayerNorm", "layer BatchNorm2d", "layer Conv2d", "layer LayerNorm of a large mean",
+    "layer sort", "layer softmax", "GRU and experts 4 experts", "CLIP 16",
     "WaveNet 3 layers", "MLP-Mixer 2 layers", "radiance field 24", "DCGAN 8 Adam", "BERT Adam",
 )  # fmt: skip
 SAMPLE = [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
