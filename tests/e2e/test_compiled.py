@@ -202,7 +202,7 @@ assert type(torch.compile).__name__ == "function"
 """
 
 
-@pytest.mark.parametrize("level", ["L1", "mix"])
+@pytest.mark.parametrize("level", [pytest.param("L1", marks=pytest.mark.slow), "mix"])
 def test_a_program_that_compiles_for_the_first_time_in_a_window(tmp_path, level):
     result = subprocess.run(
         [sys.executable, "-c", PROGRAM, tmp_path / "run", level],

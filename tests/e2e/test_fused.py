@@ -18,22 +18,29 @@ pytest.importorskip("triton", reason="Triton has no wheel for this platform")
 DRIVER = Path(__file__).parent.parent / "support" / "fused_driver.py"
 
 
-def run(*arguments):
-    env = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run([sys.executable, DRIVER, *arguments], capture_output=True, text=True, env=env, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    windows = json.loads(done.stdout)
-    for window in windows:
-        window["stats"] = {
-            name: [eval(text, {"nan": math.nan, "inf": math.inf}) for text in stats]
-            for name, stats in window["stats"].items()
-        }
-    return windows, done.stderr
+KERNELS = ("FusedMoments", "Wrong", "Refusing", "Losing", "Losing, floats only")
 
 
 @pytest.fixture(scope="module")
-def right():
-    return run("FusedMoments")
+def runs():
+    """The windows that each kernel reduces, and the text it logs; all in one process, which imports Triton once."""
+    env = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run([sys.executable, DRIVER, *KERNELS], capture_output=True, text=True, env=env, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stderr == ""
+    found = json.loads(done.stdout)
+    for run in found.values():
+        for window in run["windows"]:
+            window["stats"] = {
+                name: [eval(text, {"nan": math.nan, "inf": math.inf}) for text in stats]
+                for name, stats in window["stats"].items()
+            }
+    return {name: (run["windows"], run["said"]) for name, run in found.items()}
+
+
+@pytest.fixture(scope="module")
+def right(runs):
+    return runs["FusedMoments"]
 
 
 def same(stats, others):
@@ -68,8 +75,8 @@ def test_what_is_not_finite_is_counted(right):
     assert second["stats"]["minus infinity"][:4] == [-math.inf, -math.inf, -math.inf, math.inf]
 
 
-def test_a_kernel_that_is_wrong_here_is_never_recorded(right):
-    (first, second, third), said = run("Wrong")
+def test_a_kernel_that_is_wrong_here_is_never_recorded(runs, right):
+    (first, second, third), said = runs["Wrong"]
     assert [window["taken"] for window in (first, second, third)] == [0, 0, 0]
     for window in (first, second, third):
         assert repr(window["stats"]) == repr(right[0][0]["stats"])
@@ -77,24 +84,24 @@ def test_a_kernel_that_is_wrong_here_is_never_recorded(right):
     assert "torch.bfloat16" in said
 
 
-def test_a_kernel_that_cannot_be_compiled_is_asked_once(right):
-    windows, said = run("Refusing")
+def test_a_kernel_that_cannot_be_compiled_is_asked_once(runs, right):
+    windows, said = runs["Refusing"]
     for window in windows:
         assert window["taken"] == 0
         assert repr(window["stats"]) == repr(right[0][0]["stats"])
     assert said.count("no such architecture") == 1
 
 
-def test_a_device_that_fails_costs_the_window_and_no_more(right):
-    (first, second, third), said = run("Losing")
+def test_a_device_that_fails_costs_the_window_and_no_more(runs, right):
+    (first, second, third), said = runs["Losing"]
     assert repr(first["stats"]) == repr(third["stats"]) == repr(right[0][0]["stats"])
     assert second["stats"]["torch.float32 100"] == [None] * 6
     assert second["stats"]["integers"] == first["stats"]["integers"]
     assert said.count("device lost") == 1
 
 
-def test_a_device_that_fails_when_nothing_else_waits_costs_no_more_either(right):
-    (first, second, third), said = run("Losing", "floats only")
+def test_a_device_that_fails_when_nothing_else_waits_costs_no_more_either(runs, right):
+    (first, second, third), said = runs["Losing, floats only"]
     assert second["stats"]["torch.float32 100"] == [None] * 6
     assert repr(first["stats"]) == repr(third["stats"])
     assert said.count("device lost") == 1

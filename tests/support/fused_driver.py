@@ -1,8 +1,10 @@
-"""Reduces tensors through Triton's interpreter, as on a GPU, and prints what the digests hold, for test_fused.py.
+"""Reduces tensors by kernels in Triton's interpreter, as on a GPU, and prints the digests, for test_fused.py.
 
-In a process of its own: Triton is told at its import whether it interprets.
+Each argument names a kernel. It runs in a process of its own: when Triton is imported, it decides whether to interpret.
 """
 
+import contextlib
+import io
 import json
 import logging
 import sys
@@ -69,16 +71,29 @@ def tensors():
 
 
 def main():
-    logging.basicConfig(stream=sys.stderr)
     warnings.simplefilter("ignore", RuntimeWarning)  # the interpreter computes with NumPy
-    moments = KINDS[sys.argv[1]](torch.device("cpu"))
+    handler = logging.StreamHandler()
+    logging.getLogger().addHandler(handler)
+    found = {}
+    for name in sys.argv[1:]:
+        said = handler.stream = io.StringIO()
+        kind, _, part = name.partition(", ")
+        with contextlib.redirect_stderr(said):
+            windows = reduce_three_times(KINDS[kind], is_real_only=part == "floats only")
+        found[name] = {"windows": windows, "said": said.getvalue()}
+    print(json.dumps(found))
+
+
+def reduce_three_times(kind, *, is_real_only):
+    Losing.ends = 0
+    moments = kind(torch.device("cpu"))
     kernel = ProvenKernel(moments, DTYPES)
     taken = []
     reducer = TorchReducer(defer_host=True, find_kernel=lambda device: kernel)
     add = kernel.add
     kernel.add = lambda values, digest: taken.append(add(values, digest)) or taken[-1]
     windows = []
-    given = {name: tensor for name, tensor in tensors().items() if len(sys.argv) < 3 or tensor.dtype in DTYPES}
+    given = {name: tensor for name, tensor in tensors().items() if not is_real_only or tensor.dtype in DTYPES}
     for _ in range(3):
         taken.clear()
         digests = {name: Digest() for name in given}
@@ -87,7 +102,7 @@ def main():
         reducer.collect()
         found = {name: [repr(number) for number in stats_of(digest)] for name, digest in digests.items()}
         windows.append({"taken": sum(taken), "stats": found})
-    print(json.dumps(windows))
+    return windows
 
 
 def stats_of(digest):
