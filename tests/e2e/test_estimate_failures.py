@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from estimates import command, estimate, numbers, write
+from estimates import command, estimate_here, numbers, write
 
 FUNCTIONS = """
 import torch
@@ -40,8 +40,8 @@ for _ in range(9):
 """
 
 
-def test_what_cannot_be_written_is_not_measured(place):
-    done = estimate("--levels", "L1", "--modes", "statistics", write("full.py", FULL))
+def test_what_cannot_be_written_is_not_measured(place, capfd):
+    done = estimate_here(capfd, "--levels", "L1", "--modes", "statistics", write("full.py", FULL))
     assert done.returncode == 2
     assert "recording ends at step 0" in done.stderr
     assert done.stderr.splitlines()[-1].startswith("msprobe: error: L1 statistics: recording ended by itself")
@@ -73,8 +73,8 @@ BARE = "from msprobe_core import PrecisionDebugger\ndebugger = PrecisionDebugger
     ],
     ids=["error", "signal", "no debugger", "no step", "no framework", "no config", "one step", "nothing"],
 )
-def test_scripts_that_cannot_be_measured(place, script, expected):
-    done = estimate("--levels", "L1", "--modes", "statistics", write("train.py", script))
+def test_scripts_that_cannot_be_measured(place, capfd, script, expected):
+    done = estimate_here(capfd, "--levels", "L1", "--modes", "statistics", write("train.py", script))
     assert done.returncode == 2
     assert re.search(expected, done.stderr)
     assert len([line for line in done.stderr.splitlines() if line.startswith("msprobe: error: ")]) == 1
@@ -101,17 +101,17 @@ def test_scripts_that_cannot_be_measured(place, script, expected):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_calls_that_are_wrong(place, arguments, expected):
+def test_calls_that_are_wrong(place, capfd, arguments, expected):
     write("functions.py", FUNCTIONS)
-    done = estimate("--modes", "statistics", *arguments)
+    done = estimate_here(capfd, "--modes", "statistics", *arguments)
     assert done.returncode == 2
     assert re.search(expected, done.stderr)
     assert "Traceback" not in done.stderr
 
 
-def test_an_error_of_a_function_is_shown_without_ours(place):
+def test_an_error_of_a_function_is_shown_without_ours(place, capfd):
     write("functions.py", FUNCTIONS)
-    done = estimate("functions:wrong")
+    done = estimate_here(capfd, "functions:wrong")
     assert done.returncode == 2
     traceback = r"Traceback .*\n  File \".*functions\.py\", line \d+, in wrong\n(    .*\n)+ValueError: my fault\n"
     assert re.search(traceback + "msprobe: error: without recording: functions:wrong failed with exit", done.stderr)
@@ -143,8 +143,8 @@ def assert_all_have_ended():
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="descendants are found in /proc")
-def test_a_program_that_is_stuck_is_ended_with_its_children(place):
-    done = estimate("--timeout", "2", write("stuck.py", STUCK))
+def test_a_program_that_is_stuck_is_ended_with_its_children(place, capfd):
+    done = estimate_here(capfd, "--timeout", "2", write("stuck.py", STUCK))
     assert done.returncode == 2
     assert "waiting for the others\nmsprobe: error: without recording: stuck.py was ended after 2 s" in done.stderr
     assert_all_have_ended()

@@ -5,6 +5,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from msprobe_core.cli import main
 
 
 def command(*arguments):
@@ -20,6 +25,14 @@ def estimate(*arguments, **environment):
     )
     assert "msprobe_core/cli" not in done.stderr
     return done
+
+
+def estimate_here(capfd, *arguments):
+    """Run the command in this process, which starts the program only; for errors that do not end Python."""
+    with pytest.raises(SystemExit) as ended:
+        main(["estimate", "--scratch", "../scratch", "--json", "numbers.json", *map(str, arguments)])
+    stdout, stderr = capfd.readouterr()
+    return SimpleNamespace(returncode=ended.value.code, stdout=stdout, stderr=stderr)
 
 
 def numbers():
