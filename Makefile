@@ -21,32 +21,34 @@ PAIR := examples/llama_pair/train.py --level mix
 PLUGINS := plugins/pytorch plugins/mindspore plugins/verl
 PROJECTS := pyproject.toml hatch_build.py msprobe_core/native/kernels.c $(PLUGINS:%=%/pyproject.toml)
 # Tests of arithmetic and of arrays, which also run with MindSpore's older NumPy. Tests that start programs, load plugins
-# or handle tables and text hardly depend on NumPy; they run in test-main only.
-ABOUT_NUMPY := checksum compat_verdicts confirm custom_metrics hash input_replay kernel_dumps layouts manual_save merged mixed_dumps native \
+# or handle tables and text hardly depend on NumPy, and compiled kernels receive addresses only: these run in test-main,
+# and in test-nightly with the older NumPy too.
+ABOUT_NUMPY := checksum compat_verdicts confirm custom_metrics hash input_replay layouts manual_save mixed_dumps \
 	noise perturbation post_processing recorder rounding_effects serving shards sketch sketch_files \
 	tensor_comparison tensor_files tensor_folders tensor_metrics tensor_sources updates values
 NUMPY_1_TESTS := tests/contract/test_numpy.py $(ABOUT_NUMPY:%=tests/unit/test_%.py)
 # The tests that call each of the core's libraries most: NumPy, polars, pyarrow, msgspec, PyYAML, openpyxl, pluggy, click, rich, isal.
 ABOUT_LIBRARIES := values tensor_files tensor_folders tensor_metrics checksum \
-	formatting verdict tables cross_framework locate noise merge order view arrow convert incomplete \
+	formatting verdict tables cross_framework locate order view arrow convert \
 	reader untrusted config layouts limits live_config hostile_tables report plugins cli progress bounds
 LOWEST_TESTS := tests/contract/test_numpy.py $(ABOUT_LIBRARIES:%=tests/unit/test_%.py)
 MS_TESTS := tests/contract/test_mindspore.py tests/e2e/mindspore
 VERL_TESTS := tests/unit/verl tests/e2e/verl tests/e2e/trainer
 # Show errors of MindSpore's compiler (level 3); lower levels log every step of it.
 export GLOG_v ?= 3
-# Python keeps the bytecode of what it has compiled, whatever the machine's environment says: the tests start hundreds of
-# processes, and a fifth to a half of what one takes to start is compiling what has not changed.
+# Let Python keep bytecode even if the machine's environment forbids it: tests start hundreds of processes, each of which
+# would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Number of processes that run tests. Each gets whole files, so that fixtures shared by a file's tests are made once.
+# Number of processes that run tests. Each gets whole files, so that fixtures shared by a file's tests are made once; the
+# long files of tests/e2e are started first, so that the short ones of tests/unit keep both processes busy to the end.
 # PyTorch uses one thread in each, because more would compete for the cores.
 WORKERS ?= 2
 QUICK := -m pytest -m "not slow and not nightly"
 SLOW := -m pytest -m "slow and not nightly"
 NIGHTLY := -m pytest -m nightly
-SHARED := --numprocesses=$(WORKERS) --dist=loadfile
-test-numpy-1 test-lowest test-mindspore test-verl test-main test-slow test-nightly: export OMP_NUM_THREADS = 1
+SHARED := --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
+test-numpy-1 test-lowest test-mindspore test-verl test-main slow-mindspore slow-others test-nightly: export OMP_NUM_THREADS = 1
 
 # Files that must be plain English, and words that they must not contain; phrases are in tests/unit/test_prose.py.
 PROSE := tests/data/prose
@@ -62,7 +64,7 @@ TORCH_TESTS := tests/contract/test_pytorch.py tests/e2e --ignore=tests/e2e/minds
 SECONDS ?= 600
 SEED ?= $(shell date +%s)
 
-.PHONY: fuzz test-lowest demo demo-cross demo-verl findings page test beside test-mindspore test-numpy-1 test-verl test-main test-slow test-nightly test-torch \
+.PHONY: fuzz test-lowest demo demo-cross demo-verl findings page test beside test-mindspore test-numpy-1 test-verl test-main test-slow slow-mindspore slow-others test-nightly test-torch \
 	lint bench clean
 
 # $(call install,environment,dependency group,more constraints)
@@ -136,10 +138,9 @@ demo-verl: $(VERL_READY)
 # Run single-process suites in parallel, and show the output of each when it has ended.
 test: $(READY) $(MS_READY) $(VERL_READY) $(LOWEST_READY)
 	$(MAKE) --no-print-directory --jobs=$(WORKERS) --output-sync=target beside
-	$(MAKE) --no-print-directory test-verl
 	$(MAKE) --no-print-directory test-main
 
-beside: test-mindspore test-numpy-1 test-lowest lint
+beside: test-mindspore test-verl test-lowest test-numpy-1 lint
 
 test-main: $(READY)
 	$(BIN)/python $(QUICK) $(SHARED)
@@ -157,11 +158,16 @@ test-numpy-1: $(MS_READY)
 # Import first, as above. The Trainer of transformers needs accelerate, which only this environment has.
 test-verl: $(VERL_READY)
 	$(VERL_BIN)/python -c "import verl"
-	$(VERL_BIN)/python $(QUICK) $(SHARED) $(VERL_TESTS)
+	$(VERL_BIN)/python $(QUICK) $(VERL_TESTS)
 
-# The remaining tests, which are slow for what they cover.
+# Slow tests. MindSpore's single process leaves a core to the others.
 test-slow: $(READY) $(MS_READY) $(VERL_READY)
+	$(MAKE) --no-print-directory --jobs=$(WORKERS) --output-sync=target slow-mindspore slow-others
+
+slow-mindspore: $(MS_READY)
 	$(MS_BIN)/python $(SLOW) $(MS_TESTS)
+
+slow-others: $(READY) $(VERL_READY)
 	$(VERL_BIN)/python $(SLOW) tests/e2e/verl
 	$(BIN)/python $(SLOW) $(SHARED)
 
