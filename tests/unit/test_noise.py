@@ -82,7 +82,9 @@ def fault_of(unit):
 # --- verdicts -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(10, 20))
+@pytest.mark.parametrize(
+    "seed", [*range(10, 14), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(14, 20))]
+)
 def test_other_healthy_runs_pass(tmp_path, calibrated, seed):
     unit = judged(run(tmp_path / "target", seed=seed), calibrated)
     assert unit.agrees
