@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
+from bench.faults.anatomy import IGNORED
 from bench.faults.planting import (
     BARE,
     Change,
@@ -20,7 +21,7 @@ from bench.faults.planting import (
     inside,
     with_other_attention,
 )
-from bench.faults.training import IGNORED, Training
+from bench.faults.training import Training
 from bench.faults.truth import Kind, Phase, Registry, Truth
 
 MODEL_FAULTS = Registry()

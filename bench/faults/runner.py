@@ -125,7 +125,7 @@ def _work_on_pair(task: Task, asks: dict[str, Ask]) -> tuple[list[Case], list[He
 def tasks_of(arguments: argparse.Namespace, work: Path) -> tuple[list[Task], list[Task]]:
     """Return the tasks for golden runs, and the tasks that need them."""
     from bench.faults import single
-    from bench.faults.training import ARCHITECTURES
+    from bench.faults.architectures import ARCHITECTURES
 
     golden: dict[tuple[Any, ...], Task] = {}
     others: list[Task] = []

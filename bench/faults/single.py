@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.faults.answers import MSPROBE, Ask, Nesting, has_command
+from bench.faults.architectures import ARCHITECTURES
 from bench.faults.in_training import MODEL_FAULTS
 from bench.faults.kernels import HalvedProducts, OtherKernels
 from bench.faults.scoring import Case, HealthyCase, score
-from bench.faults.training import ARCHITECTURES, Training
+from bench.faults.training import Training
 from bench.faults.truth import Fault
 
 

@@ -8,13 +8,14 @@ import torch
 pytest.importorskip("transformers")
 
 from bench.faults.answers import Answer, Nesting, Suspect
+from bench.faults.architectures import ARCHITECTURES
 from bench.faults.in_training import MODEL_FAULTS
 from bench.faults.kernels import HalvedProducts
 from bench.faults.mindspore_pair import MINDSPORE_FAULTS
 from bench.faults.parallel import PARALLEL_FAULTS, WORLDS
 from bench.faults.scoring import is_right, module_path, score
 from bench.faults.single import faults_of
-from bench.faults.training import ARCHITECTURES, Training
+from bench.faults.training import Training
 from bench.faults.truth import Fault, Kind, Phase, Registry, Truth
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers
