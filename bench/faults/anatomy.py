@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import transformers
+from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 IGNORED = -100
@@ -46,6 +48,8 @@ class Anatomy:
     positions: str = ""
     padded: str = ""
     tied: str = ""
+    heads: bool = True
+    """Whether attention calls its kernel through the interface of `transformers`, which faults may replace."""
 
     def has(self, parts: Any) -> bool:
         return all(getattr(self, part) for part in parts)
@@ -53,14 +57,22 @@ class Anatomy:
 
 @dataclass(frozen=True)
 class Architecture:
-    """A model class with its tiny configuration, a batch and a loss for it."""
+    """A model class, of `transformers` if it is a name, with its tiny configuration, a batch and a loss for it."""
 
     split: str
-    model: str
+    model: str | Callable[[Any], nn.Module]
     make_config: Callable[[], Any]
     make_batch: Callable[[], dict[str, torch.Tensor]]
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     anatomy: Anatomy
+
+    def build(self, options: Mapping[str, Any]) -> nn.Module:
+        """Return a model with random weights; ``options`` override its configuration."""
+        config = self.make_config()
+        for name, value in options.items():
+            setattr(config, name, value)
+        make = getattr(transformers, self.model) if isinstance(self.model, str) else self.model
+        return make(config)
 
 
 def plain_loss(logits: torch.Tensor, labels: torch.Tensor, **options: Any) -> torch.Tensor:

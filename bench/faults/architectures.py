@@ -5,6 +5,7 @@ from __future__ import annotations
 import transformers
 
 from bench.faults.anatomy import VOCABULARY, Anatomy, Architecture, images, masked_text, plain_loss, shifted_loss, text
+from bench.faults.unseen import UNSEEN
 
 _SIZES = {"hidden_size": 64, "num_hidden_layers": 8, "num_attention_heads": 4, "intermediate_size": 96}
 _TOKENS = {"vocab_size": VOCABULARY, "max_position_embeddings": 64, **_SIZES}
@@ -185,4 +186,5 @@ ARCHITECTURES: dict[str, Architecture] = {
             dropout=f"{_T}.layer.1.dropout",
         ),
     ),
+    **UNSEEN,
 }  # fmt: skip

@@ -148,13 +148,13 @@ def _(training: Training) -> Truth:
     return at(training, "norm")
 
 
-@MODEL_FAULTS.add("attention scale x 1.05", _setup, Kind.SCALE, Kind.ARGUMENT)
+@MODEL_FAULTS.add("attention scale x 1.05", _setup, Kind.SCALE, Kind.ARGUMENT, needs=("heads",))
 def _(training: Training) -> Truth:
     training.part("attention").scaling *= 1.05
     return at(training, "attention")
 
 
-@MODEL_FAULTS.add("attention not scaled", _setup, Kind.SCALE, Kind.ARGUMENT)
+@MODEL_FAULTS.add("attention not scaled", _setup, Kind.SCALE, Kind.ARGUMENT, needs=("heads",))
 def _(training: Training) -> Truth:
     attention = training.part("attention")
     attention.scaling = 1.0 if attention.scaling != 1.0 else 0.25
@@ -192,7 +192,7 @@ def _(training: Training) -> Truth:
     return at(training, "padded")
 
 
-@MODEL_FAULTS.add("key and value swapped", _forward, Kind.ARGUMENT, Kind.COMPUTATION)
+@MODEL_FAULTS.add("key and value swapped", _forward, Kind.ARGUMENT, Kind.COMPUTATION, needs=("heads",))
 def _(training: Training) -> Truth:
     with_other_attention(
         training.part("attention"), lambda given: {**given, "key": given["value"], "value": given["key"]}
@@ -200,7 +200,7 @@ def _(training: Training) -> Truth:
     return at(training, "attention")
 
 
-@MODEL_FAULTS.add("heads permuted", _forward, Kind.COMPUTATION, Kind.ARGUMENT)
+@MODEL_FAULTS.add("heads permuted", _forward, Kind.COMPUTATION, Kind.ARGUMENT, needs=("heads",))
 def _(training: Training) -> Truth:
     def permute(value: torch.Tensor) -> torch.Tensor:
         return in_kernel(value, lambda v: BARE.roll(v, 1, 1), lambda v: BARE.roll(v, -1, 1))
@@ -238,7 +238,7 @@ def _(training: Training) -> Truth:
     return at(training, "dropout")
 
 
-@MODEL_FAULTS.add("attention dropout left on in one layer", _setup, Kind.RANDOMNESS, Kind.ARGUMENT)
+@MODEL_FAULTS.add("attention dropout left on in one layer", _setup, Kind.RANDOMNESS, Kind.ARGUMENT, needs=("heads",))
 def _(training: Training) -> Truth:
     with_other_attention(training.part("attention"), lambda given: {**given, "dropout": 0.1})
     return at(training, "attention")
@@ -275,11 +275,17 @@ def _(training: Training) -> Truth:
 
 
 @MODEL_FAULTS.add(
-    "relu for the activation", _setup, Kind.ARGUMENT, Kind.COMPUTATION, Kind.EXTRA_CALL, Kind.MISSING_CALL
+    "relu for the activation",
+    _setup,
+    Kind.ARGUMENT,
+    Kind.COMPUTATION,
+    Kind.EXTRA_CALL,
+    Kind.MISSING_CALL,
+    needs=("activation",),
 )
 def _(training: Training) -> Truth:
     act = training.part("activation")
-    other = F.silu if isinstance(act, nn.ReLU) else F.relu
+    other = F.silu if isinstance(act, (nn.ReLU, nn.LeakyReLU)) else F.relu
     in_place_of(act, lambda _, x: other(x))
     return at(training, "activation")
 
@@ -307,6 +313,11 @@ def _one_off(weight: torch.Tensor) -> torch.Tensor:
     return weight
 
 
+def _transposed(weight: torch.Tensor) -> torch.Tensor:
+    flat = weight.flatten(1)
+    return flat.reshape(flat.shape[::-1]).t().reshape(weight.shape)
+
+
 def _heads_swapped(weight: torch.Tensor) -> torch.Tensor:
     order = [1, 0, *range(2, weight.shape[0] // 16)]
     return weight.unflatten(0, (-1, 16))[order].flatten(0, 1)
@@ -315,7 +326,7 @@ def _heads_swapped(weight: torch.Tensor) -> torch.Tensor:
 _add_weight("weight x 1.01", "query", lambda weight: weight * 1.01)
 _add_weight("weight x 2", "up", lambda weight: weight * 2)
 _add_weight("one element of a weight off", "down", _one_off)
-_add_weight("weight transposed", "out", lambda weight: weight.t())
+_add_weight("weight transposed", "out", _transposed)
 _add_weight("heads of a weight swapped", "value", _heads_swapped)
 _add_weight("weight in a coarser dtype", "up", lambda weight: weight.to(torch.float8_e4m3fn).to(weight.dtype))
 _add_weight("scale of a norm is one", "norm", torch.ones_like)
@@ -365,7 +376,9 @@ def _(training: Training) -> Truth:
     return at(training, "down")
 
 
-@MODEL_FAULTS.add("activation not called", _forward, Kind.EXTRA_CALL, Kind.MISSING_CALL, Kind.COMPUTATION)
+@MODEL_FAULTS.add(
+    "activation not called", _forward, Kind.EXTRA_CALL, Kind.MISSING_CALL, Kind.COMPUTATION, needs=("activation",)
+)
 def _(training: Training) -> Truth:
     in_place_of(training.part("activation"), lambda _, x: x)
     return at(training, "activation")

@@ -67,7 +67,7 @@ def _detached(result: Any) -> Any:
     return BARE.detach(result)
 
 
-@MODEL_FAULTS.add("backward of an activation wrong", _backward, Kind.GRADIENT, Kind.COMPUTATION)
+@MODEL_FAULTS.add("backward of an activation wrong", _backward, Kind.GRADIENT, Kind.COMPUTATION, needs=("activation",))
 def _(training: Training) -> Truth:
     act = training.part("activation")
 
@@ -88,7 +88,14 @@ def _(training: Training) -> Truth:
 @MODEL_FAULTS.add("backward of a norm without its scale", _backward, Kind.GRADIENT, Kind.COMPUTATION)
 def _(training: Training) -> Truth:
     norm = training.part("norm")
-    inside(norm, same, lambda gradient: BARE.div(gradient, norm.weight.detach()))
+
+    def backward(gradient: torch.Tensor) -> torch.Tensor:
+        scale = norm.weight.detach()
+        if gradient.shape[-1] != len(scale):  # of batches or groups: channels are the second dimension
+            scale = BARE.view(scale, (-1, *[1] * (gradient.dim() - 2)))
+        return BARE.div(gradient, scale)
+
+    inside(norm, same, backward)
     return at(training, "norm", directions=("backward",))
 
 

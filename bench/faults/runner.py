@@ -1,8 +1,8 @@
 """Plant faults, let debuggers locate them, and print how many they find.
 
-    python -m bench.faults [--quick] [--arch llama,vit] [--fault SUBSTRING] [--dtype fp32,bf16] [--split tune|report]
-                           [--pair other|same|both] [--mode statistics|sketch|tensor] [--healthy|--no-healthy]
-                           [--work DIR] [--out DIR] [--jobs 2] [--sample N] [--reference PATH]
+    python -m bench.faults [--quick] [--arch llama,vit] [--fault SUBSTRING] [--dtype fp32,bf16]
+                           [--split tune|report|unseen] [--pair other|same|both] [--mode statistics|sketch|tensor]
+                           [--healthy|--no-healthy] [--work DIR] [--out DIR] [--jobs 2] [--sample N] [--reference PATH]
 
 Each fault is planted into a training of two steps of a real architecture with random weights. Its recording is compared
 with that of the same training without the fault, the golden run. The golden run is calibrated by three repetitions with
@@ -200,9 +200,9 @@ def pair_tasks_of(arguments: argparse.Namespace, work: Path) -> tuple[list[Task]
     return [Task("pair", (work, "", arguments.mode), payload=payload)], others
 
 
-def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Return the options."""
-    parser = argparse.ArgumentParser(prog="python -m bench.faults", description=__doc__.splitlines()[0])
+def options_of(prog: str, description: str) -> argparse.ArgumentParser:
+    """Return a parser of the options that select pairs."""
+    parser = argparse.ArgumentParser(prog=prog, description=description)
 
     def split(text: str) -> list[str]:
         return text.split(",")
@@ -211,7 +211,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--arch", type=split, help="architectures, and programs over ranks; all by default")
     parser.add_argument("--fault", help="faults whose name contains this")
     parser.add_argument("--dtype", type=split, default=["fp32", "bf16"])
-    parser.add_argument("--split", choices=("tune", "report"))
+    parser.add_argument("--split", choices=("tune", "report", "unseen"))
     parser.add_argument("--pair", choices=("other", "same", "both"), default="other", help="kernels of the target")
     parser.add_argument("--mode", choices=("statistics", "sketch", "tensor"), default="statistics")
     parser.add_argument("--healthy", action=argparse.BooleanOptionalAction, default=True)
@@ -223,6 +223,11 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--sample", type=int, default=2, metavar="N", help="each Nth fault, others of each program (%(default)s)"
     )
     parser.add_argument("--jobs", type=int, default=2)
+    return parser
+
+
+def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return the options that were given."""
     arguments = parser.parse_args(argv)
     from bench.faults.recording import DTYPES
 
@@ -245,21 +250,23 @@ def _run(
             print(f"{i} of {len(tasks)}", file=sys.stderr)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Run, print and write."""
-    arguments = parse(argv)
-    begin = time.perf_counter()
-    asks: dict[str, Ask] = {"msprobe": ask_ours}
-    if arguments.reference:
-        asks["mindstudio-probe"] = Reference(arguments.reference)
+def measure(
+    arguments: argparse.Namespace, asks: dict[str, Ask], on_result: Callable[[list[Case], list[HealthyCase]], object]
+) -> tuple[list[Case], list[HealthyCase]]:
+    """Record the pairs that were selected, and return what each debugger says of them.
+
+    Args:
+        arguments: Of a parser from `options_of`.
+        asks: The debuggers, by name. They are pickled with each pair.
+        on_result: Called with everything so far, whenever there is more.
+    """
     cases: list[Case] = []
     healthy: list[HealthyCase] = []
 
     def done(result: tuple[list[Case], list[HealthyCase]]) -> None:
         cases.extend(result[0])
         healthy.extend(result[1])
-        if (total := len(cases) + len(healthy)) and total % 10 == 0:
-            _write(arguments.out, cases, healthy)  # so that intermediate results can be read
+        on_result(cases, healthy)
 
     with tempfile.TemporaryDirectory() as scratch:
         work = (arguments.work or Path(scratch)).resolve()
@@ -270,6 +277,22 @@ def main(argv: Sequence[str] | None = None) -> None:
         with ProcessPoolExecutor(arguments.jobs, mp_context=context, initializer=_start_worker) as pool:
             _run(pool, golden, asks, arguments.keep, done)
             _run(pool, others, asks, arguments.keep, done)
+    return cases, healthy
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run, print and write."""
+    arguments = parse(options_of("python -m bench.faults", __doc__.splitlines()[0]), argv)
+    begin = time.perf_counter()
+    asks: dict[str, Ask] = {"msprobe": ask_ours}
+    if arguments.reference:
+        asks["mindstudio-probe"] = Reference(arguments.reference)
+
+    def on_result(cases: list[Case], healthy: list[HealthyCase]) -> None:
+        if (total := len(cases) + len(healthy)) and total % 10 == 0:
+            _write(arguments.out, cases, healthy)  # so that intermediate results can be read
+
+    cases, healthy = measure(arguments, asks, on_result)
     print(_write(arguments.out, cases, healthy))
     print(f"{len(cases)} cases and {len(healthy)} healthy pairs in {time.perf_counter() - begin:.0f} s")
 

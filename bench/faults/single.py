@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from bench.faults import unseen
 from bench.faults.answers import MSPROBE, Ask, Nesting, has_command
 from bench.faults.architectures import ARCHITECTURES
 from bench.faults.in_training import MODEL_FAULTS
@@ -142,6 +143,9 @@ HEALTHY: dict[str, Callable[[Setup, Path], None]] = {
     "a norm and a linear layer compiled": _compiled,
 }
 """Functions that record the target of a healthy pair, by its name."""
+_OF_INTERFACE: Sequence[str] = ("eager attention for fused",)
+_OF_LARGE: Sequence[str] = ("two threads for one",)
+"""The same bit for bit where tensors are too small to be shared by threads."""
 _STATISTICS_ONLY: Sequence[str] = ("samples at other positions",)
 _SLOW: Sequence[str] = ("a norm and a linear layer compiled",)
 
@@ -152,7 +156,10 @@ def healthy_of(name: str, dtype: str, mode: str, *, is_quick: bool) -> list[str]
     return [
         pair
         for pair in HEALTHY
-        if (mode == "statistics" or pair not in _STATISTICS_ONLY) and (compiles or pair not in _SLOW)
+        if (ARCHITECTURES[name].anatomy.heads or pair not in _OF_INTERFACE)
+        and (ARCHITECTURES[name].split != unseen.SPLIT or pair not in _OF_LARGE)
+        and (mode == "statistics" or pair not in _STATISTICS_ONLY)
+        and (compiles or pair not in _SLOW)
     ]
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import nn
 
 from bench.faults.architectures import ARCHITECTURES
@@ -43,10 +42,7 @@ class Training:
     def __post_init__(self) -> None:
         architecture = ARCHITECTURES[self.name]
         torch.manual_seed(0)
-        config = architecture.make_config()
-        for name, value in self.options.items():
-            setattr(config, name, value)
-        self.model: nn.Module = getattr(transformers, architecture.model)(config).train().to(DTYPES[self.dtype])
+        self.model: nn.Module = architecture.build(self.options).train().to(DTYPES[self.dtype])
         self.spread()
         self.anatomy = architecture.anatomy
         self.loss: Callable[..., torch.Tensor] = architecture.loss
