@@ -32,17 +32,12 @@ ALL_OFF: Rules = frozenset(RoundingRule)
 OWN: Rules = frozenset({RoundingRule.OWN_ROUNDING})
 EXCUSES: Rules = ALL_OFF - OWN
 TOGETHER: Sequence[Rules] = (
-    frozenset({RoundingRule.VANISHING_SUMS, RoundingRule.NOISE_GRADIENTS}),
+    frozenset({RoundingRule.ACTIVATION_FLIPS, RoundingRule.TURNED_ELEMENTS}),
+    frozenset({RoundingRule.VANISHING_SUMS, RoundingRule.NOISE_GRADIENTS, RoundingRule.ROUNDS_TO_ZERO}),
     frozenset({RoundingRule.CARRIED_PARAMETERS, RoundingRule.UPDATED_PARAMETERS}),
 )
 """Rules that excuse some of the same rows, so that one alone may seem to do nothing."""
-SETTINGS: Sequence[Rules] = (
-    ALL_ON,
-    EXCUSES,
-    *[frozenset({rule}) for rule in RoundingRule],
-    *TOGETHER,
-    ALL_OFF,
-)
+SETTINGS: Sequence[Rules] = (ALL_ON, EXCUSES, *TOGETHER, *[frozenset({rule}) for rule in RoundingRule], ALL_OFF)
 """The rules that are off. Each is judged after those that tell whether it can make a difference."""
 
 
@@ -78,10 +73,10 @@ class AskWithout:
 
         Rules that excuse nothing together excuse nothing alone; the reverse does not hold.
         """
-        is_known = {off: off in self.known and self.known[off] == self.known[ALL_ON] for off in (EXCUSES, OWN)}
-        return any(self.off < off and idle for off, idle in is_known.items()) or (
-            self.off == ALL_OFF and all(is_known.values())
-        )
+        idle = [off for off, answer in self.known.items() if off and answer == self.known[ALL_ON]]
+        if self.off == ALL_OFF:
+            return EXCUSES in idle and OWN in idle
+        return self.off <= EXCUSES and any(self.off < off for off in idle)
 
     def judged(self, target: Path, golden: Path) -> Answer:
         """Return what ``locate`` answers."""

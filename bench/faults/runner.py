@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -122,18 +122,23 @@ def _work_on_pair(task: Task, asks: dict[str, Ask]) -> tuple[list[Case], list[He
     return [], frameworks.ask_about_healthy(work, program, task.name, mode, asks)
 
 
-def tasks_of(arguments: argparse.Namespace, work: Path) -> tuple[list[Task], list[Task]]:
-    """Return the tasks for golden runs, and the tasks that need them."""
+Suite = tuple[list[Task], list[Task]]
+"""Tasks for golden runs, and the tasks that need them."""
+
+
+def tasks_of(arguments: argparse.Namespace, work: Path) -> Iterator[Suite]:
+    """Yield the suite of each architecture, so that the first results come soon."""
     from bench.faults import single
     from bench.faults.architectures import ARCHITECTURES
 
-    golden: dict[tuple[Any, ...], Task] = {}
-    others: list[Task] = []
     pairs = ("other", "same") if arguments.pair == "both" else (arguments.pair,)
-    for name, architecture in ARCHITECTURES.items():
-        is_asked = name in arguments.arch if arguments.arch else not arguments.quick or name in QUICK_ARCHITECTURES
-        if not is_asked or arguments.split not in (None, architecture.split):
+    for name in arguments.arch or ARCHITECTURES:
+        architecture = ARCHITECTURES.get(name)
+        is_asked = arguments.arch or not arguments.quick or name in QUICK_ARCHITECTURES
+        if architecture is None or not is_asked or arguments.split not in (None, architecture.split):
             continue
+        golden: dict[tuple[Any, ...], Task] = {}
+        others: list[Task] = []
         for dtype in arguments.dtype:
             own = [fault for fault in single.faults_of(name) if not arguments.fault or arguments.fault in fault.name]
             for fault in _sampled(own, arguments, name):
@@ -147,7 +152,7 @@ def tasks_of(arguments: argparse.Namespace, work: Path) -> tuple[list[Task], lis
                     Task("healthy", setup, n)
                     for n in single.healthy_of(name, dtype, arguments.mode, is_quick=arguments.quick)
                 ]
-    return list(golden.values()), others
+        yield list(golden.values()), others
 
 
 def _sampled(faults: Sequence[Any], arguments: argparse.Namespace, program: str) -> list[Any]:
@@ -156,7 +161,7 @@ def _sampled(faults: Sequence[Any], arguments: argparse.Namespace, program: str)
     return [fault for i, fault in enumerate(faults) if (i + sum(map(ord, program))) % every == 0]
 
 
-def rank_tasks_of(arguments: argparse.Namespace, work: Path) -> tuple[list[Task], list[Task]]:
+def rank_tasks_of(arguments: argparse.Namespace, work: Path) -> Suite:
     """Return the tasks that record trainings over several processes, and those that run debuggers on them."""
     from bench.faults import ranks
 
@@ -178,7 +183,7 @@ def rank_tasks_of(arguments: argparse.Namespace, work: Path) -> tuple[list[Task]
     return ([Task("ranks", (work, "programs", "of ranks"), payload=plans)] if plans else []), others
 
 
-def pair_tasks_of(arguments: argparse.Namespace, work: Path) -> tuple[list[Task], list[Task]]:
+def pair_tasks_of(arguments: argparse.Namespace, work: Path) -> Suite:
     """Return the tasks that record the pair of frameworks, and those that run debuggers on it."""
     from bench.faults import frameworks
 
@@ -270,13 +275,16 @@ def measure(
 
     with tempfile.TemporaryDirectory() as scratch:
         work = (arguments.work or Path(scratch)).resolve()
-        suites = [part(arguments, work) for part in (tasks_of, rank_tasks_of, pair_tasks_of)]
-        golden, others = ([task for suite in suites for task in suite[i]] for i in (0, 1))
-        random.Random(0).shuffle(others)
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(arguments.jobs, mp_context=context, initializer=_start_worker) as pool:
-            _run(pool, golden, asks, arguments.keep, done)
-            _run(pool, others, asks, arguments.keep, done)
+            for golden, others in (
+                *tasks_of(arguments, work),
+                rank_tasks_of(arguments, work),
+                pair_tasks_of(arguments, work),
+            ):
+                random.Random(0).shuffle(others)
+                _run(pool, golden, asks, arguments.keep, done)
+                _run(pool, others, asks, arguments.keep, done)
     return cases, healthy
 
 

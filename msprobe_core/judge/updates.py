@@ -136,6 +136,7 @@ def with_judged_updates(rows: pl.DataFrame, before: pl.DataFrame) -> pl.DataFram
     """Return rows with ``score`` and ``excess`` of parameters whose updates differ, and ``update_factor``.
 
     ``update_factor`` is the common factor of all updates; null without one.
+    A single parameter within its own noise floor, as measured by repetitions of the update, is left as it is.
 
     Args:
         rows: Result of `msprobe_core.judge.nodes.with_scores`.
@@ -152,6 +153,10 @@ def with_judged_updates(rows: pl.DataFrame, before: pl.DataFrame) -> pl.DataFram
     of_value = rows.select(value=value_of_row()).join(scores, on="value", how="left", maintain_order="left")
     excess = pl.col("update_score") / _ROUNDINGS
     is_updated = pl.col("is_parameter") & (excess > 1).fill_null(value=False)
+    if factor is None and "noise_floor" in rows.columns:
+        # Repetitions of the update measured this parameter, also where a part of its gradient is rounding alone.
+        is_explained = pl.col("noise_floor").is_not_null() & (pl.col("score") <= pl.col("score_limit"))
+        is_updated &= ~is_explained.fill_null(value=False)
     return (
         rows.with_columns(of_value["update_score"], update_factor=pl.lit(factor, pl.Float64))
         .with_columns(

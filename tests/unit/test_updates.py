@@ -83,7 +83,7 @@ INITIAL = [SEED.randn(64, 64) * 0.1 for _ in range(NUM_PARAMETERS)]
 UPDATES = [SEED.randn(64, 64) * 1e-4 * (1 + number) for number in range(NUM_PARAMETERS)]
 
 
-def step(arrays, golden, *, gradient_error=1e-6, digits=np.float64):
+def step(arrays, golden, *, gradient_error=1e-6, digits=np.float64, floor=None, score=0.0):
     """Return the rows of parameters and of their gradients in one step."""
     table = []
     for number, sides in enumerate(zip(arrays, golden, strict=True)):
@@ -109,8 +109,9 @@ def step(arrays, golden, *, gradient_error=1e-6, digits=np.float64):
         pl.lit(Match.BOTH.value).alias("match"),
         pl.lit(1, pl.Int8).alias("precision"),
         pl.lit(False).alias("is_exempt"),
-        *[pl.lit(0.0).alias(name) for name in ("score", "excess")],
+        *[pl.lit(score).alias(name) for name in ("score", "excess")],
         pl.lit(1.0).alias("score_limit"),
+        pl.lit(floor, pl.Float64).alias("noise_floor"),
     )
 
 
@@ -162,3 +163,12 @@ def test_an_update_is_as_far_off_as_its_gradient():
 def test_statistics_in_float32_are_rounded_themselves():
     assert updated([1.0] * NUM_PARAMETERS, digits=np.float32) == ([], None)
     assert updated([0.0 if number == 11 else 1.0 for number in range(NUM_PARAMETERS)], digits=np.float32)[0] == [11]
+
+
+def test_an_update_within_the_parameters_own_floor_is_explained():
+    """As that of a packed bias, of which the key's third has gradients of rounding alone, under Adam."""
+    factors = [1.1 if number == 4 else 1.0 for number in range(NUM_PARAMETERS)]
+    within = {"floor": 1e-3, "score": 0.5}
+    assert updated(factors, **within) == ([], None)
+    assert updated(factors, score=0.5) == ([4], None)  # not measured
+    assert updated([1.1] * NUM_PARAMETERS, **within)[0] == list(range(NUM_PARAMETERS))
