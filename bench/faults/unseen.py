@@ -94,7 +94,7 @@ class _Recurrent(nn.Module):
 
 
 class _Mixer(nn.Module):
-    """Tokens and channels mixed by turns (MLP-Mixer), with squared rectifiers and root mean square normalisations."""
+    """Tokens and channels mixed alternately (MLP-Mixer), with squared rectifiers and RMS normalisations."""
 
     class Block(nn.Module):
         def __init__(self) -> None:

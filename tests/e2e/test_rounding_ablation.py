@@ -10,7 +10,18 @@ pytest.importorskip("torch")
 from bench.faults.answers import Answer, Suspect
 from bench.faults.scoring import Case, HealthyCase, Score
 from bench.faults.truth import Truth
-from bench.rounding_ablation import ALL_OFF, ALL_ON, EXCUSES, OWN, SETTINGS, AskWithout, details_of, name_of, table_of
+from bench.rounding_ablation import (
+    ALL_OFF,
+    ALL_ON,
+    EXCUSES,
+    OWN,
+    SETTINGS,
+    TOGETHER,
+    AskWithout,
+    details_of,
+    name_of,
+    table_of,
+)
 from msprobe_core.judge.rounding_rules import RoundingRule
 
 AGREES, FAULT = Answer("agree", []), Answer("fault", [Suspect(0, (), "Functional.linear.0.forward", "scale", "9 off")])
@@ -22,7 +33,8 @@ UPDATES = frozenset({RoundingRule.UPDATED_PARAMETERS})
     [
         ({}, 3),  # all on, all that excuse off, the other one off
         ({OWN: FAULT}, 4),  # and all off
-        ({EXCUSES: FAULT, ALL_OFF: FAULT}, len(SETTINGS)),
+        ({EXCUSES: FAULT, ALL_OFF: FAULT}, 4 + len(TOGETHER)),  # none of the groups is to blame alone
+        (dict.fromkeys(SETTINGS[1:], FAULT), len(SETTINGS)),
     ],
 )
 def test_settings_that_cannot_differ_are_not_judged(monkeypatch, answers, num_asked):
