@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 
 import polars as pl
 
 from msprobe_core.findings import Finding
+from msprobe_core.monitoring.quantities import Quantity
 
 KEYS = ("rank", "quantity", "stage", "name", "micro_step", "step", "place")
 """Columns of a history that identify a row and its position in the file; all other columns are statistics."""
@@ -22,19 +22,6 @@ SCHEMA = {
     "step": pl.Int64,
     "place": pl.Int64,
 }
-
-
-class Quantity(str, Enum):
-    """Monitored quantities, in the order in which a step computes them; files may have others."""
-
-    PARAM_ORIGIN = "param_origin"
-    ACTIVATION = "actv"
-    ACTIVATION_GRADIENT = "actv_grad"
-    GRADIENT_UNREDUCED = "grad_unreduced"
-    GRADIENT_REDUCED = "grad_reduced"
-    EXP_AVG = "exp_avg"
-    EXP_AVG_SQ = "exp_avg_sq"
-    PARAM_UPDATED = "param_updated"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

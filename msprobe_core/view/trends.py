@@ -13,18 +13,10 @@ from msprobe_core._version import __version__
 from msprobe_core.compare.pairs import Chosen
 from msprobe_core.errors import CompareError
 from msprobe_core.findings import Field, Finding, Level
-from msprobe_core.monitoring import (
-    DIVERGED,
-    Divergence,
-    Monitored,
-    Place,
-    Quantity,
-    find_monitored,
-    first_divergence,
-    first_non_finite,
-    num_shared,
-    read_monitored,
-)
+from msprobe_core.monitoring.divergence import DIVERGED, Divergence, first_divergence, first_non_finite, num_shared
+from msprobe_core.monitoring.files import find_monitored, read_monitored
+from msprobe_core.monitoring.history import Monitored, Place
+from msprobe_core.monitoring.quantities import Quantity
 from msprobe_core.store.kernel_files import find_kernel_units
 from msprobe_core.store.layout import holds_units
 from msprobe_core.store.reading import is_dump

@@ -17,7 +17,8 @@ from msprobe_core.cli.view import view as command
 from msprobe_core.compare.pairs import Chosen
 from msprobe_core.errors import CompareError, DumpError
 from msprobe_core.findings import Finding
-from msprobe_core.monitoring import find_monitored, first_divergence, first_non_finite, is_monitored, read_monitored
+from msprobe_core.monitoring.divergence import first_divergence, first_non_finite
+from msprobe_core.monitoring.files import find_monitored, is_monitored, read_monitored
 from msprobe_core.monitoring.monitoring_codes import MonitoringCode
 from msprobe_core.view import trends
 from msprobe_core.view.build import ViewOptions, build
