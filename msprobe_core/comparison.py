@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from msprobe_core.judge.verdict import Verdict, differs
     from msprobe_core.names import parse_entry
     from msprobe_core.compat.functions import compare, compare_distributed
-    from msprobe_core.report.atomic_file import unused_paths, whole_file
+    from msprobe_core.store.atomic_file import unused_paths, whole_file
     from msprobe_core.report.files import TableForm, time_stamp, write_table
     from msprobe_core.report.sheet import MAX_SHEET_ROWS
     from msprobe_core.store.frame import RowKind
@@ -68,7 +68,7 @@ else:
             "msprobe_core.judge.verdict": "Verdict differs",
             "msprobe_core.names": "parse_entry",
             "msprobe_core.compat.functions": "compare compare_distributed",
-            "msprobe_core.report.atomic_file": "unused_paths whole_file",
+            "msprobe_core.store.atomic_file": "unused_paths whole_file",
             "msprobe_core.report.files": "TableForm time_stamp write_table",
             "msprobe_core.report.sheet": "MAX_SHEET_ROWS",
             "msprobe_core.store.frame": "RowKind",

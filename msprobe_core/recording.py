@@ -6,6 +6,7 @@
   any `Variant` of a step.
 * Ring recorder: `FlightRing` keeps the extremes of the last steps, and `Emergency` has them written when something
   goes wrong.
+* Monitor: `TrainerMon` monitors a whole training; a plugin's own is one that names its framework.
 * Other: `module_dump` records one module; `kernel_options` is what a configuration of level L2 asks of a framework.
 
 Names are imported on first use.
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from msprobe_core.config.ranges import parse_ranges
     from msprobe_core.config.schema import Config
     from msprobe_core.config.stages import StageConfig, check_stage_config
+    from msprobe_core.monitor.trainer_mon import TrainerMon
     from msprobe_core.names import without_wrappers
 else:
     __getattr__ = lazy_names(
@@ -39,6 +41,7 @@ else:
             "msprobe_core.config.ranges": "parse_ranges",
             "msprobe_core.config.schema": "Config",
             "msprobe_core.config.stages": "StageConfig check_stage_config",
+            "msprobe_core.monitor.trainer_mon": "TrainerMon",
             "msprobe_core.names": "without_wrappers",
         },
     )
@@ -52,6 +55,8 @@ __all__ = [  # noqa: RUF022  # by purpose
     "Run", "Variant", "calibration", "listed", "repeated", "shadow_variant",
     # Ring recorder
     "DEFAULT_SIGNALS", "Emergency", "FlightRing", "FlightStep", "Seen",
+    # Monitor
+    "TrainerMon",
     # Modules and kernels
     "module_dump", "module_dump_end", "kernel_options", "without_wrappers",
 ]  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Any
 
 from msprobe_core.exports.graphs import SideOf, UnitGraph, sides_of, unit_graphs
 from msprobe_core.protocols.presentation import PageGraphs
-from msprobe_core.report.atomic_file import whole_file
+from msprobe_core.store.atomic_file import whole_file
 from msprobe_core.store.layout import make_directory, tensor_file_name
 from msprobe_core.view.data import ViewData, encode, text_of
 

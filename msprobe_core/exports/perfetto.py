@@ -15,7 +15,7 @@ from typing import Any
 
 from msprobe_core.exports.graphs import UnitGraph, unit_graphs
 from msprobe_core.protocols.presentation import PageGraphs
-from msprobe_core.report.atomic_file import whole_file
+from msprobe_core.store.atomic_file import whole_file
 from msprobe_core.store.layout import make_directory
 from msprobe_core.view.data import ViewData, encode, text_of
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from msprobe_core.errors import CompareError
-from msprobe_core.report.atomic_file import whole_file
+from msprobe_core.store.atomic_file import whole_file
 from msprobe_core.store.layout import make_directory
 from msprobe_core.view.data import Number, Trend, ViewData
 

@@ -11,8 +11,13 @@ from typing import Final
 # --- parts of the established tools that msprobe does not have ---------------------------------------------------
 
 TRAINING_MONITOR: Final = (
-    "the training monitor is not part of msprobe yet; record the steps with PrecisionDebugger at level L0, and read "
-    "them, or the CSV files of an earlier monitor, with `msprobe view`"
+    "the training monitor is part of msprobe for PyTorch only (`from msprobe.pytorch import TrainerMon`); record the "
+    "steps with PrecisionDebugger at level L0, and read them, or the CSV files of an earlier monitor, with "
+    "`msprobe view` and `msprobe monitor analyze`"
+)
+MONITOR_FILES: Final = (
+    "the files of a monitor are read by `msprobe view` and `msprobe monitor analyze`; the second version's trainer is "
+    "not part of msprobe yet"
 )
 API_CHECK: Final = (
     "checks of single APIs with generated inputs are not part of msprobe yet; `msprobe confirm TARGET GOLDEN ENTRY` "
@@ -116,8 +121,6 @@ def _in_frameworks(paths: dict[str, str]) -> dict[str, str]:
 ABSENT: Final = {
     **_in_frameworks(
         {
-            "TrainerMon": TRAINING_MONITOR,
-            "monitor": TRAINING_MONITOR,
             "api_accuracy_checker": API_CHECK,
             "free_benchmark": FREE_BENCHMARK,
             "grad_probe": GRADIENT_PROBE,
@@ -131,11 +134,13 @@ ABSENT: Final = {
     "msprobe.core.SingleSave": SINGLE_SAVE,
     "msprobe.core.config_check": CONFIG_CHECK,
     "msprobe.core.grad_probe": GRADIENT_PROBE,
-    "msprobe.core.monitor": TRAINING_MONITOR,
-    "msprobe.core.monitor_v2": TRAINING_MONITOR,
+    "msprobe.core.monitor": MONITOR_FILES,
+    "msprobe.core.monitor_v2": MONITOR_FILES,
     "msprobe.core.response_anomaly": RESPONSES,
     "msprobe.core.single_save": SINGLE_SAVE,
     "msprobe.mindspore.MsprobeInitStep": INIT_STEP,
+    "msprobe.mindspore.TrainerMon": TRAINING_MONITOR,
+    "msprobe.mindspore.monitor": TRAINING_MONITOR,
     "msprobe.mindspore.code_mapping": CODE_MAPPING,
     "msprobe.mindspore.compare.ms_graph_compare": (
         "dumps of static graphs are compared by `msprobe compare` too, which finds their ranks and steps"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from msprobe_core.monitoring.history import Monitored, Place, in_order
+from msprobe_core.monitoring.history import Monitored, Place, in_order, place_of
 
 DIVERGED = 0.01
 """Relative difference of a statistic from which two trainings are reported as diverged.
@@ -110,8 +110,8 @@ def _first(found: pl.DataFrame) -> Divergence | None:
         return None
     found = in_order(found.filter(pl.col("step") == pl.col("step").min()))
     first = found.row(0, named=True)
-    places = list(dict.fromkeys(_place(row) for row in found.iter_rows(named=True)))
-    same = [row for row in found.iter_rows(named=True) if _place(row) == places[0]]
+    places = list(dict.fromkeys(place_of(row) for row in found.iter_rows(named=True)))
+    same = [row for row in found.iter_rows(named=True) if place_of(row) == places[0]]
     statistic = first["_told"]
     return Divergence(
         step=first["step"],
@@ -123,14 +123,4 @@ def _first(found: pl.DataFrame) -> Divergence | None:
         relative=first["_relative"],
         others=places[1:_MAX_NAMED],
         num_places=len(places),
-    )
-
-
-def _place(row: dict[str, object]) -> Place:
-    stage, micro_step = row["stage"], row["micro_step"]
-    return Place(
-        quantity=str(row["quantity"]),
-        stage=stage if isinstance(stage, int) else None,
-        name=str(row["name"]),
-        micro_step=micro_step if isinstance(micro_step, int) else None,
     )

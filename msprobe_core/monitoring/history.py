@@ -87,3 +87,14 @@ def in_order(frame: pl.DataFrame) -> pl.DataFrame:
     )
     ordered = ordered.sort("step", "_micro", "_quantity", "place", "rank", maintain_order=True)
     return ordered.drop("_micro", "_quantity")
+
+
+def place_of(row: dict[str, object]) -> Place:
+    """Return the place of a row of a history."""
+    stage, micro_step = row["stage"], row["micro_step"]
+    return Place(
+        quantity=str(row["quantity"]),
+        stage=stage if isinstance(stage, int) else None,
+        name=str(row["name"]),
+        micro_step=micro_step if isinstance(micro_step, int) else None,
+    )

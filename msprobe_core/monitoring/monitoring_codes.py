@@ -1,4 +1,4 @@
-"""Codes of what there is to say about a monitor's files; their templates are in ``wording``."""
+"""Codes of what there is to say about a monitored training; their templates are in ``wording``."""
 
 from __future__ import annotations
 
@@ -11,3 +11,11 @@ class MonitoringCode(Code):
     CUT_LINE = "monitoring.cut-line"
     ODD_LINES = "monitoring.odd-lines"
     SEVERAL_DIRECTORIES = "monitoring.several-directories"
+
+
+class AnomalyCode(Code):
+    """What a value of a monitored training does that its past does not explain."""
+
+    MOVED = "anomaly.moved"
+    NOT_FINITE = "anomaly.not-finite"
+    BECAME_ZERO = "anomaly.became-zero"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from msprobe_core.model import Digest, KernelOptions, Perturbation, ReplayCall, Replayed, Site, TensorContent
 from msprobe_core.protocols.framework import AttachOptions, NamedModel, Removable
+from msprobe_core.protocols.recording import CallRecorder
 
 
 class CallWatcher(Protocol):
@@ -218,6 +219,55 @@ class ReplayingFramework(Protocol):
 
         Raises:
             ReplayError: the call is not in the table, is too large, does not fit the model, or failed.
+        """
+        ...
+
+
+@runtime_checkable
+class MonitoringFramework(Protocol):
+    """Optional, for the training monitor; see `msprobe_core.monitor.collector`."""
+
+    def parameters_of(self, model: Any) -> Mapping[str, Any]:
+        """Return the parameters of a model by name, each once."""
+        ...
+
+    def is_training(self, model: Any) -> bool:
+        """Whether a model is in training mode."""
+        ...
+
+    def gradient_of(self, parameter: Any, *, is_main: bool) -> Any:
+        """Return the gradient that the optimizer will use; ``None`` if there is none.
+
+        Args:
+            parameter: A parameter of the model.
+            is_main: Whether the trainer keeps gradients in a buffer of its own, if it does: ``main_grad``.
+        """
+        ...
+
+    def moments_of(self, optimizer: Any, parameter: Any) -> tuple[Any, Any]:
+        """Return the first and second moment that the optimizer keeps of a parameter; ``None`` where it has none."""
+        ...
+
+    def share_below(self, tensor: Any, eps: float) -> Any:
+        """Return the share of elements whose magnitude is below ``eps``, as a 0-d tensor; does not wait for a device.
+
+        ``None`` of a tensor without elements or that cannot be read.
+        """
+        ...
+
+    def floats(self, numbers: Sequence[Any]) -> Sequence[float]:
+        """Return the values of 0-d tensors, in one transfer per device."""
+        ...
+
+    def watch_accumulation(self, models: Sequence[NamedModel], recorder: CallRecorder) -> Removable:
+        """Report the gradients of parameters as they are accumulated, and no calls."""
+        ...
+
+    def watch_updates(self, optimizer: Any, before: Callable[[], None], after: Callable[[], None]) -> Removable:
+        """Call functions before and after each step of an optimizer; what they raise is not handled.
+
+        Raises:
+            SessionError: it is no optimizer.
         """
         ...
 

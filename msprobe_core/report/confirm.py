@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msprobe_core.confirm import Confirmation, Side, Verdict
-from msprobe_core.report.atomic_file import whole_file
+from msprobe_core.store.atomic_file import whole_file
 from msprobe_core.store.layout import make_directory
 from msprobe_core.store.results import plain_result, refuse_foreign_json
 from msprobe_core.untrusted.paths import encode_json

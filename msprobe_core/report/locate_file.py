@@ -9,7 +9,7 @@ from typing import Any
 from msprobe_core.confirm import Confirmation
 from msprobe_core.findings import content_of, noted, text_and_content
 from msprobe_core.locate.result import EvidenceRow, LocateResult, Suspect
-from msprobe_core.report.atomic_file import whole_file
+from msprobe_core.store.atomic_file import whole_file
 from msprobe_core.store.layout import make_directory
 from msprobe_core.store.results import refuse_foreign_json
 from msprobe_core.untrusted.paths import encode_json

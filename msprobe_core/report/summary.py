@@ -15,7 +15,7 @@ from msprobe_core.findings import content_of, noted, text_and_content
 from msprobe_core.judge.fault import Fault
 from msprobe_core.judge.row_findings import said
 from msprobe_core.judge.worst_tensor import WorstTensor, WorstTokens
-from msprobe_core.report.atomic_file import whole_file
+from msprobe_core.store.atomic_file import whole_file
 from msprobe_core.store.results import refuse_foreign_json
 from msprobe_core.untrusted.files import read_plain
 from msprobe_core.untrusted.paths import encode_json

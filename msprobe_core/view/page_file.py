@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from msprobe_core.errors import StoreError
-from msprobe_core.report.atomic_file import whole_file
+from msprobe_core.store.atomic_file import whole_file
 from msprobe_core.store.layout import make_directory
 from msprobe_core.store.results import refuse_foreign_text
 from msprobe_core.untrusted.paths import encode_json

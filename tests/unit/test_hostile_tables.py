@@ -19,10 +19,11 @@ from hypothesis import strategies as st
 
 from msprobe_core.compare import compare_dumps
 from msprobe_core.errors import StoreError
-from msprobe_core.report.atomic_file import whole_file
+from msprobe_core.store.atomic_file import whole_file
 from msprobe_core.report.escape import MAX_CELL_UNITS, guarded
 from msprobe_core.report.files import TableForm, TableOptions, write_report
 from msprobe_core.report.sheet import Sheet, SheetColumn, SheetPart, write_book
+from msprobe_core.store.atomic_file import whole_file
 
 WOULD_RUN = [
     "=1+1", "+1+1", "-1+1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "  =1", "\u00a0=1", "\u200b=1", "\ufeff=1", "\u202e=1",

@@ -214,7 +214,7 @@ LAYERS = [
     {"order", "execute", "interception"},
     {"judge"},
     {"capture", "compare"},
-    {"confirm", "overflow"},
+    {"confirm", "monitor", "overflow"},
     {"locate"},
     {"report", "estimate"},
     {"calibrate", "view", "compat"},

@@ -17,7 +17,7 @@ from msprobe.pytorch._slots import Observation
 from msprobe_core.interception import FoundModule, ModuleCalls, module_stem
 from msprobe_core.plugin import CallRecorder, NamedModel
 
-_PREFIX = "Module"
+PREFIX = "Module"
 
 Visit = Callable[[], Callable[[], None] | None]
 """Installs something on the calling thread, unless it is installed, and returns how to remove it again."""
@@ -62,7 +62,7 @@ class ModuleHooks:
                 if id(module) not in seen_modules:
                     seen_modules.add(id(module))
                     self._hook_module(path, module, is_visible=is_visible)
-                    self.parameters.hook(module, module_stem(_PREFIX, path, _type_name_of(module)))
+                    self.parameters.hook(module, module_stem(PREFIX, path, type_name_of(module)))
         self._observe_calls()
 
     def remove(self) -> None:
@@ -93,14 +93,14 @@ class ModuleHooks:
     def _hook_module(self, path: str, module: nn.Module, *, is_visible: bool) -> None:
         if not is_visible:
             return
-        running = ModuleCalls(self._recorder, path, _type_name_of(module), self._traits, self._unsettled, self._visit)
+        running = ModuleCalls(self._recorder, path, type_name_of(module), self._traits, self._unsettled, self._visit)
         if (reason := how_it_runs(module)) is not None:
             self._say(reason)
             running.compiled = self._compiled
         self._observations.append(Observation(module, running.before, running.after))
 
 
-def _type_name_of(module: nn.Module) -> str:
+def type_name_of(module: nn.Module) -> str:
     """Return the class of a module; for a compiled or scripted one, that of the original module."""
     original = original_of(module)
     return getattr(module, "original_name", None) or type(original or module).__name__
@@ -166,13 +166,13 @@ def modules_to_watch(models: Sequence[NamedModel]) -> Iterator[FoundModule]:
         for path, module, is_visible in modules_to_hook(model.model, model.name):
             if is_visible and id(module) not in seen:
                 seen.add(id(module))
-                yield FoundModule(path, _type_name_of(module), module)
+                yield FoundModule(path, type_name_of(module), module)
 
 
 class _Traits:
     """See `msprobe_core.interception.modules.ModuleTraits`."""
 
-    prefix = _PREFIX
+    prefix = PREFIX
     quiet = RecordingGuard
     gradients = CallGradients
     builds_graph = staticmethod(torch.is_grad_enabled)

@@ -1,0 +1,221 @@
+"""What modules are given and make, and the gradients of parameters as they are accumulated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol
+
+from msprobe_core import names
+from msprobe_core.capture.recorded_call import as_results
+from msprobe_core.capture.values import ValueBuilder
+from msprobe_core.model import GradientSlot, Value
+from msprobe_core.monitoring.quantities import Quantity
+from msprobe_core.protocols.framework import Framework
+
+
+class Take(Protocol):
+    """Reads one tensor."""
+
+    def __call__(
+        self, quantity: Quantity, name: str, tensor: Any, *, stage: int, micro_step: int | None = None
+    ) -> None:
+        """Enqueue its statistics; see `msprobe_core.monitor.readings.Reading`."""
+        ...
+
+
+class ModuleCall:
+    """A call of a module; implements `msprobe_core.plugin.Call`."""
+
+    __slots__ = ("micro_step", "path", "wants_forward", "wants_gradients")
+
+    def __init__(self, path: str, micro_step: int, *, wants_forward: bool, wants_gradients: bool) -> None:
+        self.path = path
+        self.micro_step = micro_step
+        self.wants_forward = wants_forward
+        self.wants_gradients = wants_gradients
+
+
+_PASSED_OVER = ModuleCall("", 0, wants_forward=False, wants_gradients=False)
+
+
+class _Slot(GradientSlot, gc=False):
+    """The gradient of one tensor of a call, by the name that its reading will have."""
+
+    name: str = ""
+
+
+class MonitorRecorder:
+    """Receives calls of the modules of one model; a `msprobe_core.plugin.CallRecorder`."""
+
+    is_outside_modules = False
+    clock = 0
+
+    def __init__(
+        self,
+        framework: Framework,
+        take: Take,
+        stage: int,
+        *,
+        quantities: Collection[Quantity],
+        selects: Callable[[str], bool],
+        is_training: Callable[[], bool],
+        grad_acc_steps: int,
+        every_micro_batch: bool,
+        on_failure: Callable[[str, Exception], None],
+    ) -> None:
+        """Begin a step.
+
+        Args:
+            framework: Knows its tensors.
+            take: Reads a tensor.
+            stage: Position of the model in a list of models.
+            quantities: Those to take.
+            selects: Whether to take values of the module at a path.
+            is_training: Whether the model trains; what it does otherwise is not monitored.
+            grad_acc_steps: Micro-batches of a step.
+            every_micro_batch: Whether gradients of parameters are taken in every micro-batch instead of the last.
+            on_failure: Called with what could not be read, and why.
+        """
+        self._take = take
+        self._stage = stage
+        self._takes_gradient = framework.takes_gradient
+        self._values = ValueBuilder(framework, on_failure, tensors_only=True)
+        self._takes_forward = Quantity.ACTIVATION in quantities
+        self._takes_backward = Quantity.ACTIVATION_GRADIENT in quantities
+        self._takes_accumulated = Quantity.GRADIENT_UNREDUCED in quantities
+        self._selects = selects
+        self._is_training = is_training
+        self._grad_acc_steps = max(grad_acc_steps, 1)
+        self._every_micro_batch = every_micro_batch
+        self._on_failure = on_failure
+        self.is_open = True
+        self._num_calls: dict[str, int] = {}
+        self._num_accumulated: dict[str, int] = {}
+
+    def note_failure(self, where: str, error: Exception) -> None:
+        """Pass on what could not be read."""
+        self._on_failure(where, error)
+
+    def restart(self) -> None:
+        """Begin a new step: count calls from 0 again."""
+        self._num_calls.clear()
+        self._num_accumulated.clear()
+
+    # --- calls --------------------------------------------------------------------------------------------------
+
+    def open_module(self, prefix: str, path: str, type_name: str, *, is_recomputed: bool = False) -> ModuleCall:
+        """Begin a call of a module; a recomputed one has been seen before."""
+        del prefix, type_name
+        if is_recomputed or not self.is_open or not self._selects(path) or not self._is_training():
+            return _PASSED_OVER
+        number = self._num_calls.get(path, 0)
+        self._num_calls[path] = number + 1
+        return ModuleCall(
+            path,
+            number % self._grad_acc_steps,
+            wants_forward=self._takes_forward,
+            wants_gradients=self._takes_backward,
+        )
+
+    def open_api(self, prefix: str, name: str, owner: str | None = None, *, is_recomputed: bool = False) -> ModuleCall:
+        """Pass over a call of an API."""
+        del prefix, name, owner, is_recomputed
+        return _PASSED_OVER
+
+    def open_operator(self, prefix: str, name: str, around: Any, *, is_in_backward: bool = False) -> ModuleCall:
+        """Pass over an operator."""
+        del prefix, name, around, is_in_backward
+        return _PASSED_OVER
+
+    def open_call(self) -> None:
+        """Return nothing: no API asks."""
+
+    def record_inputs(
+        self, call: ModuleCall, args: Sequence[Any], kwargs: Mapping[str, Any], unset: Sequence[Any] = ()
+    ) -> None:
+        """Take what a module is given."""
+        del unset
+        if call.wants_forward:
+            self._take_all(call, "input", [*args, *kwargs.values()])
+
+    def record_parameters(self, call: ModuleCall, parameters: Mapping[str, Any]) -> None:
+        """Pass over parameters, which are taken at the optimizer's step."""
+
+    def record_outputs(self, call: ModuleCall, output: Any, unset: Sequence[Any] = ()) -> None:
+        """Take what a module makes."""
+        del unset
+        if call.wants_forward:
+            self._take_all(call, "output", as_results(output))
+
+    def close(self, call: ModuleCall, *, keep: bool = True) -> None:
+        """End a call."""
+
+    def _take_all(self, call: ModuleCall, side: str, values: Sequence[Any]) -> None:
+        for name, tensor in self._named(call, side, values):
+            self._take(Quantity.ACTIVATION, name, tensor, stage=self._stage, micro_step=call.micro_step)
+
+    def _named(self, call: ModuleCall, side: str, values: Sequence[Any]) -> list[tuple[str, Any]]:
+        """Return the tensors among the values: ``fc1.input``, or ``fc1.input_0`` and so on where there are several."""
+        found: list[Any] = []
+
+        def leaf(tensor: Any, _path: str) -> Value:
+            found.append(tensor)
+            return None
+
+        self._values.positional(values, leaf)
+        stem = f"{call.path}.{side}"
+        return [(stem if len(found) == 1 else f"{stem}_{number}", tensor) for number, tensor in enumerate(found)]
+
+    # --- gradients ----------------------------------------------------------------------------------------------
+
+    def input_gradients(
+        self, call: ModuleCall, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> list[tuple[GradientSlot, Any]]:
+        """Return a slot for each tensor among the arguments that takes a gradient."""
+        return self._slots(call, "input", [*args, *kwargs.values()])
+
+    def output_gradients(self, call: ModuleCall, output: Any) -> list[tuple[GradientSlot, Any]]:
+        """Return a slot for each tensor in the result that takes a gradient."""
+        return self._slots(call, "output", as_results(output))
+
+    def _slots(self, call: ModuleCall, side: str, values: Sequence[Any]) -> list[tuple[GradientSlot, Any]]:
+        named = self._named(call, side, values)
+        return [(_Slot(name=name), tensor) for name, tensor in named if self._takes_gradient(tensor)]
+
+    def expect_gradients(self, call: ModuleCall, num_outputs: int, num_inputs: int) -> None:
+        """Pass over the number of gradients: each is a reading of its own."""
+
+    def record_gradient(self, call: ModuleCall, slot: Any, gradient: Any, backward_pass: int = -1) -> None:
+        """Take one gradient."""
+        del backward_pass
+        if self.is_open:
+            self._take(Quantity.ACTIVATION_GRADIENT, slot.name, gradient, stage=self._stage, micro_step=call.micro_step)
+
+    def expect_parameter_gradients(self, stem: str, parameters: Collection[str]) -> None:
+        """Pass over which parameters will report."""
+
+    def record_parameter_gradient(self, stem: str, name: str, gradient: Any, contribution: Any = None) -> None:
+        """Take the gradient of a parameter as this rank has accumulated it, before ranks exchange it."""
+        del contribution
+        if not self.is_open or not self._takes_accumulated:
+            return
+        path = names.split_module(stem)[1]
+        whole = f"{path}.{name}" if path else name
+        if not self._selects(whole):
+            return
+        number = self._num_accumulated.get(whole, 0)
+        self._num_accumulated[whole] = number + 1
+        micro_step = number % self._grad_acc_steps
+        if self._every_micro_batch or micro_step == self._grad_acc_steps - 1:
+            self._take(Quantity.GRADIENT_UNREDUCED, whole, gradient, stage=self._stage, micro_step=micro_step)
+
+    # --- threads and order, which no reading has ------------------------------------------------------------------
+
+    def nesting(self) -> None:
+        """Return nothing."""
+
+    def nest_in(self, nesting: Any) -> None:
+        """Pass over the nesting."""
+
+    def set_clock(self, moment: int, floor: int | None = None) -> None:
+        """Pass over the order."""

@@ -1,0 +1,110 @@
+"""``TrainerMon``: the monitor as scripts of the established one call it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, cast
+
+from msprobe_core.capture.framework_choice import find_framework
+from msprobe_core.errors import SessionError
+from msprobe_core.monitor.collector import Collector
+from msprobe_core.monitor.plan import load_plan
+
+
+class TrainerMon:
+    """Monitors a training: create it, and call `set_monitor` once models and optimizer exist.
+
+    ::
+
+        monitor = TrainerMon("monitor_config.json", params_have_main_grad=False)
+        monitor.set_monitor(model, optimizer, grad_acc_steps=4)
+
+    From then on every step of the optimizer is a step of the monitor. Files are written while the training runs, the
+    last ones when it ends.
+    """
+
+    framework_name: str | None = None
+    """A plugin's own monitor names its framework; otherwise that of the model is taken."""
+
+    def __init__(
+        self,
+        config_file_path: str | os.PathLike[str],
+        process_group: Any = None,
+        params_have_main_grad: bool = True,  # as scripts call it
+        opt_ty: Any = None,
+    ) -> None:
+        """Read the configuration; nothing is attached before `set_monitor`.
+
+        Args:
+            config_file_path: A JSON file; see ``docs/monitor.md``.
+            process_group: The pipeline's process group; accepted, without effect.
+            params_have_main_grad: Whether gradients are read from ``main_grad`` where parameters have one.
+            opt_ty: Accepted, without effect.
+
+        Raises:
+            ConfigError: the file cannot be read, or a value in it is wrong.
+        """
+        del process_group, opt_ty
+        self._plan = load_plan(config_file_path)
+        self._has_main_grad = params_have_main_grad
+        self._collector: Collector | None = None
+
+    @property
+    def ops(self) -> Sequence[str]:
+        """Names of the operations that are collected."""
+        return [op.value for op in self._plan.ops]
+
+    def set_monitor(
+        self,
+        model: Any,
+        optimizer: Any,
+        grad_acc_steps: int = 1,
+        tp_group: Any = None,
+        dp_group: Any = None,
+        start_iteration: int = 0,
+    ) -> None:
+        """Begin to monitor.
+
+        Args:
+            model: A model, or a list of the parts of a virtual pipeline.
+            optimizer: Whose steps are counted.
+            grad_acc_steps: Micro-batches of a step.
+            tp_group: Accepted, without effect: every rank writes what it has.
+            dp_group: Likewise.
+            start_iteration: Number of the first step.
+
+        Raises:
+            SessionError: something is no model or no optimizer, or it has been called before.
+        """
+        del tp_group, dp_group
+        if self._collector is not None:
+            raise SessionError("set_monitor() was called twice; create a TrainerMon for each training")
+        models: list[Any] = list(cast("Sequence[Any]", model)) if isinstance(model, list | tuple) else [model]
+        given = next((each for each in models if each is not None), None)
+        self._collector = Collector(
+            self._plan,
+            find_framework(self.framework_name, given),
+            models,
+            optimizer,
+            grad_acc_steps=grad_acc_steps,
+            start_iteration=start_iteration,
+            has_main_grad=self._has_main_grad,
+        )
+
+    def monitor_gnorm_with_ad(
+        self,
+        model: Any,
+        optimizer: Any = None,
+        grad_acc_steps: int = 1,
+        tp_group: Any = None,
+        dp_group: Any = None,
+        start_iteration: int = 0,
+    ) -> None:
+        """Begin to monitor, by the name of older scripts; see `set_monitor`."""
+        self.set_monitor(model, optimizer, grad_acc_steps, tp_group, dp_group, start_iteration)
+
+    def close(self) -> None:
+        """End, and write what has been collected; happens by itself when the program ends."""
+        if self._collector is not None:
+            self._collector.close()

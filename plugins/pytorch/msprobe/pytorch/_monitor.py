@@ -1,0 +1,116 @@
+"""What the training monitor needs to know of PyTorch: parameters, their gradients, and optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from msprobe.pytorch._compiled import modules_to_hook
+from msprobe.pytorch._modules import PREFIX, type_name_of
+from msprobe.pytorch._parameters import ParameterGradients
+from msprobe.pytorch._reduce import readable
+from msprobe_core.interception import module_stem
+from msprobe_core.plugin import CallRecorder, NamedModel, SessionError
+
+_MOMENTS = (("exp_avg", "momentum_buffer"), ("exp_avg_sq",))
+"""Names under which optimizers keep first and second moments."""
+
+
+class Monitoring:
+    """See `msprobe_core.plugin.MonitoringFramework`."""
+
+    def parameters_of(self, model: nn.Module) -> Mapping[str, Tensor]:
+        """Return the named parameters that require a gradient."""
+        return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+    def is_training(self, model: nn.Module) -> bool:
+        """Return the mode of the outermost module."""
+        return model.training
+
+    def gradient_of(self, parameter: Any, *, is_main: bool) -> Tensor | None:
+        """Return ``main_grad`` if the trainer has made one, else ``grad``."""
+        main = getattr(parameter, "main_grad", None) if is_main else None
+        return parameter.grad if main is None else main
+
+    def moments_of(self, optimizer: Any, parameter: Any) -> tuple[Any, Any]:
+        """Return the state of Adam and its like; a momentum is a first moment."""
+        state: Mapping[str, Any] = optimizer.state.get(parameter, {})
+        first, second = (next((state[name] for name in names if name in state), None) for names in _MOMENTS)
+        return first, second
+
+    def share_below(self, tensor: Tensor, eps: float) -> Tensor | None:
+        """Return the mean of whether elements are below."""
+        values = readable(tensor)
+        if values is None or not values.numel() or values.dtype is torch.bool:
+            return None
+        return (values.abs() < eps).float().mean()
+
+    def floats(self, numbers: Sequence[Tensor]) -> Sequence[float]:
+        """Stack the numbers of each device and copy them at once."""
+        by_device: dict[torch.device, list[int]] = {}
+        for place, number in enumerate(numbers):
+            by_device.setdefault(number.device, []).append(place)
+        found = [0.0] * len(numbers)
+        for places in by_device.values():
+            values: list[float] = torch.stack([numbers[place] for place in places]).tolist()
+            for place, value in zip(places, values, strict=True):
+                found[place] = value
+        return found
+
+    def watch_accumulation(self, models: Sequence[NamedModel], recorder: CallRecorder) -> _Accumulation:
+        """Hook the parameters of all modules."""
+        return _Accumulation(models, recorder)
+
+    def watch_updates(self, optimizer: Any, before: Callable[[], None], after: Callable[[], None]) -> _Updates:
+        """Register hooks of the optimizer's step."""
+        return _Updates(optimizer, before, after)
+
+
+class _Accumulation:
+    """See `msprobe_core.plugin.Removable`."""
+
+    def __init__(self, models: Sequence[NamedModel], recorder: CallRecorder) -> None:
+        self._gradients = ParameterGradients(recorder)
+        for model in models:
+            for path, module, _ in modules_to_hook(model.model, model.name):
+                self._gradients.hook(module, module_stem(PREFIX, path, type_name_of(module)))
+
+    def detach(self) -> None:
+        """Remove the hooks."""
+        self._gradients.remove()
+
+    def release(self) -> None:
+        """Report nothing of graphs that are left."""
+        self._gradients.release()
+
+    def settle(self) -> None:
+        """Do nothing: sums are whole."""
+
+
+class _Updates:
+    """See `msprobe_core.plugin.Removable`."""
+
+    def __init__(self, optimizer: Any, before: Callable[[], None], after: Callable[[], None]) -> None:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise SessionError(
+                f"set_monitor() got the optimizer {type(optimizer).__name__}, which is no torch.optim.Optimizer; give "
+                "the optimizer that it wraps"
+            )
+        self._handles = [
+            optimizer.register_step_pre_hook(lambda *_: before()),
+            optimizer.register_step_post_hook(lambda *_: after()),
+        ]
+
+    def detach(self) -> None:
+        """Remove the hooks."""
+        while self._handles:
+            self._handles.pop().remove()
+
+    def release(self) -> None:
+        """Do nothing more."""
+
+    def settle(self) -> None:
+        """Do nothing."""

@@ -1,0 +1,281 @@
+"""The training monitor on real trainings: what its files say, and that the training does not notice it."""
+
+import json
+import os
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from architectures import ARCHITECTURES
+from jobs import run_job
+from msprobe.pytorch import TrainerMon
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from msprobe_core.cli import main
+from msprobe_core.errors import ConfigError, SessionError
+from msprobe_core.monitoring.files import read_monitored
+
+QUANTITIES = {
+    "xy_distribution": True,
+    "wg_distribution": True,
+    "mv_distribution": True,
+    "param_distribution": True,
+}
+OPS = ["norm", "min", "max", "mean", "zeros", "nans"]
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.drop, self.down = nn.Linear(8, 16), nn.Dropout(0.1), nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.down(self.drop(torch.relu(self.up(x))))
+
+
+@pytest.fixture
+def monitored(tmp_path, monkeypatch):
+    """Return a function that monitors a training, and one that reads what was written."""
+    monkeypatch.setenv("MONITOR_OUTPUT_DIR", str(tmp_path / "out"))
+
+    def begin(model, optimizer, *, steps_of_batch=1, **settings):
+        path = tmp_path / "monitor.json"
+        path.write_text(json.dumps({"targets": {}, "ops": OPS, "ndigits": 14, **settings}))
+        monitor = TrainerMon(path, params_have_main_grad=False)
+        monitor.set_monitor(model, optimizer, grad_acc_steps=steps_of_batch)
+        return monitor
+
+    return begin, tmp_path / "out"
+
+
+def train(model, optimizer, steps=3, micro_batches=2, fault=None):
+    torch.manual_seed(1)
+    seen = []
+    for step in range(steps):
+        for _ in range(micro_batches):
+            loss = model(torch.randn(5, 8)).square().mean()
+            loss.backward()
+            seen.append(loss.item().hex())
+        if fault is not None:
+            fault(step, model)
+        optimizer.step()
+        seen += [parameter.grad.clone() for parameter in model.parameters()]
+        optimizer.zero_grad()
+    return seen, [parameter.detach().clone() for parameter in model.parameters()], torch.get_rng_state()
+
+
+def row(run, quantity, name, step, micro_step=None):
+    micro = pl.col("micro_step").is_null() if micro_step is None else pl.col("micro_step") == micro_step
+    found = run.frame.filter(
+        (pl.col("quantity") == quantity) & (pl.col("name") == name) & (pl.col("step") == step) & micro
+    )
+    assert found.height == 1, found
+    return found.row(0, named=True)
+
+
+def statistics(tensor):
+    values = tensor.detach().double().numpy()
+    return {
+        "norm": np.sqrt((values**2).sum()), "min": values.min(), "max": values.max(), "mean": values.mean(),
+        "zeros": (np.abs(values) < 1e-8).mean(), "nans": np.isnan(values).sum(),
+    }  # fmt: skip
+
+
+def test_values_are_those_of_the_tensors(monitored):
+    begin, out = monitored
+    model = Net().train()
+    optimizer = torch.optim.AdamW(model.parameters())
+    calls, gradients = [], []
+    hook = model.up.register_forward_hook(lambda _module, args, output: calls.append((args[0], output)))
+    before = optimizer.register_step_pre_hook(
+        lambda *_: gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+    )
+    monitor = begin(model, optimizer, steps_of_batch=2, **QUANTITIES)
+    origin = [parameter.detach().clone() for parameter in model.parameters()]
+    train(model, optimizer)
+    hook.remove()
+    before.remove()
+    monitor.close()
+    run = read_monitored(out)
+
+    expected = {
+        ("actv", "up.input", 0): calls[0][0],
+        ("actv", "up.output", 0): calls[0][1],
+        ("grad_reduced", "up.weight", None): gradients[0][0],
+        ("grad_unreduced", "up.weight", 1): gradients[0][0],
+        ("param_origin", "down.bias", None): origin[3],
+    }
+    for (quantity, name, micro_step), tensor in expected.items():
+        found = row(run, quantity, name, 0, micro_step)
+        for op, value in statistics(tensor).items():
+            assert found[op] == pytest.approx(value, rel=1e-5, abs=1e-9), (quantity, name, op)
+    # What one step leaves is what the next begins with, and moments are those that the step before has made.
+    assert row(run, "param_updated", "up.weight", 0)["norm"] == row(run, "param_origin", "up.weight", 1)["norm"]
+    first = row(run, "exp_avg", "up.weight", 1)
+    assert first["norm"] == pytest.approx(0.1 * row(run, "grad_reduced", "up.weight", 0)["norm"], rel=1e-5)
+    assert not run.frame.filter((pl.col("quantity") == "exp_avg") & (pl.col("step") == 0)).height
+
+
+def same(one, other):
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+def test_the_training_is_the_same_to_the_bit(monitored):
+    begin, _ = monitored
+    bare = Net().train()
+    expected = train(bare, torch.optim.AdamW(bare.parameters()), steps=6)
+    model = Net().train()
+    optimizer = torch.optim.AdamW(model.parameters())
+    monitor = begin(model, optimizer, steps_of_batch=2, step_interval=2, **QUANTITIES)
+    assert same(train(model, optimizer, steps=6), expected)
+    monitor.close()
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+def test_transformers_train_the_same_to_the_bit(name, monitored):
+    begin, out = monitored
+    architecture = ARCHITECTURES[name]
+
+    def run(watched):
+        model = architecture.build()
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+        monitor = begin(model, optimizer, **QUANTITIES) if watched else None
+        losses = []
+        for step in range(3):
+            loss = model(**architecture.batch(step)).loss
+            loss.backward()
+            losses.append(loss.item().hex())
+            optimizer.step()
+            optimizer.zero_grad()
+        if monitor is not None:
+            monitor.close()
+        return losses, [parameter.detach().clone() for parameter in model.parameters()]
+
+    assert same(run(watched=True), run(watched=False))
+    (coverage,) = out.glob("*/coverage.json")
+    seen = json.loads(coverage.read_text())
+    assert all(each["expected"] == each["seen"] for each in seen.values() if each["expected"] is not None), seen
+    assert min(each["seen"] for each in seen.values()) > 0
+
+
+def test_only_selected_steps_parameters_and_modules_are_collected(monitored):
+    begin, out = monitored
+    model = Net().train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    monitor = begin(model, optimizer, targets={"up": {}}, start_step=1, step_interval=2, collect_times=2, **QUANTITIES)
+    train(model, optimizer, steps=8, micro_batches=1)
+    monitor.close()
+    run = read_monitored(out)
+    assert run.steps == [1, 3]
+    names = set(run.frame["name"].to_list())
+    assert names == {"up.input", "up.output", "up.weight", "up.bias"}
+    assert row(run, "exp_avg", "up.weight", 1)["norm"] > 0  # a momentum is a first moment
+    assert not model._forward_hooks
+    assert not model.up.weight._post_accumulate_grad_hooks
+
+
+def test_a_nan_is_reported_at_once_and_named_first(monitored, caplog):
+    begin, out = monitored
+    model = Net().train()
+    optimizer = torch.optim.AdamW(model.parameters())
+    rules = {"rules": [{"rule_name": "AnomalyNan"}], "dump": True}
+    monitor = begin(model, optimizer, steps_of_batch=2, alert=rules, step_count_per_record=2, **QUANTITIES)
+
+    def fault(step, model):
+        if step == 2:
+            model.down.weight.grad[0, 0] = float("nan")
+
+    train(model, optimizer, steps=4, fault=fault)
+    monitor.close()
+    records = json.loads((out / "anomaly_detected" / "rank0" / "anomaly.json").read_text())
+    first = next(iter(records.values()))
+    assert (first["step"], first["tag_name"]) == (2, "0:down.weight:0/rank0/grad_reduced")
+    assert "AnomalyNan" in caplog.text
+    with pytest.raises(SystemExit) as end:
+        main(["monitor", "analyze", str(out), "-o", str(out)])
+    assert end.value.code == 1
+    (found, *_) = json.loads((out / "anomaly_analyse.json").read_text())
+    assert (found["quantity"], found["name"], found["step"]) == ("grad_reduced", "down.weight", 2)
+    assert found["finding"]["code"] == "anomaly.not-finite"
+
+
+def of_a_rank(rank, world, directory):
+    os.environ["MONITOR_OUTPUT_DIR"] = str(directory / "out")
+    path = directory / f"monitor{rank}.json"
+    path.write_text(json.dumps({"ops": OPS, "ndigits": 14, "wg_distribution": True, "squash_name": True}))
+    model = DistributedDataParallel(Net().train())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = TrainerMon(path, params_have_main_grad=False)
+    monitor.set_monitor(model, optimizer)
+    torch.manual_seed(10 + rank)
+    model(torch.randn(5, 8)).square().mean().backward()
+    torch.save([parameter.grad for parameter in model.parameters()], directory / f"reduced{rank}.pt")
+    optimizer.step()
+    monitor.close()
+    # The same batch without the other rank.
+    alone = Net().train()
+    torch.manual_seed(10 + rank)
+    alone(torch.randn(5, 8)).square().mean().backward()
+    torch.save([parameter.grad for parameter in alone.parameters()], directory / f"own{rank}.pt")
+
+
+def test_gradients_of_ranks_are_seen_before_and_after_they_are_reduced(tmp_path):
+    run_job(of_a_rank, 2, tmp_path)
+    run = read_monitored(tmp_path / "out")
+    assert run.ranks == [0, 1]
+    for rank in (0, 1):
+        own, reduced = (torch.load(tmp_path / f"{what}{rank}.pt") for what in ("own", "reduced"))
+        rows = run.frame.filter((pl.col("rank") == rank) & (pl.col("name") == "up.weight"))
+        norms = dict(rows.select("quantity", "norm").rows())
+        assert norms["grad_unreduced"] == pytest.approx(own[0].norm().item(), rel=1e-5)
+        assert norms["grad_reduced"] == pytest.approx(reduced[0].norm().item(), rel=1e-5)
+    assert len(set(run.frame.filter(pl.col("name") == "up.weight")["norm"].to_list())) == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, "nothing is to be collected"),
+        ({"wg_distribution": "yes"}, "'wg_distribution' is 'yes'"),
+        ({"wg_distribution": True, "ops": ["median"]}, "'ops' lists no operation"),
+        ({"wg_distribution": True, "step_interval": 0}, "must be at least 1"),
+        ({"wg_distribution": True, "alert": {"rules": [{"rule_name": "Other"}]}}, "the rule 'Other'"),
+    ],
+)
+def test_wrong_settings_are_refused_before_the_first_step(settings, said, tmp_path):
+    path = tmp_path / "monitor.json"
+    path.write_text(json.dumps(settings))
+    with pytest.raises(ConfigError, match=said):
+        TrainerMon(path)
+
+
+def test_what_is_no_optimizer_is_refused(tmp_path):
+    path = tmp_path / "monitor.json"
+    path.write_text(json.dumps({"wg_distribution": True}))
+    with pytest.raises(SessionError, match=r"no torch\.optim\.Optimizer"):
+        TrainerMon(path).set_monitor(Net(), None)
+
+
+def test_an_unknown_field_is_said_and_ignored(tmp_path, caplog):
+    path = tmp_path / "monitor.json"
+    path.write_text(json.dumps({"wg_distribution": True, "step_intervall": 3}))
+    TrainerMon(path)
+    assert "did you mean 'step_interval'?" in caplog.text
+
+
+def test_a_full_disk_does_not_end_the_training(monitored, monkeypatch, caplog):
+    begin, out = monitored
+    model = Net().train()
+    optimizer = torch.optim.AdamW(model.parameters())
+    out.write_text("a file where the directory should be")
+    monitor = begin(model, optimizer, wg_distribution=True)
+    train(model, optimizer)
+    monitor.close()
+    assert "training goes on" in caplog.text
