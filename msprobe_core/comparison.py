@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from msprobe_core.cli.show import show
     from msprobe_core.compare.layouts.serving import served_path
     from msprobe_core.compare.mapping_files import read_matching
-    from msprobe_core.store.reading import check_exists, is_dump, read_dump
     from msprobe_core.compare.result import UnitResult
     from msprobe_core.compare.tensor_metrics import PairSums, Workspace
     from msprobe_core.compare.unit import CompareOptions
+    from msprobe_core.compat.functions import compare, compare_distributed
     from msprobe_core.judge.limits import UNIT_ROUNDOFF, Precision, conventional, precision_of
     from msprobe_core.judge.noise.closed_form import CLOSED_NULLS, closed_distance
     from msprobe_core.judge.noise.measures import Measure, with_measures
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
     from msprobe_core.judge.statistics_columns import STATISTICS, add_statistics, is_equal
     from msprobe_core.judge.verdict import Verdict, differs
     from msprobe_core.names import parse_entry
-    from msprobe_core.compat.functions import compare, compare_distributed
-    from msprobe_core.store.atomic_file import unused_paths, whole_file
     from msprobe_core.report.files import TableForm, time_stamp, write_table
     from msprobe_core.report.sheet import MAX_SHEET_ROWS
+    from msprobe_core.store.atomic_file import unused_paths, whole_file
     from msprobe_core.store.frame import RowKind
+    from msprobe_core.store.reading import check_exists, is_dump, read_dump
 else:
     __getattr__ = lazy_names(
         __name__,

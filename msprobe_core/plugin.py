@@ -138,7 +138,8 @@ __all__ = [  # noqa: RUF022  # by purpose
     "Framework", "FrameworkOffer", "NamedModel", "AttachOptions", "Attachment", "Reducer", "Removable",
     # Optional capabilities of a framework
     "CallWatcher", "CheckingFramework", "CompilingFramework", "DeviceGauge", "Fp8Reducer", "KernelChecker",
-    "KernelDump", "KernelDumper", "MonitoringFramework", "OperatorFramework", "PerturbingFramework", "ReplayingFramework", "TrainingState",
+    "KernelDump", "KernelDumper", "MonitoringFramework", "OperatorFramework", "PerturbingFramework",
+    "ReplayingFramework", "TrainingState",
     "WatchingFramework",
     # Recording
     "Call", "CallRecorder",

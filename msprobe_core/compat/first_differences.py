@@ -23,8 +23,8 @@ from msprobe_core.execute.kept import KEPT_DIRECTORY
 from msprobe_core.judge.fault import Fault
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.model import Role
-from msprobe_core.store.atomic_file import unused_paths, whole_file
 from msprobe_core.report.files import ReportFiles, ResultFiles
+from msprobe_core.store.atomic_file import unused_paths, whole_file
 from msprobe_core.store.layout import create_file, make_directory
 from msprobe_core.untrusted.files import read_plain
 from msprobe_core.untrusted.paths import encode_json

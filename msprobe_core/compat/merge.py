@@ -20,10 +20,10 @@ from msprobe_core.errors import CompareError, ConfigError
 from msprobe_core.judge.formatting import formatted
 from msprobe_core.judge.statistics_columns import STATISTICS
 from msprobe_core.protocols.presentation import Width
-from msprobe_core.store.atomic_file import unused_paths, whole_file
 from msprobe_core.report.files import time_stamp
 from msprobe_core.report.sheet import MAX_SHEET_ROWS, Sheet, SheetColumn, SheetPart, write_book
 from msprobe_core.report.summary import incomplete_of
+from msprobe_core.store.atomic_file import unused_paths, whole_file
 from msprobe_core.store.layout import make_directory
 from msprobe_core.untrusted.malformed import MalformedError
 from msprobe_core.untrusted.yaml_text import load_yaml

@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from msprobe_core.capture.values import reason_of
 from msprobe_core.capture.window import Interception, Model
 from msprobe_core.errors import SessionError
-from msprobe_core.guard import kept
+from msprobe_core.guard import kept, reason_of
 from msprobe_core.model import Digest, Level
 from msprobe_core.monitor.alarms import Alarm, Alarms
 from msprobe_core.monitor.coverage import Coverage

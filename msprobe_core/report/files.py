@@ -16,7 +16,6 @@ from msprobe_core.guard import plugin_call
 from msprobe_core.model import Phase
 from msprobe_core.plugins import registry
 from msprobe_core.protocols.presentation import Table, TableChoices, TableFormat
-from msprobe_core.store.atomic_file import unused_paths, whole_file
 from msprobe_core.report.own_format import OWN_FORMAT
 from msprobe_core.report.sheet import MAX_SHEET_ROWS
 from msprobe_core.report.spreadsheet import shortened, write_spreadsheet

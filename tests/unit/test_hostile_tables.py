@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 
 from msprobe_core.compare import compare_dumps
 from msprobe_core.errors import StoreError
-from msprobe_core.store.atomic_file import whole_file
 from msprobe_core.report.escape import MAX_CELL_UNITS, guarded
 from msprobe_core.report.files import TableForm, TableOptions, write_report
 from msprobe_core.report.sheet import Sheet, SheetColumn, SheetPart, write_book
