@@ -71,7 +71,7 @@ class UnitSummary:
     first_difference: str | None
     note_findings: Sequence[Finding]
     culprit: Culprit | None = None
-    given_wrong: Sequence[str] = ()
+    given_wrong: Sequence[str] = field(default_factory=list[str])
     replicas: Sequence[ReplicaFinding] = ()
     is_foreign: bool = False
     suggestions: Sequence[Suggestion] = ()

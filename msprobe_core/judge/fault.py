@@ -7,7 +7,7 @@ differs, so that no call is a culprit, the first call with a failing row is desc
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import polars as pl
@@ -95,7 +95,7 @@ class Faults:
     fault: Fault | None = None
     lone_call: Fault | None = None
     culprit: Culprit | None = None
-    given_wrong: Sequence[str] = ()
+    given_wrong: Sequence[str] = field(default_factory=list[str])
 
 
 def find_faults(
