@@ -74,7 +74,7 @@ class Anomaly:
 
     @property
     def finding(self) -> Finding:
-        """What is said of it."""
+        """The anomaly as a finding."""
         fields: dict[str, Field] = {"statistic": self.statistic, "value": self.value, "usual": self.usual}
         if not math.isfinite(self.value):
             return Finding(AnomalyCode.NOT_FINITE, Level.ERROR, {**fields, "value": str(self.value)})

@@ -267,6 +267,15 @@ TARGETS = {
     ),
     "control": Target(["config/edit"], _control, _use_control, "live.*"),
     "apis": Target(["config/apis"], written("apis.yaml", "my.module: [f, g]\ntorch: [relu]\n"), one("apis.yaml")),
+    "monitor plan": Target(
+        ["monitor/plan"],
+        written(
+            "monitor.json",
+            '{"targets": {"up": {}}, "ops": ["norm", "nans"], "wg_distribution": true, "eps": 1e-8, "ndigits": 6,',
+            '"alert": {"rules": [{"rule_name": "AnomalyTurbulence", "args": {"threshold": 5}}], "dump": true}}',
+        ),
+        one("monitor.json"),
+    ),
     "limits": Target(["judge/limits"], written("limits.yaml", example("relative:")), one("limits.yaml")),
     "mappings": Target(["compare/mapping_files"], _mappings, _use_mappings),
     "api maps": Target(["compare/map_files"], _api_maps, _use_api_maps),

@@ -113,10 +113,16 @@ def _compare_request(path):
     _read_request(path)
 
 
+def _monitor_plan(path):
+    from msprobe_core.monitor.plan import load_plan
+
+    return load_plan(path)
+
+
 READERS = {
     "x.pt": _tensor, "x.npy": _tensor, "shard-0.safetensors": _shard, "dump.json": _dump, "dump.arrow": _arrow,
     "statistic.csv": _kernels, "samples.json": _struct, "config.json": _config, "config.yaml": _config,
     "live.json": _edit, "apis.yaml": _apis, "limits.yaml": _limits, "mapping.yaml": _mapping, "layouts.yaml": _layouts,
     "noise_profile.parquet": _profile, "merge.yaml": _merge, "table.csv": _table, "table.xlsx": _table,
-    "locate.json": _location, "compare.json": _request, "request.json": _compare_request,
+    "monitor.json": _monitor_plan, "locate.json": _location, "compare.json": _request, "request.json": _compare_request,
 }  # fmt: skip

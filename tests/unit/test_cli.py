@@ -330,6 +330,6 @@ def test_plugins(run):
         "readers: arrow, json",
         "commands: calibrate, compare, confirm, control, convert, estimate, export, graph, graph_visualize, ",
         "kernel-dump, ",
-        "merge_result, nan_analyze, overflow_check, plugins, verl, view",
+        "merge_result, monitor, nan_analyze, overflow_check, plugins, verl, view",
     ):
         assert line in out

@@ -381,9 +381,11 @@ def test_suggested_modules_can_be_handed_back(pair, tmp_path):
     lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
     assert lines == ["model.blocks.1.batch_normalisation: blocks.1.norm", "model.classifier: head"]
     summary = json.loads(files.summary.read_text())["units"][0]["suggestions"]
-    assert summary[1]["golden"][0] == {
-        "name": "head.Linear", "reason": "results and parameters have the same shapes and norms"
-    }  # fmt: skip
+    (candidate, *_) = summary[1]["golden"]
+    assert (candidate["name"], candidate["reason"]) == (
+        "head.Linear", "results and parameters have the same shapes and norms"
+    )  # fmt: skip
+    assert candidate["reason_finding"]["code"] == "compare.suggested.values"
     unit = compared(*pair, cell_mapping=path)
     assert unit.agrees
     assert not [note for note in unit.notes if "do not match" in note]

@@ -113,7 +113,7 @@ def test_every_reader_is_fuzzed():
         prefix + str(path.relative_to(room).with_suffix(""))
         for room, prefix in rooms.items()
         for path in room.rglob("*.py")
-        if opens_files(path) and "untrusted" not in path.parts
+        if opens_files(path) and "untrusted" not in path.parts and path.name != "__init__.py"
     }
     covered = {module for target in TARGETS.values() for module in target.modules} | set(IN_DUMPS)
     assert found - covered == set()

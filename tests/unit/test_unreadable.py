@@ -107,7 +107,7 @@ OWN = {
     "view/page_file.py": "part of the package",
     "findings.py": "part of a package",
     "view/graph_cache.py": "written a moment ago, in a directory of its own",
-    "report/difference.py": "written a moment ago",
+    "compat/first_differences.py": "written a moment ago",
 }
 """Modules that read files without `untrusted`, and why they may."""
 

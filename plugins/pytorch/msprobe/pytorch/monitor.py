@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from msprobe_core import recording
+from msprobe_core.recording import TrainerMon as AnyTrainerMon
 
 __all__ = ["TrainerMon"]
 
 
-class TrainerMon(recording.TrainerMon):
+class TrainerMon(AnyTrainerMon):
     """See `msprobe_core.monitor.trainer_mon.TrainerMon`."""
 
     framework_name = "pytorch"
