@@ -103,7 +103,7 @@ FAULTS = {
     ("fault", "level", "mode"),
     [
         *((fault, level, "statistics") for fault in FAULTS for level in ("L0", "mix")),
-        ("a normalisation's epsilon", "mix", "md5"), ("a cast to float8", "L0", "tensor"),
+        ("a normalisation's epsilon", "mix", "md5"), ("the scale of attention", "mix", "tensor"),
     ],
 )  # fmt: skip
 def test_a_planted_fault_is_named(fault, level, mode, record, compare):
