@@ -71,7 +71,7 @@ class TrainerMon:
             optimizer: Whose steps are counted.
             grad_acc_steps: Micro-batches of a step.
             tp_group: Accepted, without effect: every rank writes what it has.
-            dp_group: Likewise.
+            dp_group: Accepted, without effect.
             start_iteration: Number of the first step.
 
         Raises:
