@@ -10,7 +10,7 @@ import atexit
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,6 @@ class _Open:
 
     step: Step
     reducer: Reducer
-    waiting: bool = field(default=False)
 
 
 class Collector:
@@ -93,6 +92,7 @@ class Collector:
         self._alarms_found: list[Alarm] = []
         rank = framework.rank() or 0
         self._is_on = plan.selects_rank(rank)
+        self._is_closed = False
         self._rank = rank
         self._parameters = {
             (stage, self._name_of(name)): parameter
@@ -109,7 +109,8 @@ class Collector:
                 self.take,
                 stage,
                 quantities=plan.quantities,
-                selects=self._selector(stage),
+                selects_module=self._module_selector(stage),
+                selects_parameter=self._parameter_selector(stage),
                 is_training=self._training_of(model),
                 grad_acc_steps=grad_acc_steps,
                 every_micro_batch=plan.monitor_mbs_grad,
@@ -143,17 +144,13 @@ class Collector:
         targets = self._plan.targets
         return not targets or any(each.startswith(target) for target in targets for each in (name, f"{stage}:{name}"))
 
-    def _selector(self, stage: int) -> Callable[[str], bool]:
-        """Return whether to take a module (a whole name) or a gradient that is accumulated (a parameter's name)."""
+    def _module_selector(self, stage: int) -> Callable[[str], bool]:
         targets = frozenset(self._plan.targets)
         everything = not targets or self._plan.all_xy
+        return lambda path: everything or path in targets or f"{stage}:{path}" in targets
 
-        def selects(name: str) -> bool:
-            if everything or name in targets or f"{stage}:{name}" in targets:
-                return True
-            return (stage, self._name_of(name)) in self._parameters
-
-        return selects
+    def _parameter_selector(self, stage: int) -> Callable[[str], bool]:
+        return lambda name: (stage, self._name_of(name)) in self._parameters
 
     def _training_of(self, model: Any) -> Callable[[], bool]:
         return lambda: self._tools.is_training(model)
@@ -276,9 +273,9 @@ class Collector:
 
     def close(self) -> None:
         """End: write what has been collected, and how much of the training was seen. Later calls do nothing."""
-        if not self._is_on:
+        if self._is_closed:
             return
-        self._is_on = False
+        self._is_closed = True
         atexit.unregister(self.close)
         self._updates.detach()
         self._detach()

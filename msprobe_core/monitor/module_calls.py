@@ -57,7 +57,8 @@ class MonitorRecorder:
         stage: int,
         *,
         quantities: Collection[Quantity],
-        selects: Callable[[str], bool],
+        selects_module: Callable[[str], bool],
+        selects_parameter: Callable[[str], bool],
         is_training: Callable[[], bool],
         grad_acc_steps: int,
         every_micro_batch: bool,
@@ -70,7 +71,8 @@ class MonitorRecorder:
             take: Reads a tensor.
             stage: Position of the model in a list of models.
             quantities: Those to take.
-            selects: Whether to take values of the module at a path.
+            selects_module: Whether to take values of the module at a path.
+            selects_parameter: Whether to take the gradients of a parameter.
             is_training: Whether the model trains; what it does otherwise is not monitored.
             grad_acc_steps: Micro-batches of a step.
             every_micro_batch: Whether gradients of parameters are taken in every micro-batch instead of the last.
@@ -83,7 +85,8 @@ class MonitorRecorder:
         self._takes_forward = Quantity.ACTIVATION in quantities
         self._takes_backward = Quantity.ACTIVATION_GRADIENT in quantities
         self._takes_accumulated = Quantity.GRADIENT_UNREDUCED in quantities
-        self._selects = selects
+        self._selects_module = selects_module
+        self._selects_parameter = selects_parameter
         self._is_training = is_training
         self._grad_acc_steps = max(grad_acc_steps, 1)
         self._every_micro_batch = every_micro_batch
@@ -106,7 +109,7 @@ class MonitorRecorder:
     def open_module(self, prefix: str, path: str, type_name: str, *, is_recomputed: bool = False) -> ModuleCall:
         """Begin a call of a module; a recomputed one has been seen before."""
         del prefix, type_name
-        if is_recomputed or not self.is_open or not self._selects(path) or not self._is_training():
+        if is_recomputed or not self.is_open or not self._selects_module(path) or not self._is_training():
             return _PASSED_OVER
         number = self._num_calls.get(path, 0)
         self._num_calls[path] = number + 1
@@ -201,7 +204,7 @@ class MonitorRecorder:
             return
         path = names.split_module(stem)[1]
         whole = f"{path}.{name}" if path else name
-        if not self._selects(whole):
+        if not self._selects_parameter(whole):
             return
         number = self._num_accumulated.get(whole, 0)
         self._num_accumulated[whole] = number + 1

@@ -48,6 +48,8 @@ def _num_nan(reading: Reading) -> float | int:
 
 
 def _number(value: Any) -> float | int:
+    if isinstance(value, bool):  # extremes of booleans
+        return int(value)
     return float("nan") if value is None else value
 
 

@@ -103,7 +103,7 @@ class Table:
             yield part.select(column.value.alias(column.header) for column in self.columns)
 
     def slices(self) -> Iterator[pl.DataFrame]:
-        """Yield the rows after the cells, in the same slices; at least one, so that an empty table has its columns."""
+        """Yield the rows that the cells show, in the same slices; at least one, so that an empty table has columns."""
         for start in range(0, max(self.rows.height, 1), _SLICE_ROWS):
             part = self.rows.slice(start, _SLICE_ROWS)
             yield part if self.is_shown is None else part.filter(self.is_shown.slice(start, _SLICE_ROWS))

@@ -181,6 +181,20 @@ def test_only_selected_steps_parameters_and_modules_are_collected(monitored):
     assert not model.up.weight._post_accumulate_grad_hooks
 
 
+def test_all_modules_may_be_collected_beside_named_parameters(monitored):
+    begin, out = monitored
+    model = Net().train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = begin(
+        model, optimizer, targets={"up.weight": {}}, all_xy=True, xy_distribution=True, wg_distribution=True
+    )
+    train(model, optimizer, steps=1, micro_batches=1)
+    monitor.close()
+    by_quantity = dict(read_monitored(out).frame.group_by("quantity").agg(pl.col("name")).rows())
+    assert set(by_quantity["grad_unreduced"]) == set(by_quantity["grad_reduced"]) == {"up.weight"}
+    assert "down.output" in by_quantity["actv"]
+
+
 def test_a_nan_is_reported_at_once_and_named_first(monitored, caplog):
     begin, out = monitored
     model = Net().train()
