@@ -1,0 +1,100 @@
+"""Cost of the training monitor: the time of a training step with and without it.
+
+    python bench/monitor_cost.py [--steps 15] [--threads 2] [--models large small]
+
+The Llamas of ``capture_cost.py``. Every second step is collected, so that collected steps and others alternate in one
+process; the result is the ratio of the two medians. Hooks are set at the end of the step before, once in a training
+that collects every step, so they are not part of it. ``off`` collects nothing at all, which shows the noise. A step
+includes that of the optimizer, at whose end the monitor writes its files.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from capture_cost import MODELS
+
+FOUR = ["norm", "min", "max", "mean"]
+PLANS = {
+    "off": {"wg_distribution": True, "start_step": 1_000_000},
+    "wg, norm": {"wg_distribution": True, "ops": ["norm"]},
+    "wg and parameters, norm": {"wg_distribution": True, "param_distribution": True, "ops": ["norm"]},
+    "xy, 4 operations": {"xy_distribution": True, "ops": FOUR},
+    "xy, wg, mv, parameters, 4 operations": {
+        **dict.fromkeys(("xy_distribution", "wg_distribution", "mv_distribution", "param_distribution"), True),
+        "ops": FOUR,
+    },
+}
+
+
+def run_case(case: dict) -> dict:
+    """Train in this process; return the seconds of steps that are collected, and of the others."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.set_num_threads(case["threads"])
+    torch.manual_seed(0)
+    spec = MODELS[case["model"]]
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=512, max_position_embeddings=512, **spec["sizes"]))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    tokens = torch.randint(512, spec["batch"])
+    plan = Path("monitor.json")
+    plan.write_text(json.dumps({"targets": {}, "step_interval": 2, **case["plan"]}))
+    os.environ["MONITOR_OUTPUT_DIR"] = str(Path("out").absolute())
+    from msprobe.pytorch import TrainerMon
+
+    monitor = TrainerMon(plan, params_have_main_grad=False)
+    monitor.set_monitor(model, optimizer)
+    times: dict[bool, list[float]] = {True: [], False: []}
+    for step in range(2 * case["steps"] + 4):
+        begin = time.perf_counter()
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        times[step % 2 == 0].append(time.perf_counter() - begin)
+    monitor.close()
+    size = sum(path.stat().st_size for path in Path("out").rglob("*.csv"))
+    return {"collected": times[True][2:], "others": times[False][2:], "bytes": size / len(times[True])}
+
+
+def measure(case: dict) -> dict:
+    """Run one case in a separate process."""
+    with tempfile.TemporaryDirectory() as directory:
+        command = [sys.executable, str(Path(__file__).absolute()), "--case", json.dumps(case)]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=directory, check=True)
+        return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--models", nargs="+", default=["large", "small"])
+    parser.add_argument("--case", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.case:
+        print(json.dumps(run_case(json.loads(arguments.case))))
+        return
+    print(f"medians of {arguments.steps} steps with and without, {arguments.threads} threads")
+    print(f"{'model':<7}{'collected':<40}{'bare ms':>9}{'ms':>9}{'factor':>8}{'kB/step':>9}")
+    for model in arguments.models:
+        for name, plan in PLANS.items():
+            base = {"model": model, "steps": arguments.steps, "threads": arguments.threads, "plan": plan}
+            found = measure(base)
+            bare, collected = (1000 * statistics.median(found[key]) for key in ("others", "collected"))
+            print(
+                f"{model:<7}{name:<40}{bare:>9.1f}{collected:>9.1f}{collected / bare:>8.3f}"
+                f"{found['bytes'] / 1000:>9.1f}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
