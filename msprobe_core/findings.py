@@ -16,7 +16,7 @@ A template is plain text with fields in braces:
 ``{score:.2g}``
     A number in another format of Python's: ``,`` or a precision followed by ``g``, ``f`` or ``e``.
 ``{score:times}``
-    How many times something else a number is: two digits below ten, none behind the point above.
+    How many times something else a number is: two digits below ten, none after the point above.
 ``{count:call|calls}``
     A number and the word for it: *1 call*, *3 calls*.
 ``{kind:word}``
@@ -143,7 +143,7 @@ def each_once(findings: Iterable[Finding]) -> list[Finding]:
 
 
 class Place(NamedTuple):
-    """Where a field stands in a template.
+    """Place of a field in a template.
 
     Attributes:
         field: Its name.
