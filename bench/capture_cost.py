@@ -32,8 +32,8 @@ MODELS = {
 MODES = [*(("statistics", mode) for mode in ("statistics", "md5", "xor", "hash", "sketch")), ("tensor", "statistics")]
 
 
-def run_case(case: dict) -> dict:
-    """Train with one setting in this process; return the times of the steps in seconds, and the bytes per step."""
+def make_training(case: dict) -> tuple:
+    """Return a model with random weights, its optimizer, and the tokens of a batch."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -42,7 +42,12 @@ def run_case(case: dict) -> dict:
     spec = MODELS[case["model"]]
     model = LlamaForCausalLM(LlamaConfig(vocab_size=512, max_position_embeddings=512, **spec["sizes"]))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    tokens = torch.randint(512, spec["batch"])
+    return model, optimizer, torch.randint(512, spec["batch"])
+
+
+def run_case(case: dict) -> dict:
+    """Train with one setting in this process; return the times of the steps in seconds, and the bytes per step."""
+    model, optimizer, tokens = make_training(case)
     debugger = None
     root = Path(case["directory"])
     if case["level"] is not None:

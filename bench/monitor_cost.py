@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from capture_cost import MODELS
+from capture_cost import make_training
 
 FOUR = ["norm", "min", "max", "mean"]
 PLANS = {
@@ -35,15 +35,7 @@ PLANS = {
 
 def run_case(case: dict) -> dict:
     """Train in this process; return the seconds of steps that are collected, and of the others."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.set_num_threads(case["threads"])
-    torch.manual_seed(0)
-    spec = MODELS[case["model"]]
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=512, max_position_embeddings=512, **spec["sizes"]))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    tokens = torch.randint(512, spec["batch"])
+    model, optimizer, tokens = make_training(case)
     plan = Path("monitor.json")
     plan.write_text(json.dumps({"targets": {}, "step_interval": 2, **case["plan"]}))
     os.environ["MONITOR_OUTPUT_DIR"] = str(Path("out").absolute())
