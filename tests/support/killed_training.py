@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from msprobe.pytorch import PrecisionDebugger
@@ -57,21 +58,22 @@ def make_model() -> nn.Module:
 
 def train(directory: Path, settings: dict[str, Any], said: int, *, steps: Iterator[int], backlog: int) -> None:
     """Train and record; each line of ``said`` is a step with the number of windows stopped, or that it has ended."""
-    step_record.BACKLOG_ENTRIES = backlog  # or nearly everything would be written at the end of a window
-    model = make_model()
-    debugger = PrecisionDebugger(dump_path=str(directory), level="mix", **settings)
-    for step in steps:
-        for window in range(1, WINDOWS + 1):
-            model.zero_grad()
-            debugger.start(model)
-            model(torch.ones(4, 16)).square().sum().backward()
-            debugger.stop()
-            os.write(said, f"{step} {window}\n".encode())
-            if torch.distributed.is_initialized():  # ranks wait for each other, as they do in a job
-                torch.distributed.all_reduce(torch.ones(1))
-        debugger.step()
-        os.write(said, f"{step} ended\n".encode())
-    debugger.close()
+    # Or nearly everything would be written at the end of a window.
+    with patch.object(step_record, "BACKLOG_ENTRIES", backlog):
+        model = make_model()
+        debugger = PrecisionDebugger(dump_path=str(directory), level="mix", **settings)
+        for step in steps:
+            for window in range(1, WINDOWS + 1):
+                model.zero_grad()
+                debugger.start(model)
+                model(torch.ones(4, 16)).square().sum().backward()
+                debugger.stop()
+                os.write(said, f"{step} {window}\n".encode())
+                if torch.distributed.is_initialized():  # ranks wait for each other, as they do in a job
+                    torch.distributed.all_reduce(torch.ones(1))
+            debugger.step()
+            os.write(said, f"{step} ended\n".encode())
+        debugger.close()
 
 
 def _enter(directory: Path, settings: dict[str, Any], said: int, rank: int | None, world: int, port: int) -> None:
