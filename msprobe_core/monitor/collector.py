@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_core.capture.window import Interception, Model
-from msprobe_core.errors import SessionError
+from msprobe_core.errors import MsprobeError, SessionError
 from msprobe_core.guard import kept, reason_of
-from msprobe_core.model import Digest, Level
+from msprobe_core.model import Digest, Level, RiskLevel
 from msprobe_core.monitor.alarms import Alarm, Alarms
 from msprobe_core.monitor.coverage import Coverage
 from msprobe_core.monitor.csv_tree import CsvTree
@@ -34,7 +34,10 @@ from msprobe_core.untrusted.paths import encode_json
 
 _logger = logging.getLogger(__name__)
 
-_MAX_ALARMS_SAID = 10
+_MAX_ALARMS_SAID, _MAX_ALARMS_KEPT = 10, 1000
+"""Alarms that are logged, and that are in ``anomaly.json``: a training that has gone wrong alarms in every step."""
+
+_MAX_FAILURES_SAID = 20
 _OF_MODULES = frozenset({Quantity.ACTIVATION, Quantity.ACTIVATION_GRADIENT})
 
 
@@ -121,19 +124,9 @@ class Collector:
         self._attached: list[Removable] = []
         self._open: _Open | None = None
         self._sealed: list[_Open] = []
-        self._updates = framework.watch_updates(optimizer, self._before_update, self._after_update)
+        self._unwatch_updates = framework.watch_updates(optimizer, self._before_update, self._after_update)
         atexit.register(self.close)
         self._begin_step()
-
-    @property
-    def ops(self) -> Sequence[Op]:
-        """The operations that are collected."""
-        return self._plan.ops
-
-    @property
-    def step_number(self) -> int:
-        """The step that is about to run, or runs."""
-        return self._step
 
     # --- names ----------------------------------------------------------------------------------------------------
 
@@ -178,7 +171,7 @@ class Collector:
 
     def _attach(self) -> None:
         quantities = self._plan.quantities
-        options = Interception(Level.L0, "CORE", ())
+        options = Interception(Level.L0, RiskLevel.CORE.value, ())
         for (_, model), recorder in zip(self._models, self._recorders, strict=True):
             recorder.is_open = True
             if quantities & _OF_MODULES:
@@ -252,10 +245,10 @@ class Collector:
             self._files.add(each.step)
 
     def _note_failure(self, where: str, error: Exception) -> None:
-        reason = f"{where}: {reason_of(error)}"
-        if reason not in self._failures_said:
+        reason = str(error) if isinstance(error, MsprobeError) else f"{where}: {reason_of(error)}"
+        if reason not in self._failures_said and len(self._failures_said) < _MAX_FAILURES_SAID:
             self._failures_said.add(reason)
-            _logger.warning("the monitor could not read all of step %d (%s); training goes on", self._step, reason)
+            _logger.warning("the monitor lacks a part of step %d (%s); training goes on", self._step, reason)
 
     # --- alarms and the end -----------------------------------------------------------------------------------------
 
@@ -264,8 +257,9 @@ class Collector:
             if self._num_alarms < _MAX_ALARMS_SAID:
                 _logger.warning("%s", message_of(alarm, self._rank))
             self._num_alarms += 1
-        if alarms and self._plan.writes_alarms:
-            self._alarms_found += alarms
+        room = _MAX_ALARMS_KEPT - len(self._alarms_found)
+        if alarms and room > 0 and self._plan.writes_alarms:
+            self._alarms_found += alarms[:room]
             directory = self._plan.output / "anomaly_detected" / f"rank{self._rank}"
             make_directory(directory)
             content = dict(_record_of(alarm, self._rank) for alarm in self._alarms_found)
@@ -277,7 +271,7 @@ class Collector:
             return
         self._is_closed = True
         atexit.unregister(self.close)
-        self._updates.detach()
+        self._unwatch_updates()
         self._detach()
         self._open = None
         try:

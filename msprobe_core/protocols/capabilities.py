@@ -263,8 +263,12 @@ class MonitoringFramework(Protocol):
         """Report the gradients of parameters as they are accumulated, and no calls."""
         ...
 
-    def watch_updates(self, optimizer: Any, before: Callable[[], None], after: Callable[[], None]) -> Removable:
+    def watch_updates(
+        self, optimizer: Any, before: Callable[[], None], after: Callable[[], None]
+    ) -> Callable[[], None]:
         """Call functions before and after each step of an optimizer; what they raise is not handled.
+
+        Returns: a function that ends this.
 
         Raises:
             SessionError: it is no optimizer.

@@ -64,9 +64,25 @@ class Monitoring:
         """Hook the parameters of all modules."""
         return _Accumulation(models, recorder)
 
-    def watch_updates(self, optimizer: Any, before: Callable[[], None], after: Callable[[], None]) -> _Updates:
+    def watch_updates(
+        self, optimizer: Any, before: Callable[[], None], after: Callable[[], None]
+    ) -> Callable[[], None]:
         """Register hooks of the optimizer's step."""
-        return _Updates(optimizer, before, after)
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise SessionError(
+                f"set_monitor() got the optimizer {type(optimizer).__name__}, which is no torch.optim.Optimizer; give "
+                "the optimizer that it wraps"
+            )
+        handles = [
+            optimizer.register_step_pre_hook(lambda *_: before()),
+            optimizer.register_step_post_hook(lambda *_: after()),
+        ]
+
+        def end() -> None:
+            while handles:
+                handles.pop().remove()
+
+        return end
 
 
 class _Accumulation:
@@ -88,29 +104,3 @@ class _Accumulation:
 
     def settle(self) -> None:
         """Do nothing: sums are whole."""
-
-
-class _Updates:
-    """See `msprobe_core.plugin.Removable`."""
-
-    def __init__(self, optimizer: Any, before: Callable[[], None], after: Callable[[], None]) -> None:
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise SessionError(
-                f"set_monitor() got the optimizer {type(optimizer).__name__}, which is no torch.optim.Optimizer; give "
-                "the optimizer that it wraps"
-            )
-        self._handles = [
-            optimizer.register_step_pre_hook(lambda *_: before()),
-            optimizer.register_step_post_hook(lambda *_: after()),
-        ]
-
-    def detach(self) -> None:
-        """Remove the hooks."""
-        while self._handles:
-            self._handles.pop().remove()
-
-    def release(self) -> None:
-        """Do nothing more."""
-
-    def settle(self) -> None:
-        """Do nothing."""

@@ -1,0 +1,116 @@
+"""What in the history of a training does not follow from its past, and alarms while it runs."""
+
+import math
+import random
+
+import polars as pl
+import pytest
+
+from msprobe_core.model import Digest, Stats, TensorMeta
+from msprobe_core.monitor.alarms import Alarms
+from msprobe_core.monitor.coverage import Coverage
+from msprobe_core.monitor.plan import Rule
+from msprobe_core.monitor.readings import Reading, Step
+from msprobe_core.monitoring.anomalies import HISTORY, find_anomalies
+from msprobe_core.monitoring.history import SCHEMA, Monitored
+from msprobe_core.monitoring.quantities import Op, Quantity
+
+STEPS, AT = 120, 90
+LAYERS = tuple(f"layers.{i}.weight" for i in range(12))
+
+
+def history(change=None, seed=0):
+    """Gradients with noise of a tenth, and weights that drift; ``change`` gives other values."""
+    draw = random.Random(seed)
+    rows = []
+    for step in range(STEPS):
+        for place, name in enumerate(LAYERS):
+            for quantity in ("param_origin", "grad_reduced"):
+                value = 5.0 * 1.002**step if quantity == "param_origin" else math.exp(draw.gauss(0.0, 0.1))
+                if change is not None:
+                    value = change(step, quantity, name, value)
+                rows.append((0, quantity, None, name, None, step, place, value))
+    return Monitored(frame=pl.DataFrame(rows, schema={**SCHEMA, "norm": pl.Float64}, orient="row"), statistics=["norm"])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_noise_and_drift_are_usual(seed):
+    found = find_anomalies(history(seed=seed))
+    assert (found.num_found, found.found) == (0, [])
+    assert found.num_judged == 2 * len(LAYERS) * (STEPS - HISTORY)
+
+
+@pytest.mark.parametrize(
+    ("quantity", "factor", "code"),
+    [
+        ("grad_reduced", 4.0, "anomaly.moved"),
+        ("grad_reduced", 0.25, "anomaly.moved"),
+        ("param_origin", 1.5, "anomaly.moved"),
+        ("grad_reduced", 0.0, "anomaly.became-zero"),
+        ("grad_reduced", math.nan, "anomaly.not-finite"),
+    ],
+)
+def test_the_first_value_that_moves_is_named(quantity, factor, code):
+    def change(step, own, name, value):
+        return value * factor if (own, name) == (quantity, LAYERS[5]) and step >= AT else value
+
+    first = find_anomalies(history(change)).found[0]
+    assert (first.step, first.place.quantity, first.place.name) == (AT, quantity, LAYERS[5])
+    assert first.finding.code == code
+
+
+def test_a_fault_that_stays_does_not_widen_its_own_limit():
+    alone, staying = (
+        find_anomalies(history(lambda step, _, name, value, last=last: value * 4 if AT <= step <= last else value))
+        for last in (AT, STEPS)
+    )
+    assert alone.found[0].limit == staying.found[0].limit
+
+
+def test_what_was_infinite_from_the_first_is_meant():
+    def change(_step, quantity, name, value):
+        return math.inf if (quantity, name) == ("grad_reduced", LAYERS[0]) else value
+
+    assert find_anomalies(history(change)).num_found == 0
+
+
+def test_steps_can_be_chosen():
+    found = find_anomalies(
+        history(lambda step, quantity, _, value: value * 9 if step in (70, AT) and quantity[0] == "g" else value),
+        steps=[AT],
+        most=1000,
+    )
+    assert {anomaly.step for anomaly in found.found} == {AT}
+
+
+# --- while a training runs ----------------------------------------------------------------------------------------
+
+
+def step_of(number, norm, name="up.weight"):
+    step = Step(number)
+    meta = TensorMeta("torch.Tensor", "torch.float32", (2,))
+    digest = Digest(stats=None if norm is None else Stats(max=norm, min=norm, mean=norm, l2_norm=norm))
+    step.add(Reading(Quantity.GRADIENT_REDUCED, 0, name, None, meta, digest))
+    return step
+
+
+def test_turbulence_is_measured_against_the_running_mean_which_alarms_do_not_enter():
+    alarms = Alarms([Rule(rule_name="AnomalyTurbulence", threshold=0.5)], [Op.NORM])
+    values = [1.0, 1.4, 1.6, 100.0, 1.4, 0.01]
+    assert [len(alarms.check(step_of(i, value))) for i, value in enumerate(values)] == [0, 0, 1, 1, 0, 0]
+
+
+def test_nan_and_large_values_are_alarms_and_empty_tensors_are_not():
+    alarms = Alarms([Rule(rule_name="AnomalyNan", threshold=10.0)], [Op.NORM])
+    values = [1.0, math.nan, math.inf, -11.0, None]
+    assert [len(alarms.check(step_of(i, value))) for i, value in enumerate(values)] == [0, 1, 1, 1, 0]
+
+
+def test_what_was_expected_and_never_seen_is_told():
+    coverage = Coverage(
+        {Quantity.GRADIENT_REDUCED: frozenset({"0:up.weight", "0:down.weight"}), Quantity.EXP_AVG: frozenset({"0:up"})}
+    )
+    coverage.add(step_of(3, 1.0))
+    assert coverage.unseen() == [Quantity.EXP_AVG]
+    seen = coverage.content()["grad_reduced"]
+    assert (seen.expected, seen.seen, seen.finite, seen.first_step, seen.missing) == (2, 1, 1, 3, ["0:down.weight"])
