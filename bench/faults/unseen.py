@@ -45,17 +45,17 @@ def _translation() -> dict[str, torch.Tensor]:
     return {**text(), "decoder_input_ids": torch.randint(2, VOCABULARY, (BATCH, LENGTH))}
 
 
-class _Encoder(nn.Module):
-    """Layers of `torch.nn.TransformerEncoderLayer`, which has a rectifier."""
+class _OfText(nn.Module):
+    """Layers between an embedding and a head; a subclass says which."""
 
     def __init__(self, config: SimpleNamespace) -> None:
         super().__init__()
         self.words = nn.Embedding(VOCABULARY, _HIDDEN)
-        options: dict[str, Any] = {"dropout": 0.0, "batch_first": True, "norm_first": True}
-        self.layers = nn.ModuleList(
-            nn.TransformerEncoderLayer(_HIDDEN, _HEADS, _INNER, **options) for _ in range(config.num_hidden_layers)
-        )
+        self.layers = nn.ModuleList(self.make_layer() for _ in range(config.num_hidden_layers))
         self.head = nn.Linear(_HIDDEN, VOCABULARY)
+
+    def make_layer(self) -> nn.Module:
+        raise NotImplementedError
 
     def forward(self, input_ids: torch.Tensor) -> SimpleNamespace:
         x = self.words(input_ids)
@@ -64,7 +64,14 @@ class _Encoder(nn.Module):
         return SimpleNamespace(logits=self.head(x))
 
 
-class _Recurrent(nn.Module):
+class _Encoder(_OfText):
+    """Layers of `torch.nn.TransformerEncoderLayer`, which has a rectifier."""
+
+    def make_layer(self) -> nn.Module:
+        return nn.TransformerEncoderLayer(_HIDDEN, _HEADS, _INNER, dropout=0.0, batch_first=True, norm_first=True)
+
+
+class _Recurrent(_OfText):
     """A convolution over time with a leaky rectifier in front of a GRU, twice."""
 
     class Block(nn.Module):
@@ -80,17 +87,8 @@ class _Recurrent(nn.Module):
             hidden = self.act(self.conv(self.norm(x.transpose(1, 2)))[..., :LENGTH])
             return x + self.out(self.gru(hidden.transpose(1, 2))[0])
 
-    def __init__(self, config: SimpleNamespace) -> None:
-        super().__init__()
-        self.words = nn.Embedding(VOCABULARY, _HIDDEN)
-        self.layers = nn.ModuleList(self.Block() for _ in range(config.num_hidden_layers))
-        self.head = nn.Linear(_HIDDEN, VOCABULARY)
-
-    def forward(self, input_ids: torch.Tensor) -> SimpleNamespace:
-        x = self.words(input_ids)
-        for layer in self.layers:
-            x = layer(x)
-        return SimpleNamespace(logits=self.head(x))
+    def make_layer(self) -> nn.Module:
+        return self.Block()
 
 
 class _Mixer(nn.Module):
