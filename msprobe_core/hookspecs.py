@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from msprobe_core.protocols.comparison import Executor, Metric
     from msprobe_core.protocols.framework import FrameworkOffer
+    from msprobe_core.protocols.monitoring import MonitorWriterFactory
     from msprobe_core.protocols.presentation import Export, TableFormat
     from msprobe_core.protocols.storage import Processor, Reader, WriterFactory
     from msprobe_core.protocols.trainers import ApiMap, ModuleMap, TrainerStages
@@ -63,6 +64,15 @@ class HookSpecs:
         Called: once, when a session opens, on the thread that called ``start``.
         Cost: start-up; writers then work on the session's background thread.
         Returns: `WriterFactory` objects; each ``name`` is a value of the setting ``writer``.
+        """
+
+    @hookspec
+    def msprobe_register_monitor_writers(self) -> Sequence[MonitorWriterFactory]:  # pyright: ignore[reportReturnType]
+        """Offer what values of the training monitor can be sent to: files, or a service that draws curves.
+
+        Called: once, when a monitor is set up, on the calling thread.
+        Cost: start-up. The returned objects' writers are called once per collected step, between two steps.
+        Returns: `MonitorWriterFactory` objects; each ``name`` is a value of ``"msprobe": {"writers": […]}``.
         """
 
     @hookspec

@@ -90,6 +90,7 @@ from msprobe_core.protocols.framework import (
     Reducer,
     Removable,
 )
+from msprobe_core.protocols.monitoring import MonitoredValue, MonitorWriter, MonitorWriterFactory
 from msprobe_core.protocols.presentation import (
     Colours,
     Column,
@@ -145,6 +146,8 @@ __all__ = [  # noqa: RUF022  # by purpose
     "Call", "CallRecorder",
     # Storage
     "Dump", "EndingWriter", "MarkedDump", "Processor", "Reader", "TensorSource", "Writer", "WriterFactory",
+    # Training monitor
+    "MonitorWriter", "MonitorWriterFactory", "MonitoredValue",
     # Comparison, pages and trainers
     "Executor", "Metric", "Export", "Page", "PageGraphs", "ApiMap", "ModuleMap", "TrainerStages",
     # Tables of results

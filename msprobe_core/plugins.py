@@ -25,6 +25,7 @@ from msprobe_core._version import __version__
 from msprobe_core.errors import MsprobeError, PluginError
 from msprobe_core.protocols.comparison import Executor, Metric
 from msprobe_core.protocols.framework import FrameworkOffer
+from msprobe_core.protocols.monitoring import MonitorWriterFactory
 from msprobe_core.protocols.presentation import Export, TableFormat
 from msprobe_core.protocols.storage import Processor, Reader, WriterFactory
 from msprobe_core.protocols.trainers import ApiMap, ModuleMap, TrainerStages
@@ -46,6 +47,7 @@ _BUILT_IN = (
     "msprobe_core.execute.inline",
     "msprobe_core.execute.processes",
     "msprobe_core.execute.ray_cluster",
+    "msprobe_core.monitor.csv_tree",
     "msprobe_core.report.own_format",
     "msprobe_core.compat.formats",
     "msprobe_core.exports.offers",
@@ -98,6 +100,10 @@ class Registry:
     def writers(self) -> dict[str, WriterFactory]:
         """Return the writers by name."""
         return self._offers("msprobe_register_writers")
+
+    def monitor_writers(self) -> dict[str, MonitorWriterFactory]:
+        """Return the writers of the training monitor by name."""
+        return self._offers("msprobe_register_monitor_writers")
 
     def readers(self) -> list[Reader]:
         """Return the readers, the core's own last."""
@@ -222,6 +228,7 @@ _OFFERED: dict[str, type] = {
     "msprobe_register_frameworks": FrameworkOffer,
     "msprobe_register_processors": Processor,
     "msprobe_register_writers": WriterFactory,
+    "msprobe_register_monitor_writers": MonitorWriterFactory,
     "msprobe_register_readers": Reader,
     "msprobe_register_executors": Executor,
     "msprobe_register_tables": TableFormat,

@@ -19,6 +19,7 @@ def plugins() -> None:
         "frameworks": [_framework(offer) for offer in found.frameworks().values()],
         "processors": list(found.processors()),
         "writers": list(found.writers()),
+        "monitor writers": list(found.monitor_writers()),
         "readers": [reader.name for reader in found.readers()],
         "executors": list(found.executors()),
         "commands": list(found.commands()),

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from msprobe_core.monitor.readings import Step
+from msprobe_core.monitor.readings import Reading, Step
 from msprobe_core.monitoring.quantities import Quantity
+from msprobe_core.store.atomic_file import whole_file
+from msprobe_core.store.layout import make_directory
+from msprobe_core.untrusted.paths import encode_json
+
+_logger = logging.getLogger(__name__)
+
+FILE = "coverage.json"
 
 
 class Seen(msgspec.Struct, kw_only=True):
@@ -34,28 +43,49 @@ _MAX_MISSING = 20
 
 
 class Coverage:
-    """Counts what is seen of each quantity."""
+    """Counts what is seen of each quantity; a `msprobe_core.monitor.sinks.Sink`."""
 
-    def __init__(self, expected: Mapping[Quantity, Collection[str] | None]) -> None:
+    def __init__(self, expected: Mapping[Quantity, Collection[str] | None], directory: Path) -> None:
         """Begin with nothing seen.
 
         Args:
             expected: By quantity, the names that should have values.
+            directory: Of the file.
         """
         self._expected = expected
+        self._path = directory / FILE
+        self._num_steps = 0
         self._first: dict[Quantity, int] = {}
         self._seen: dict[Quantity, set[str]] = {quantity: set() for quantity in expected}
         self._not_finite: dict[Quantity, set[str]] = {quantity: set() for quantity in expected}
 
     def add(self, step: Step) -> None:
         """Count a step."""
+        self._num_steps += 1
         for reading in step.readings.values():
             name = f"{reading.stage}:{reading.name}"
             self._first.setdefault(reading.quantity, step.number)
             self._seen[reading.quantity].add(name)
-            stats = reading.digest.stats
-            if stats is None or stats.l2_norm is None or not math.isfinite(stats.l2_norm):
+            if not _is_finite(reading):
                 self._not_finite[reading.quantity].add(name)
+
+    def close(self) -> None:
+        """Write the file, and warn of what was not seen at all.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
+        if not self._num_steps:
+            return
+        if unseen := self.unseen():
+            listed = ", ".join(quantity.value for quantity in unseen)
+            _logger.warning(
+                "the monitor saw nothing of %s in %d steps; %s says what was expected",
+                listed, self._num_steps, self._path,
+            )  # fmt: skip
+        make_directory(self._path.parent)
+        with whole_file(self._path) as file:
+            file.write(encode_json(self.content(), indent=2) + b"\n")
 
     def unseen(self) -> list[Quantity]:
         """Return the quantities of which nothing at all was seen, although something was expected."""
@@ -77,3 +107,10 @@ class Coverage:
                 missing=missing[:_MAX_MISSING],
             )
         return content
+
+
+def _is_finite(reading: Reading) -> bool:
+    if reading.meta is None:
+        return all(map(math.isfinite, reading.numbers.values()))
+    stats = reading.digest.stats
+    return stats is not None and stats.l2_norm is not None and math.isfinite(stats.l2_norm)

@@ -1,88 +1,92 @@
-"""The files of the monitor: a directory for each rank, a CSV file for each quantity and range of steps."""
+"""The files of the monitor: a CSV file for each quantity and range of steps, in a directory for each rank."""
 
 from __future__ import annotations
 
 import csv
 import io
-import secrets
 from collections.abc import Sequence
-from datetime import datetime, timedelta, timezone
+from pathlib import Path
 
-from msprobe_core.monitor.plan import MonitorPlan
-from msprobe_core.monitor.readings import Reading, Step
+from msprobe_core.hookspecs import hookimpl
 from msprobe_core.monitoring.quantities import Quantity
+from msprobe_core.protocols.monitoring import MonitoredValue, MonitorWriter, MonitorWriterFactory
 from msprobe_core.store.atomic_file import whole_file
 from msprobe_core.store.layout import make_directory
 
 _OF_MICRO_BATCHES = frozenset({Quantity.ACTIVATION, Quantity.ACTIVATION_GRADIENT, Quantity.GRADIENT_UNREDUCED})
 """Quantities whose files have the column ``micro_step``."""
 
-_ZONE = timezone(timedelta(hours=8))
-"""Readers parse the directory's time, which the established monitor gives in this zone."""
 
+class _CsvTree:
+    """Writes the values of a rank; a file appears by renaming, when its steps are complete."""
 
-class CsvTree:
-    """Writes the readings of a rank; a file appears by renaming, when its steps are complete."""
+    def __init__(self, directory: Path, steps_per_file: int, ndigits: int) -> None:
+        self._directory = directory
+        self._steps_per_file = steps_per_file
+        self._ndigits = ndigits
+        self._steps: list[tuple[int, Sequence[MonitoredValue]]] = []
 
-    def __init__(self, plan: MonitorPlan, rank: int) -> None:
-        """Create nothing yet.
-
-        Args:
-            plan: Says which columns files have, and how many steps.
-            rank: Of this process.
-        """
-        self._plan = plan
-        began = datetime.now(_ZONE).strftime("%b%d_%H-%M-%S")
-        self.directory = plan.output / f"{began}-rank{rank}-{secrets.token_hex(4)}"
-        self._steps: list[Step] = []
-
-    def add(self, step: Step) -> None:
-        """Take a step, and write the file that it completes.
+    def add(self, step: int, values: Sequence[MonitoredValue]) -> None:
+        """Take a step, and write the files that it completes.
 
         Raises:
             StoreError: a file cannot be written.
         """
-        self._steps.append(step)
-        if len(self._steps) >= self._plan.step_count_per_record:
-            self.flush()
+        self._steps.append((step, values))
+        if len(self._steps) >= self._steps_per_file:
+            self.close()
 
-    def flush(self) -> None:
-        """Write the steps that are not written yet, as a file of fewer steps if need be.
+    def close(self) -> None:
+        """Write the steps that are not written yet, as files of fewer steps if need be.
 
         Raises:
             StoreError: a file cannot be written.
         """
         steps, self._steps = self._steps, []
-        if not steps:
+        found: dict[str, list[MonitoredValue]] = {}
+        for _, values in steps:
+            for value in values:
+                found.setdefault(value.quantity, []).append(value)
+        if not found:
             return
-        make_directory(self.directory)
-        found: dict[Quantity, list[tuple[int, Reading]]] = {}
-        for step in steps:
-            for reading in step.readings.values():
-                found.setdefault(reading.quantity, []).append((step.number, reading))
-        for quantity, readings in found.items():
-            name = f"{quantity.value}_{steps[0].number}-{steps[-1].number}.csv"
-            with whole_file(self.directory / name) as file:
-                file.write(self._text_of(quantity, readings).encode())
+        make_directory(self._directory)
+        for quantity, values in found.items():
+            with whole_file(self._directory / f"{quantity}_{steps[0][0]}-{steps[-1][0]}.csv") as file:
+                file.write(self._text_of(quantity, values).encode())
 
-    def _text_of(self, quantity: Quantity, readings: Sequence[tuple[int, Reading]]) -> str:
-        has_micro_steps = quantity in _OF_MICRO_BATCHES
-        ops, ndigits = self._plan.ops, self._plan.ndigits
+    def _text_of(self, quantity: str, values: Sequence[MonitoredValue]) -> str:
+        has_micro_steps, has_tensors = quantity in _OF_MICRO_BATCHES, values[0].shape is not None
         text = io.StringIO()
         rows = csv.writer(text, lineterminator="\n")
         micro_step = ["micro_step"] if has_micro_steps else []
-        rows.writerow(["vpp_stage", "name", "step", *micro_step, *(op.value for op in ops), "shape", "dtype"])
-        for step, reading in readings:
-            values = [reading.value(op) for op in ops]
+        tensor = ["shape", "dtype"] if has_tensors else []
+        rows.writerow(["vpp_stage", "name", "step", *micro_step, *values[0].numbers, *tensor])
+        for value in values:
             rows.writerow(
                 [
-                    reading.stage,
-                    reading.name,
-                    step,
-                    *([reading.micro_step] if has_micro_steps else []),
-                    *(round(value, ndigits) if isinstance(value, float) else value for value in values),
-                    str(list(reading.meta.shape)),
-                    reading.meta.dtype,
+                    value.stage,
+                    value.name,
+                    value.step,
+                    *([value.micro_step] if has_micro_steps else []),
+                    *(self._rounded(number) for number in value.numbers.values()),
+                    *([str(list(value.shape or ())), value.dtype] if has_tensors else []),
                 ]
             )
         return text.getvalue()
+
+    def _rounded(self, number: float) -> float | int:
+        return round(number, self._ndigits) if isinstance(number, float) else number
+
+
+class _CsvFormat:
+    name = "csv"
+
+    def open(self, directory: Path, rank: int, *, steps_per_file: int, ndigits: int) -> MonitorWriter:
+        del rank
+        return _CsvTree(directory, steps_per_file, ndigits)
+
+
+@hookimpl
+def msprobe_register_monitor_writers() -> Sequence[MonitorWriterFactory]:
+    """Offer it."""
+    return [_CsvFormat()]

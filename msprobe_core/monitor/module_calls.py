@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from msprobe_core import names
 from msprobe_core.capture.recorded_call import as_results
 from msprobe_core.capture.values import ValueBuilder
 from msprobe_core.model import GradientSlot, Value
+from msprobe_core.monitor.training import Take
 from msprobe_core.monitoring.quantities import Quantity
 from msprobe_core.protocols.framework import Framework
-
-
-class Take(Protocol):
-    """Reads one tensor."""
-
-    def __call__(
-        self, quantity: Quantity, name: str, tensor: Any, *, stage: int, micro_step: int | None = None
-    ) -> None:
-        """Enqueue its statistics; see `msprobe_core.monitor.readings.Reading`."""
-        ...
 
 
 class ModuleCall:
@@ -155,7 +146,7 @@ class MonitorRecorder:
 
     def _take_all(self, call: ModuleCall, side: str, values: Sequence[Any]) -> None:
         for name, tensor in self._named(call, side, values):
-            self._take(Quantity.ACTIVATION, name, tensor, stage=self._stage, micro_step=call.micro_step)
+            self._take.tensor(Quantity.ACTIVATION, name, tensor, stage=self._stage, micro_step=call.micro_step)
 
     def _named(self, call: ModuleCall, side: str, values: Sequence[Any]) -> list[tuple[str, Any]]:
         """Return the tensors among the values: ``fc1.input``, or ``fc1.input_0`` and so on where there are several."""
@@ -192,7 +183,9 @@ class MonitorRecorder:
         """Take one gradient."""
         del backward_pass
         if self.is_open:
-            self._take(Quantity.ACTIVATION_GRADIENT, slot.name, gradient, stage=self._stage, micro_step=call.micro_step)
+            self._take.tensor(
+                Quantity.ACTIVATION_GRADIENT, slot.name, gradient, stage=self._stage, micro_step=call.micro_step
+            )
 
     def expect_parameter_gradients(self, stem: str, parameters: Collection[str]) -> None:
         """Pass over which parameters will report."""
@@ -210,7 +203,7 @@ class MonitorRecorder:
         self._num_accumulated[whole] = number + 1
         micro_step = number % self._grad_acc_steps
         if self._every_micro_batch or micro_step == self._grad_acc_steps - 1:
-            self._take(Quantity.GRADIENT_UNREDUCED, whole, gradient, stage=self._stage, micro_step=micro_step)
+            self._take.tensor(Quantity.GRADIENT_UNREDUCED, whole, gradient, stage=self._stage, micro_step=micro_step)
 
     # --- threads and order, which no reading has ------------------------------------------------------------------
 

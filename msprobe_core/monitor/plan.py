@@ -1,35 +1,16 @@
-"""What to monitor, and when: one plan, read from the configuration that scripts of the established monitor have."""
+"""What to monitor, and when: one plan, whichever configuration it was read from."""
 
 from __future__ import annotations
 
-import difflib
-import json
-import logging
-import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, cast, get_type_hints
+from typing import Literal
 
 import msgspec
 
-from msprobe_core.config.text import given_path, read_text
-from msprobe_core.errors import ConfigError
 from msprobe_core.monitoring.quantities import Op, Quantity
 
-_logger = logging.getLogger(__name__)
-
-OUTPUT_VARIABLE = "MONITOR_OUTPUT_DIR"
 DEFAULT_OUTPUT = "./monitor_output"
-
-_NOT_COLLECTED = {
-    "ur_distribution": "sizes of updates",
-    "mg_direction": "agreement of gradient and momentum",
-    "recording_l2_features": "features of single layers",
-    "stack_info": "call stacks of modules",
-    "print_struct": "the structure of modules",
-    "append_output": "continuing the files of an earlier training",
-    "dynamic_on": "switching by editing the file",
-}
-"""Settings of the established monitor that this release does not act on."""
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,11 +25,36 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     threshold: float | None = None
 
 
-class _GivenRule(msgspec.Struct):
-    """A rule as files have it."""
+class Communication(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to collect of communication.
 
-    rule_name: str
-    args: dict[str, float] = {}
+    Attributes:
+        enable: Collect it.
+        cc_codeline: Parts of ``file[line]`` of callers, one of which a call must have; empty for all calls.
+        cc_pre_hook: Also collect what an operation is given, before it runs.
+        cc_log_only: Only list the callers.
+    """
+
+    enable: bool = False
+    cc_codeline: tuple[str, ...] = ()
+    cc_pre_hook: bool = False
+    cc_log_only: bool = False
+
+
+class Extensions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings that the established monitor does not have: the field ``msprobe`` of a configuration.
+
+    Attributes:
+        writers: Names of what receives the values; see the hook ``msprobe_register_monitor_writers``.
+        sketch: Of which gradients to keep sketches, for ``msprobe monitor reduction-check``.
+        max_overhead: Largest share of the training's time; intervals are widened to keep it. ``None`` for no bound.
+        alarm_action: What an alarm does besides being logged: ``dump`` opens a window of recording.
+    """
+
+    writers: tuple[str, ...] = ("csv",)
+    sketch: Literal["none", "grad"] = "none"
+    max_overhead: float | None = None
+    alarm_action: Literal["none", "dump"] = "none"
 
 
 class MonitorPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,10 +79,22 @@ class MonitorPlan(msgspec.Struct, frozen=True, kw_only=True):
         monitor_mbs_grad: Collect what each micro-batch leaves of the former, instead of the last alone.
         mv_distribution: Collect the optimizer's moments.
         param_distribution: Collect parameters before and after the update.
+        ur_distribution: Collect sizes of updates, relative to the parameters too.
+        mg_direction: Collect the share of elements in which gradient and momentum agree in sign.
+        cc_distribution: What to collect of communication.
+        recording_l2_features: Collect features of layers that statistics of one tensor do not show.
+        l2_targets: Of which modules, by the name of the feature.
+        sa_order: Order of the dimensions of queries and keys, of ``s`` sequence, ``b`` batch, ``h`` head, ``d`` width.
+        stack_info: Write one call stack of each module.
+        print_struct: Write the structure of the modules.
+        append_output: Beginning and end of the time in which the directories to continue began; empty for new ones.
+        dynamic_on: Collect; with the variable ``DYNAMIC_MONITOR``, editing this field switches a running training.
         squash_name: Leave out what wrappers add to names.
         rules: Alarms, the first of which that holds is reported.
         writes_alarms: Whether alarms go to ``anomaly.json``.
+        extensions: Settings that the established monitor does not have.
         output: Directory of the results.
+        source: File of the configuration; ``None`` without one.
     """
 
     targets: tuple[str, ...] = ()
@@ -96,10 +114,22 @@ class MonitorPlan(msgspec.Struct, frozen=True, kw_only=True):
     monitor_mbs_grad: bool = False
     mv_distribution: bool = False
     param_distribution: bool = False
+    ur_distribution: bool = False
+    mg_direction: bool = False
+    cc_distribution: Communication = Communication()
+    recording_l2_features: bool = False
+    l2_targets: Mapping[str, tuple[str, ...]] = {}
+    sa_order: Literal["s,b,h,d", "b,s,h,d"] = "s,b,h,d"
+    stack_info: bool = False
+    print_struct: bool = False
+    append_output: tuple[str, ...] = ()
+    dynamic_on: bool = False
     squash_name: bool = False
     rules: tuple[Rule, ...] = ()
     writes_alarms: bool = False
+    extensions: Extensions = Extensions()
     output: Path = Path(DEFAULT_OUTPUT)
+    source: Path | None = None
 
     @property
     def quantities(self) -> frozenset[Quantity]:
@@ -116,132 +146,6 @@ class MonitorPlan(msgspec.Struct, frozen=True, kw_only=True):
             chosen += [Quantity.PARAM_ORIGIN, Quantity.PARAM_UPDATED]
         return frozenset(chosen)
 
-    def selects(self, step: int, num_collected: int) -> bool:
-        """Whether to collect a step, after so many collected ones."""
-        since = step - self.start_step
-        return since >= 0 and since % self.step_interval == 0 and num_collected < self.collect_times
-
     def selects_rank(self, rank: int) -> bool:
         """Whether to collect on a rank."""
         return not self.module_ranks or rank in self.module_ranks
-
-
-def load_plan(path: str | os.PathLike[str]) -> MonitorPlan:
-    """Return the plan in a configuration file of the monitor.
-
-    Args:
-        path: A JSON file; see ``docs/monitor.md``.
-
-    Raises:
-        ConfigError: it cannot be read, a value has another type or is not allowed, or nothing is to be collected.
-    """
-    file = Path(path)
-    text = read_text(file, kind="a configuration file of the monitor", advice="give the path of a JSON file")
-    try:
-        fields = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{file}: is not valid JSON ({error})") from error
-    if not isinstance(fields, dict):
-        raise ConfigError(f'{file}: holds {type(fields).__name__}, but must hold an object such as {{"ops": ["norm"]}}')
-    return _plan_of(cast("dict[str, Any]", fields), str(file))
-
-
-_TYPES = {name: kind for name, kind in get_type_hints(MonitorPlan).items() if name not in ("rules", "output")}
-_LEAST = {"step_count_per_record": 1, "step_interval": 1, "start_step": 0, "collect_times": 0, "ndigits": 0, "eps": 0}
-_MOST = {"ndigits": 20, "step_count_per_record": 1_000_000}
-
-
-def _plan_of(fields: dict[str, Any], where: str) -> MonitorPlan:
-    values: dict[str, Any] = {}
-    for name, value in fields.items():
-        if name == "alert":
-            values["rules"], values["writes_alarms"] = _rules_of(value, f"{where}: 'alert'")
-        elif name == "targets":
-            values[name] = _targets_of(value, where)
-        elif name in _TYPES:
-            values[name] = _checked(name, value, where)
-        else:
-            _warn_of(name, value, where)
-    output = os.environ.get(OUTPUT_VARIABLE) or DEFAULT_OUTPUT
-    plan = MonitorPlan(**values, output=given_path(output, OUTPUT_VARIABLE))
-    if plan.forward_only and plan.backward_only:
-        raise ConfigError(f"{where}: 'forward_only' and 'backward_only' leave nothing of 'xy_distribution'; remove one")
-    if not plan.quantities:
-        raise ConfigError(
-            f"{where}: nothing is to be collected; set one of xy_distribution, wg_distribution, mv_distribution and "
-            "param_distribution to true"
-        )
-    return plan
-
-
-def _warn_of(name: str, value: Any, where: str) -> None:
-    """Warn of a field that has no effect, if it asks for anything."""
-    if name == "format":
-        if value != "csv":
-            _logger.warning("%s: 'format' is %r; files are written as csv", where, value)
-    elif name == "cc_distribution":
-        if isinstance(value, dict) and cast("dict[str, Any]", value).get("enable"):
-            _logger.warning("%s: 'cc_distribution' is not supported (communication) and has no effect", where)
-    elif name in _NOT_COLLECTED:
-        if value:
-            _logger.warning("%s: '%s' is not supported (%s) and has no effect", where, name, _NOT_COLLECTED[name])
-    elif name not in ("l2_targets", "sa_order"):
-        _logger.warning("%s: unknown field %r has no effect%s", where, name, _nearest(name))
-
-
-def _nearest(name: str) -> str:
-    known = [*_TYPES, *_NOT_COLLECTED, "alert", "format", "cc_distribution"]
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean '{close[0]}'?" if close else ""
-
-
-def _checked(name: str, value: Any, where: str) -> Any:
-    if name == "ops" and isinstance(value, list):
-        return _ops_of(cast("list[Any]", value), where)
-    try:
-        checked = msgspec.convert(value, _TYPES[name])
-    except msgspec.ValidationError as error:
-        reason = str(error).partition(" - at ")[0].replace("`", "'").lower()
-        raise ConfigError(f"{where}: '{name}' is {value!r}; {reason}") from error
-    for limits, is_outside, word in ((_LEAST, float.__lt__, "least"), (_MOST, float.__gt__, "most")):
-        if name in limits and is_outside(float(checked), float(limits[name])):
-            raise ConfigError(f"{where}: '{name}' is {value!r}, but must be at {word} {limits[name]}")
-    return checked
-
-
-def _ops_of(listed: list[Any], where: str) -> tuple[Op, ...]:
-    """Return the operations of a list; shape and dtype are in every file, and others are left out with a warning."""
-    known = {op.value: op for op in Op}
-    wrong = [name for name in listed if name not in known and name not in ("shape", "dtype")]
-    if wrong:
-        _logger.warning("%s: 'ops' lists %r, which is left out; allowed: %s", where, wrong[0], ", ".join(known))
-    ops = tuple(known[name] for name in dict.fromkeys(listed) if name in known)
-    if not ops:
-        raise ConfigError(f"{where}: 'ops' lists no operation; allowed: {', '.join(known)}")
-    return ops
-
-
-def _targets_of(value: Any, where: str) -> tuple[str, ...]:
-    if not isinstance(value, dict):
-        raise ConfigError(f"{where}: 'targets' is {value!r}, but must be an object such as {{\"layers.0.mlp\": {{}}}}")
-    return tuple(str(name) for name in cast("dict[str, Any]", value))
-
-
-def _rules_of(value: Any, where: str) -> tuple[tuple[Rule, ...], bool]:
-    if not isinstance(value, dict):
-        raise ConfigError(f"{where} is {value!r}, but must be an object with 'rules' and 'dump'")
-    alert = cast("dict[str, Any]", value)
-    rules: list[Rule] = []
-    try:
-        listed = msgspec.convert(alert.get("rules") or [], list[_GivenRule])
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{where}: 'rules' cannot be used ({str(error).lower().replace('`', chr(39))})") from error
-    for given in listed:
-        try:
-            rule = msgspec.convert({"rule_name": given.rule_name, **given.args}, Rule)
-        except msgspec.ValidationError as error:
-            raise ConfigError(f"{where}: the rule {given.rule_name!r} cannot be used ({str(error).lower()})") from error
-        if rule.rule_name == "AnomalyTurbulence" and rule.threshold is None:
-            raise ConfigError(f"{where}: the rule AnomalyTurbulence lacks 'args': {{'threshold': …}}")
-        rules.append(rule)
-    return tuple(rules), bool(alert.get("dump", False))

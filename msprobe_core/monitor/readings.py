@@ -9,6 +9,7 @@ from typing import Any
 
 from msprobe_core.model import Digest, TensorMeta
 from msprobe_core.monitoring.quantities import Op, Quantity
+from msprobe_core.protocols.monitoring import MonitoredValue
 
 
 @dataclass(slots=True)
@@ -20,9 +21,9 @@ class Reading:
         stage: Position of its model in a list of models, 0 of a single model.
         name: Of the parameter, or of the module with ``.input`` or ``.output``.
         micro_step: Micro-batch; ``None`` if the value belongs to the whole step.
-        meta: Shape and dtype.
+        meta: Shape and dtype; ``None`` of a quantity with columns of its own, which is not of one tensor.
         digest: Statistics, there after `Step.collect`.
-        zeros: Share of elements below ``eps``, a 0-d tensor until `Step.collect`; ``None`` if not requested.
+        numbers: Further numbers by column, 0-d tensors until `Step.collect`.
         identity: Of the tensor's object.
     """
 
@@ -30,9 +31,9 @@ class Reading:
     stage: int
     name: str
     micro_step: int | None
-    meta: TensorMeta
+    meta: TensorMeta | None
     digest: Digest
-    zeros: Any = None
+    numbers: dict[str, Any] = field(default_factory=dict[str, Any])
     identity: int = 0
 
     def value(self, op: Op) -> float | int:
@@ -58,7 +59,7 @@ _VALUES: Mapping[Op, Callable[[Reading], float | int]] = {
     Op.MIN: lambda reading: _number(reading.digest.stats and reading.digest.stats.min),
     Op.MAX: lambda reading: _number(reading.digest.stats and reading.digest.stats.max),
     Op.MEAN: lambda reading: _number(reading.digest.stats and reading.digest.stats.mean),
-    Op.ZEROS: lambda reading: _number(reading.zeros),
+    Op.ZEROS: lambda reading: _number(reading.numbers.get(Op.ZEROS.value)),
     Op.NANS: _num_nan,
     Op.ID: lambda reading: reading.identity,
 }
@@ -88,6 +89,29 @@ class Step:
         Args:
             floats: Returns the numbers of 0-d tensors, in one transfer.
         """
-        waiting = [reading for reading in self.readings.values() if reading.zeros is not None]
-        for reading, number in zip(waiting, floats([each.zeros for each in waiting]), strict=True):
-            reading.zeros = number
+        waiting = [(reading, column) for reading in self.readings.values() for column in reading.numbers]
+        found = floats([reading.numbers[column] for reading, column in waiting])
+        for (reading, column), number in zip(waiting, found, strict=True):
+            reading.numbers[column] = number
+
+    def values(self, ops: Sequence[Op]) -> list[MonitoredValue]:
+        """Return the collected step as writers receive it.
+
+        Args:
+            ops: Columns of the quantities that have none of their own.
+        """
+        return [_value_of(self.number, reading, ops) for reading in self.readings.values()]
+
+
+def _value_of(step: int, reading: Reading, ops: Sequence[Op]) -> MonitoredValue:
+    meta = reading.meta
+    return MonitoredValue(
+        step=step,
+        quantity=reading.quantity.value,
+        stage=reading.stage,
+        name=reading.name,
+        micro_step=reading.micro_step,
+        numbers=reading.numbers if meta is None else {op.value: reading.value(op) for op in ops},
+        shape=None if meta is None else meta.shape,
+        dtype="" if meta is None else meta.dtype,
+    )

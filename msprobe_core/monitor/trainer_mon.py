@@ -9,7 +9,7 @@ from typing import Any, cast
 from msprobe_core.capture.framework_choice import find_framework
 from msprobe_core.errors import SessionError
 from msprobe_core.monitor.collector import Collector
-from msprobe_core.monitor.plan import load_plan
+from msprobe_core.monitor.plan_file import load_plan
 
 
 class TrainerMon:

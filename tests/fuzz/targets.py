@@ -268,7 +268,7 @@ TARGETS = {
     "control": Target(["config/edit"], _control, _use_control, "live.*"),
     "apis": Target(["config/apis"], written("apis.yaml", "my.module: [f, g]\ntorch: [relu]\n"), one("apis.yaml")),
     "monitor plan": Target(
-        ["monitor/plan"],
+        ["monitor/plan_file"],
         written(
             "monitor.json",
             '{"targets": {"up": {}}, "ops": ["norm", "nans"], "wg_distribution": true, "eps": 1e-8, "ndigits": 6,',

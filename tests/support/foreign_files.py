@@ -114,7 +114,7 @@ def _compare_request(path):
 
 
 def _monitor_plan(path):
-    from msprobe_core.monitor.plan import load_plan
+    from msprobe_core.monitor.plan_file import load_plan
 
     return load_plan(path)
 

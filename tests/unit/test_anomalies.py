@@ -1,4 +1,4 @@
-"""What in the history of a training does not follow from its past, and alarms while it runs."""
+"""What in the history of a training does not follow from its past."""
 
 import math
 import random
@@ -6,14 +6,8 @@ import random
 import polars as pl
 import pytest
 
-from msprobe_core.model import Digest, Stats, TensorMeta
-from msprobe_core.monitor.alarms import Alarms
-from msprobe_core.monitor.coverage import Coverage
-from msprobe_core.monitor.plan import Rule
-from msprobe_core.monitor.readings import Reading, Step
 from msprobe_core.monitoring.anomalies import HISTORY, find_anomalies
 from msprobe_core.monitoring.history import SCHEMA, Monitored
-from msprobe_core.monitoring.quantities import Op, Quantity
 
 STEPS, AT = 120, 90
 LAYERS = tuple(f"layers.{i}.weight" for i in range(12))
@@ -81,36 +75,3 @@ def test_steps_can_be_chosen():
         most=1000,
     )
     assert {anomaly.step for anomaly in found.found} == {AT}
-
-
-# --- while a training runs ----------------------------------------------------------------------------------------
-
-
-def step_of(number, norm, name="up.weight"):
-    step = Step(number)
-    meta = TensorMeta("torch.Tensor", "torch.float32", (2,))
-    digest = Digest(stats=None if norm is None else Stats(max=norm, min=norm, mean=norm, l2_norm=norm))
-    step.add(Reading(Quantity.GRADIENT_REDUCED, 0, name, None, meta, digest))
-    return step
-
-
-def test_turbulence_is_measured_against_the_running_mean_which_alarms_do_not_enter():
-    alarms = Alarms([Rule(rule_name="AnomalyTurbulence", threshold=0.5)], [Op.NORM])
-    values = [1.0, 1.4, 1.6, 100.0, 1.4, 0.01]
-    assert [len(alarms.check(step_of(i, value))) for i, value in enumerate(values)] == [0, 0, 1, 1, 0, 0]
-
-
-def test_nan_and_large_values_are_alarms_and_empty_tensors_are_not():
-    alarms = Alarms([Rule(rule_name="AnomalyNan", threshold=10.0)], [Op.NORM])
-    values = [1.0, math.nan, math.inf, -11.0, None]
-    assert [len(alarms.check(step_of(i, value))) for i, value in enumerate(values)] == [0, 1, 1, 1, 0]
-
-
-def test_what_was_expected_and_never_seen_is_told():
-    coverage = Coverage(
-        {Quantity.GRADIENT_REDUCED: frozenset({"0:up.weight", "0:down.weight"}), Quantity.EXP_AVG: frozenset({"0:up"})}
-    )
-    coverage.add(step_of(3, 1.0))
-    assert coverage.unseen() == [Quantity.EXP_AVG]
-    seen = coverage.content()["grad_reduced"]
-    assert (seen.expected, seen.seen, seen.finite, seen.first_step, seen.missing) == (2, 1, 1, 3, ["0:down.weight"])

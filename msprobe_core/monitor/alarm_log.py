@@ -1,0 +1,95 @@
+"""Alarms while a training runs: logged, and written to ``anomaly.json``."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from msprobe_core.monitor.alarms import Alarm, Alarms
+from msprobe_core.monitor.plan import MonitorPlan
+from msprobe_core.monitor.readings import Step
+from msprobe_core.store.atomic_file import whole_file
+from msprobe_core.store.layout import make_directory
+from msprobe_core.untrusted.paths import encode_json
+
+_logger = logging.getLogger(__name__)
+
+_MAX_SAID, _MAX_KEPT = 10, 1000
+"""Alarms that are logged, and that are in the file: a training that has gone wrong alarms in every step."""
+
+
+class AlarmLog:
+    """Checks each step, and reports its alarms; a `msprobe_core.monitor.sinks.Sink`."""
+
+    def __init__(self, plan: MonitorPlan, rank: int) -> None:
+        """Begin without alarms.
+
+        Args:
+            plan: Has the rules.
+            rank: Of this process.
+        """
+        self._alarms = Alarms(plan.rules, plan.ops)
+        self._path = plan.output / "anomaly_detected" / f"rank{rank}" / "anomaly.json"
+        self._is_written = plan.writes_alarms
+        self._rank = rank
+        self._num_found = 0
+        self._kept: list[Alarm] = []
+
+    def add(self, step: Step) -> None:
+        """Report the alarms of a step.
+
+        Raises:
+            StoreError: the file cannot be written.
+        """
+        alarms = self._alarms.check(step)
+        for alarm in alarms[: max(_MAX_SAID - self._num_found, 0)]:
+            _logger.warning("%s", message_of(alarm, self._rank))
+        self._num_found += len(alarms)
+        room = _MAX_KEPT - len(self._kept)
+        if alarms and room > 0 and self._is_written:
+            self._kept += alarms[:room]
+            self._write(self._kept)
+
+    def _write(self, alarms: Sequence[Alarm]) -> None:
+        make_directory(self._path.parent)
+        with whole_file(self._path) as file:
+            file.write(encode_json(dict(_record_of(alarm, self._rank) for alarm in alarms), indent=2) + b"\n")
+
+    def close(self) -> None:
+        """Do nothing: what was found is written."""
+
+
+def message_of(alarm: Alarm, rank: int) -> str:
+    """Return an alarm as the established monitor words it."""
+    compared = "" if alarm.history is None else f", history mean {alarm.history}"
+    return (
+        f"Rule {alarm.rule.rule_name} reports anomaly signal in ({_tag(alarm, rank)!r}, {alarm.op.value!r}) at step "
+        f"{alarm.step}, current value {alarm.value}{compared}."
+    )
+
+
+def _tag(alarm: Alarm, rank: int) -> str:
+    reading = alarm.reading
+    micro_step = 0 if reading.micro_step is None else reading.micro_step
+    return f"{reading.stage}:{reading.name}:{micro_step}/rank{rank}/{reading.quantity.value}"
+
+
+def _record_of(alarm: Alarm, rank: int) -> tuple[str, dict[str, Any]]:
+    """Return the key and the record of an alarm in ``anomaly.json``; the operation is part of the key."""
+    tag = _tag(alarm, rank)
+    record = {
+        "rank": rank,
+        "step": alarm.step,
+        "micro_step": alarm.reading.micro_step or 0,
+        "pp_stage": 0,
+        "vpp_stage": alarm.reading.stage,
+        "call_id": 0,
+        "tag_name": tag,
+        "op": alarm.op.value,
+        "value": alarm.value if json.dumps(alarm.value).lstrip("-")[:1].isdigit() else str(alarm.value),
+        "message": message_of(alarm, rank),
+        "group_mates": [rank],
+    }
+    return f"{tag}_step_{alarm.step}_{alarm.op.value}", record

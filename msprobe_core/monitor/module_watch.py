@@ -1,0 +1,91 @@
+"""Hooks on modules and parameters, in place during collected steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from msprobe_core.capture.window import Interception, Model
+from msprobe_core.model import Level, RiskLevel
+from msprobe_core.monitor.module_calls import MonitorRecorder
+from msprobe_core.monitor.targets import Targets
+from msprobe_core.monitor.training import Take, Training
+from msprobe_core.monitoring.quantities import Quantity
+from msprobe_core.protocols.framework import Framework, Removable
+
+OF_MODULES = frozenset({Quantity.ACTIVATION, Quantity.ACTIVATION_GRADIENT})
+
+
+class ModuleWatch:
+    """Takes what modules are given and make, and gradients of parameters as they are accumulated."""
+
+    def __init__(
+        self,
+        framework: Framework,
+        training: Training,
+        targets: Targets,
+        take: Take,
+        on_failure: Callable[[str, Exception], None],
+    ) -> None:
+        """Attach nothing yet.
+
+        Args:
+            framework: Intercepts calls.
+            training: Has the models.
+            targets: Say which modules.
+            take: Receives the tensors.
+            on_failure: Called with what could not be read, and why.
+        """
+        self._framework = framework
+        self._training = training
+        self._quantities = training.plan.quantities
+        self._attached: list[Removable] = []
+        self._recorders = [
+            MonitorRecorder(
+                framework,
+                take,
+                stage,
+                quantities=self._quantities,
+                selects_module=targets.module_selector(stage),
+                selects_parameter=_parameter_selector(training, targets, stage),
+                is_training=_training_of(training, model),
+                grad_acc_steps=training.grad_acc_steps,
+                every_micro_batch=training.plan.monitor_mbs_grad,
+                on_failure=on_failure,
+            )
+            for stage, model in training.models
+        ]
+
+    def begin_step(self) -> None:
+        """Count calls from 0, and attach if nothing is attached."""
+        for recorder in self._recorders:
+            recorder.restart()
+        if not self._attached:
+            self._attach()
+
+    def _attach(self) -> None:
+        options = Interception(Level.L0, RiskLevel.CORE.value, ())
+        for (_, model), recorder in zip(self._training.models, self._recorders, strict=True):
+            recorder.is_open = True
+            if self._quantities & OF_MODULES:
+                self._attached.append(self._framework.attach([Model("", model)], options, recorder))
+            elif Quantity.GRADIENT_UNREDUCED in self._quantities:
+                attachment = self._training.framework.watch_accumulation([Model("", model)], recorder)
+                self._attached.append(attachment)
+
+    def detach(self) -> None:
+        """Remove all hooks."""
+        while self._attached:
+            attachment = self._attached.pop()
+            attachment.detach()
+            attachment.release()
+        for recorder in self._recorders:
+            recorder.is_open = False
+
+
+def _parameter_selector(training: Training, targets: Targets, stage: int) -> Callable[[str], bool]:
+    return lambda name: (stage, targets.name_of(name)) in training.parameters
+
+
+def _training_of(training: Training, model: Any) -> Callable[[], bool]:
+    return lambda: training.framework.is_training(model)

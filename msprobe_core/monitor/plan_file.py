@@ -1,0 +1,169 @@
+"""Reads a plan from the JSON file that scripts of the established monitor have."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any, cast, get_type_hints
+
+import msgspec
+
+from msprobe_core.config.text import given_path, read_text
+from msprobe_core.errors import ConfigError
+from msprobe_core.monitor.plan import DEFAULT_OUTPUT, Extensions, MonitorPlan, Rule
+from msprobe_core.monitoring.quantities import Op
+
+_logger = logging.getLogger(__name__)
+
+OUTPUT_VARIABLE = "MONITOR_OUTPUT_DIR"
+
+_NOT_COLLECTED = {
+    "ur_distribution": "sizes of updates",
+    "mg_direction": "agreement of gradient and momentum",
+    "recording_l2_features": "features of single layers",
+    "stack_info": "call stacks of modules",
+    "print_struct": "the structure of modules",
+    "append_output": "continuing the files of an earlier training",
+    "dynamic_on": "switching by editing the file",
+    "cc_distribution": "communication",
+}
+"""Settings of the established monitor that this release does not act on."""
+
+
+class _GivenRule(msgspec.Struct):
+    """A rule as files have it."""
+
+    rule_name: str
+    args: dict[str, float] = {}
+
+
+def load_plan(path: str | os.PathLike[str]) -> MonitorPlan:
+    """Return the plan in a configuration file of the monitor.
+
+    Args:
+        path: A JSON file; see ``docs/monitor.md``.
+
+    Raises:
+        ConfigError: it cannot be read, a value has another type or is not allowed, or nothing is to be collected.
+    """
+    file = Path(path)
+    text = read_text(file, kind="a configuration file of the monitor", advice="give the path of a JSON file")
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{file}: is not valid JSON ({error})") from error
+    if not isinstance(fields, dict):
+        raise ConfigError(f'{file}: holds {type(fields).__name__}, but must hold an object such as {{"ops": ["norm"]}}')
+    return _plan_of(cast("dict[str, Any]", fields), str(file))
+
+
+_NOT_GIVEN = ("rules", "extensions", "output", "source")
+"""Fields of a plan that files have under another name, or not at all."""
+
+_TYPES = {name: kind for name, kind in get_type_hints(MonitorPlan).items() if name not in _NOT_GIVEN}
+_DEFAULTS = MonitorPlan()
+_LEAST = {"step_count_per_record": 1, "step_interval": 1, "start_step": 0, "collect_times": 0, "ndigits": 0, "eps": 0}
+_MOST = {"ndigits": 20, "step_count_per_record": 1_000_000}
+
+
+def _plan_of(fields: dict[str, Any], where: str) -> MonitorPlan:
+    values: dict[str, Any] = {}
+    for name, value in fields.items():
+        if name == "alert":
+            values["rules"], values["writes_alarms"] = _rules_of(value, f"{where}: 'alert'")
+        elif name == "targets":
+            values[name] = _targets_of(value, where)
+        elif name == "msprobe":
+            values["extensions"] = _extensions_of(value, where)
+        elif name in _TYPES:
+            values[name] = _checked(name, value, where)
+            if name in _NOT_COLLECTED and values[name] != getattr(_DEFAULTS, name):
+                _logger.warning("%s: '%s' is not supported (%s) and has no effect", where, name, _NOT_COLLECTED[name])
+        elif name == "format":
+            if value != "csv":
+                _logger.warning("%s: 'format' is %r; files are written as csv", where, value)
+        else:
+            _logger.warning("%s: unknown field %r has no effect%s", where, name, _nearest(name))
+    output = os.environ.get(OUTPUT_VARIABLE) or DEFAULT_OUTPUT
+    plan = MonitorPlan(**values, output=given_path(output, OUTPUT_VARIABLE), source=Path(where))
+    if plan.forward_only and plan.backward_only:
+        raise ConfigError(f"{where}: 'forward_only' and 'backward_only' leave nothing of 'xy_distribution'; remove one")
+    if not plan.quantities:
+        raise ConfigError(
+            f"{where}: nothing is to be collected; set one of xy_distribution, wg_distribution, mv_distribution and "
+            "param_distribution to true"
+        )
+    return plan
+
+
+def _nearest(name: str) -> str:
+    known = [*_TYPES, "alert", "format", "msprobe"]
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean '{close[0]}'?" if close else ""
+
+
+def _checked(name: str, value: Any, where: str) -> Any:
+    if name == "ops" and isinstance(value, list):
+        return _ops_of(cast("list[Any]", value), where)
+    checked = _converted(value, _TYPES[name], f"{where}: '{name}'")
+    for limits, is_outside, word in ((_LEAST, float.__lt__, "least"), (_MOST, float.__gt__, "most")):
+        if name in limits and is_outside(float(checked), float(limits[name])):
+            raise ConfigError(f"{where}: '{name}' is {value!r}, but must be at {word} {limits[name]}")
+    return checked
+
+
+def _converted(value: Any, kind: Any, what: str) -> Any:
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        reason = str(error).partition(" - at ")[0].replace("`", "'").lower()
+        raise ConfigError(f"{what} is {value!r}; {reason}") from error
+
+
+def _extensions_of(value: Any, where: str) -> Extensions:
+    what = f"{where}: 'msprobe'"
+    found: Extensions = _converted(value, Extensions, what)
+    if found.max_overhead is not None and not 0 < found.max_overhead < 1:
+        raise ConfigError(f"{what}: 'max_overhead' is {found.max_overhead!r}, but must be a share such as 0.02")
+    return found
+
+
+def _ops_of(listed: list[Any], where: str) -> tuple[Op, ...]:
+    """Return the operations of a list; shape and dtype are in every file, and others are left out with a warning."""
+    known = {op.value: op for op in Op}
+    wrong = [name for name in listed if name not in known and name not in ("shape", "dtype")]
+    if wrong:
+        _logger.warning("%s: 'ops' lists %r, which is left out; allowed: %s", where, wrong[0], ", ".join(known))
+    ops = tuple(known[name] for name in dict.fromkeys(listed) if name in known)
+    if not ops:
+        raise ConfigError(f"{where}: 'ops' lists no operation; allowed: {', '.join(known)}")
+    return ops
+
+
+def _targets_of(value: Any, where: str) -> tuple[str, ...]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where}: 'targets' is {value!r}, but must be an object such as {{\"layers.0.mlp\": {{}}}}")
+    return tuple(str(name) for name in cast("dict[str, Any]", value))
+
+
+def _rules_of(value: Any, where: str) -> tuple[tuple[Rule, ...], bool]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where} is {value!r}, but must be an object with 'rules' and 'dump'")
+    alert = cast("dict[str, Any]", value)
+    rules: list[Rule] = []
+    try:
+        listed = msgspec.convert(alert.get("rules") or [], list[_GivenRule])
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: 'rules' cannot be used ({str(error).lower().replace('`', chr(39))})") from error
+    for given in listed:
+        try:
+            rule = msgspec.convert({"rule_name": given.rule_name, **given.args}, Rule)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"{where}: the rule {given.rule_name!r} cannot be used ({str(error).lower()})") from error
+        if rule.rule_name == "AnomalyTurbulence" and rule.threshold is None:
+            raise ConfigError(f"{where}: the rule AnomalyTurbulence lacks 'args': {{'threshold': …}}")
+        rules.append(rule)
+    return tuple(rules), bool(alert.get("dump", False))

@@ -1,0 +1,37 @@
+"""What receives the steps of a monitor when their results have arrived."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from msprobe_core.monitor.plan import MonitorPlan
+from msprobe_core.monitor.readings import Step
+from msprobe_core.protocols.monitoring import MonitorWriter
+
+
+class Sink(Protocol):
+    """Receives complete steps, in their order. What it raises is logged, and the training goes on."""
+
+    def add(self, step: Step) -> None:
+        """Take a step."""
+        ...
+
+    def close(self) -> None:
+        """End; called once."""
+        ...
+
+
+class Written:
+    """Passes the values of steps on to a writer."""
+
+    def __init__(self, writer: MonitorWriter, plan: MonitorPlan) -> None:
+        self._writer = writer
+        self._ops = plan.ops
+
+    def add(self, step: Step) -> None:
+        """Take a step."""
+        self._writer.add(step.number, step.values(self._ops))
+
+    def close(self) -> None:
+        """Close the writer."""
+        self._writer.close()

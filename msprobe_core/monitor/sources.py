@@ -1,0 +1,90 @@
+"""Quantities that are taken around the optimizer's step: gradients, moments, parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from msprobe_core.monitor.training import Take, Training
+from msprobe_core.monitoring.quantities import Quantity
+
+
+class Source(Protocol):
+    """Takes some quantities, in each collected step. What it raises is logged, and the training goes on."""
+
+    def before_update(self, take: Take) -> None:
+        """Take what is there before the optimizer's step."""
+        ...
+
+    def after_update(self, take: Take) -> None:
+        """Take what is there after it."""
+        ...
+
+
+class Gradients:
+    """Gradients that the optimizer uses."""
+
+    def __init__(self, training: Training) -> None:
+        self._training = training
+
+    def before_update(self, take: Take) -> None:
+        """Take them."""
+        training = self._training
+        for (stage, name), parameter in training.parameters.items():
+            gradient = training.framework.gradient_of(parameter, is_main=training.has_main_grad)
+            if gradient is not None:
+                take.tensor(Quantity.GRADIENT_REDUCED, name, gradient, stage=stage)
+
+    def after_update(self, take: Take) -> None:
+        """Take nothing."""
+
+
+class Moments:
+    """First and second moments of the optimizer, as the step before has left them."""
+
+    def __init__(self, training: Training) -> None:
+        self._training = training
+
+    def before_update(self, take: Take) -> None:
+        """Take those that exist."""
+        training = self._training
+        for (stage, name), parameter in training.parameters.items():
+            moments = training.framework.moments_of(training.optimizer, parameter)
+            for quantity, moment in zip((Quantity.EXP_AVG, Quantity.EXP_AVG_SQ), moments, strict=True):
+                if moment is not None:
+                    take.tensor(quantity, name, moment, stage=stage)
+
+    def after_update(self, take: Take) -> None:
+        """Take nothing."""
+
+
+class Parameters:
+    """Parameters before and after the step."""
+
+    def __init__(self, training: Training) -> None:
+        self._training = training
+
+    def before_update(self, take: Take) -> None:
+        """Take the original ones."""
+        self._take_all(take, Quantity.PARAM_ORIGIN)
+
+    def after_update(self, take: Take) -> None:
+        """Take the updated ones."""
+        self._take_all(take, Quantity.PARAM_UPDATED)
+
+    def _take_all(self, take: Take, quantity: Quantity) -> None:
+        for (stage, name), parameter in self._training.parameters.items():
+            take.tensor(quantity, name, parameter, stage=stage)
+
+
+_SOURCES: Sequence[tuple[frozenset[Quantity], Callable[[Training], Source]]] = (
+    (frozenset({Quantity.GRADIENT_REDUCED}), Gradients),
+    (frozenset({Quantity.EXP_AVG, Quantity.EXP_AVG_SQ}), Moments),
+    (frozenset({Quantity.PARAM_ORIGIN, Quantity.PARAM_UPDATED}), Parameters),
+)
+"""Sources, which are made when parameters exist and no step has run, and the quantities that they take."""
+
+
+def sources_of(training: Training) -> list[Source]:
+    """Return the sources of the quantities that the plan asks for."""
+    return [make(training) for quantities, make in _SOURCES if training.plan.quantities & quantities]

@@ -1,0 +1,69 @@
+"""What receives the values of a training monitor while the training runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MonitoredValue:
+    """What a monitor measured of one tensor in one step.
+
+    Attributes:
+        step: Number of the step.
+        quantity: What the tensor is of the step; a `msprobe_core.monitoring.quantities.Quantity`.
+        stage: Position of its model in a list of models, 0 of a single model.
+        name: Of the parameter, or of the module with ``.input`` or ``.output``.
+        micro_step: Micro-batch; ``None`` if the value belongs to the whole step.
+        numbers: By column: the requested operations, or the columns that this quantity has of its own. NaN where there
+            is no value.
+        shape: Of the tensor; ``None`` if the numbers are not of one tensor.
+        dtype: Of its elements, as the framework writes it; empty if the numbers are not of one tensor.
+    """
+
+    step: int
+    quantity: str
+    stage: int
+    name: str
+    micro_step: int | None
+    numbers: Mapping[str, float | int]
+    shape: tuple[int, ...] | None
+    dtype: str
+
+
+class MonitorWriter(Protocol):
+    """Receives the values of one rank, step by step. What it raises is logged once, and the training goes on."""
+
+    def add(self, step: int, values: Sequence[MonitoredValue]) -> None:
+        """Take a complete step; called after the step, in its order, on the thread that trains."""
+        ...
+
+    def close(self) -> None:
+        """Write what is left; called once, when the training ends."""
+        ...
+
+
+class MonitorWriterFactory(Protocol):
+    """Something that values of a monitor can be sent to."""
+
+    @property
+    def name(self) -> str:
+        """Name in ``"msprobe": {"writers": […]}`` that selects it."""
+        ...
+
+    def open(self, directory: Path, rank: int, *, steps_per_file: int, ndigits: int) -> MonitorWriter:
+        """Begin; creates no file yet.
+
+        Args:
+            directory: Of this rank's results; may not exist yet.
+            rank: Of this process.
+            steps_per_file: Steps in a file of formats that have several.
+            ndigits: Decimals of numbers that are written as text.
+
+        Raises:
+            PluginError: a required library is not installed; the message says how to install it.
+        """
+        ...
