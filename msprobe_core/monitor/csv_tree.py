@@ -8,13 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from msprobe_core.hookspecs import hookimpl
-from msprobe_core.monitoring.quantities import Quantity
 from msprobe_core.protocols.monitoring import MonitoredValue, MonitorWriter, MonitorWriterFactory
 from msprobe_core.store.atomic_file import whole_file
 from msprobe_core.store.layout import make_directory
-
-_OF_MICRO_BATCHES = frozenset({Quantity.ACTIVATION, Quantity.ACTIVATION_GRADIENT, Quantity.GRADIENT_UNREDUCED})
-"""Quantities whose files have the column ``micro_step``."""
 
 
 class _CsvTree:
@@ -52,10 +48,10 @@ class _CsvTree:
         make_directory(self._directory)
         for quantity, values in found.items():
             with whole_file(self._directory / f"{quantity}_{steps[0][0]}-{steps[-1][0]}.csv") as file:
-                file.write(self._text_of(quantity, values).encode())
+                file.write(self._text_of(values).encode())
 
-    def _text_of(self, quantity: str, values: Sequence[MonitoredValue]) -> str:
-        has_micro_steps, has_tensors = quantity in _OF_MICRO_BATCHES, values[0].shape is not None
+    def _text_of(self, values: Sequence[MonitoredValue]) -> str:
+        has_micro_steps, has_tensors = values[0].micro_step is not None, values[0].shape is not None
         text = io.StringIO()
         rows = csv.writer(text, lineterminator="\n")
         micro_step = ["micro_step"] if has_micro_steps else []

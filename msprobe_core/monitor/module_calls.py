@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from msprobe_core import names
@@ -130,7 +130,7 @@ class MonitorRecorder:
         """Take what a module is given."""
         del unset
         if call.wants_forward:
-            self._take_all(call, "input", [*args, *kwargs.values()])
+            self._take_all(call, self._inputs(call, args, kwargs))
 
     def record_parameters(self, call: ModuleCall, parameters: Mapping[str, Any]) -> None:
         """Pass over parameters, which are taken at the optimizer's step."""
@@ -139,26 +139,50 @@ class MonitorRecorder:
         """Take what a module makes."""
         del unset
         if call.wants_forward:
-            self._take_all(call, "output", as_results(output))
+            self._take_all(call, self._outputs(call, output))
 
     def close(self, call: ModuleCall, *, keep: bool = True) -> None:
         """End a call."""
 
-    def _take_all(self, call: ModuleCall, side: str, values: Sequence[Any]) -> None:
-        for name, tensor in self._named(call, side, values):
+    def _take_all(self, call: ModuleCall, named: Iterable[tuple[str, Any]]) -> None:
+        for name, tensor in named:
             self._take.tensor(Quantity.ACTIVATION, name, tensor, stage=self._stage, micro_step=call.micro_step)
 
-    def _named(self, call: ModuleCall, side: str, values: Sequence[Any]) -> list[tuple[str, Any]]:
-        """Return the tensors among the values: ``fc1.input``, or ``fc1.input_0`` and so on where there are several."""
-        found: list[Any] = []
+    def _inputs(self, call: ModuleCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[str, Any]]:
+        """Return the tensors among the arguments by name.
 
-        def leaf(tensor: Any, _path: str) -> Value:
-            found.append(tensor)
+        They are numbered as by the established monitor, ``fc1.input_0``, or ``fc1.input`` if there is one. A tensor in
+        a container has its path: ``fc1.input.cache.0``.
+        """
+        direct: list[Any] = []
+        nested: list[tuple[str, Any]] = []
+        stem = f"{call.path}.input"
+
+        def leaf(tensor: Any, path: str) -> Value:
+            if "." in path:
+                nested.append((f"{stem}.{path}", tensor))
+            else:
+                direct.append(tensor)
             return None
 
-        self._values.positional(values, leaf)
-        stem = f"{call.path}.{side}"
-        return [(stem if len(found) == 1 else f"{stem}_{number}", tensor) for number, tensor in enumerate(found)]
+        self._values.positional(args, leaf)
+        self._values.named(kwargs, leaf)
+        if len(direct) == 1:
+            return [(stem, direct[0]), *nested]
+        return [*((f"{stem}_{number}", tensor) for number, tensor in enumerate(direct)), *nested]
+
+    def _outputs(self, call: ModuleCall, output: Any) -> list[tuple[str, Any]]:
+        """Return the tensors in the result by name: ``fc1.output``, or ``fc1.output_1`` by position in a tuple."""
+        results = as_results(output)
+        found: list[tuple[str, Any]] = []
+        stem = f"{call.path}.output"
+
+        def leaf(tensor: Any, path: str) -> Value:
+            found.append((stem + path[1:] if len(results) == 1 else f"{stem}_{path}", tensor))
+            return None
+
+        self._values.positional(results, leaf)
+        return found
 
     # --- gradients ----------------------------------------------------------------------------------------------
 
@@ -166,14 +190,13 @@ class MonitorRecorder:
         self, call: ModuleCall, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> list[tuple[GradientSlot, Any]]:
         """Return a slot for each tensor among the arguments that takes a gradient."""
-        return self._slots(call, "input", [*args, *kwargs.values()])
+        return self._slots(self._inputs(call, args, kwargs))
 
     def output_gradients(self, call: ModuleCall, output: Any) -> list[tuple[GradientSlot, Any]]:
         """Return a slot for each tensor in the result that takes a gradient."""
-        return self._slots(call, "output", as_results(output))
+        return self._slots(self._outputs(call, output))
 
-    def _slots(self, call: ModuleCall, side: str, values: Sequence[Any]) -> list[tuple[GradientSlot, Any]]:
-        named = self._named(call, side, values)
+    def _slots(self, named: Iterable[tuple[str, Any]]) -> list[tuple[GradientSlot, Any]]:
         return [(_Slot(name=name), tensor) for name, tensor in named if self._takes_gradient(tensor)]
 
     def expect_gradients(self, call: ModuleCall, num_outputs: int, num_inputs: int) -> None:
@@ -202,8 +225,10 @@ class MonitorRecorder:
         number = self._num_accumulated.get(whole, 0)
         self._num_accumulated[whole] = number + 1
         micro_step = number % self._grad_acc_steps
-        if self._every_micro_batch or micro_step == self._grad_acc_steps - 1:
+        if self._every_micro_batch:
             self._take.tensor(Quantity.GRADIENT_UNREDUCED, whole, gradient, stage=self._stage, micro_step=micro_step)
+        elif micro_step == self._grad_acc_steps - 1:  # the sum of all, which is of the whole step
+            self._take.tensor(Quantity.GRADIENT_UNREDUCED, whole, gradient, stage=self._stage)
 
     # --- threads and order, which no reading has ------------------------------------------------------------------
 

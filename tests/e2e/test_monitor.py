@@ -105,7 +105,7 @@ def test_values_are_those_of_the_tensors(monitored):
         ("actv", "up.input", 0): calls[0][0],
         ("actv", "up.output", 0): calls[0][1],
         ("grad_reduced", "up.weight", None): gradients[0][0],
-        ("grad_unreduced", "up.weight", 1): gradients[0][0],
+        ("grad_unreduced", "up.weight", None): gradients[0][0],
         ("param_origin", "down.bias", None): origin[3],
     }
     for (quantity, name, micro_step), tensor in expected.items():
@@ -218,6 +218,58 @@ def test_a_nan_is_reported_at_once_and_named_first(monitored, caplog):
     (found, *_) = json.loads((out / "anomaly_analyse.json").read_text())
     assert (found["quantity"], found["name"], found["step"]) == ("grad_reduced", "down.weight", 2)
     assert found["finding"]["code"] == "anomaly.not-finite"
+
+
+def test_gradients_of_every_micro_batch_can_be_collected(monitored):
+    begin, out = monitored
+    model = Net().train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = begin(model, optimizer, steps_of_batch=2, wg_distribution=True, monitor_mbs_grad=True)
+    train(model, optimizer, steps=2)
+    monitor.close()
+    run = read_monitored(out)
+    for step in (0, 1):
+        first, second = (row(run, "grad_unreduced", "up.weight", step, micro_step) for micro_step in (0, 1))
+        assert first["norm"] != second["norm"] == row(run, "grad_reduced", "up.weight", step)["norm"]
+
+
+class Odd(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, first, nothing, second, *, pair):
+        return nothing, first * self.weight, {"sum": second + pair[1] * self.weight}
+
+
+class Outer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.odd, self.one = Odd(), nn.Identity()
+
+    def forward(self, x):
+        _, product, rest = self.odd(x, None, x * 2, pair=(x * 3, x * 4))
+        return {"loss": (self.one(input=product) + rest["sum"]).sum()}
+
+
+def test_tensors_are_numbered_or_named_by_their_path(monitored):
+    begin, out = monitored
+    model = Outer().train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = begin(model, optimizer, xy_distribution=True)
+    model(torch.ones(3, requires_grad=True))["loss"].backward()
+    optimizer.step()
+    monitor.close()
+    frame = read_monitored(out).frame
+    norms = {(row["quantity"], row["name"]): round(row["norm"] ** 2 / 3) for row in frame.iter_rows(named=True)}
+    assert norms == {
+        ("actv", ".input"): 1, ("actv", "odd.input_0"): 1, ("actv", "odd.input_1"): 4, ("actv", "odd.input.pair.0"): 9,
+        ("actv", "odd.input.pair.1"): 16, ("actv", "odd.output_1"): 1, ("actv", "odd.output_2.sum"): 36,
+        ("actv", "one.input"): 1, ("actv", "one.output"): 1, ("actv", ".output.loss"): 147,
+        ("actv_grad", ".input"): 49, ("actv_grad", "odd.input_0"): 1, ("actv_grad", "odd.input_1"): 1,
+        ("actv_grad", "odd.input.pair.1"): 1, ("actv_grad", "odd.output_1"): 1, ("actv_grad", "odd.output_2.sum"): 1,
+        ("actv_grad", "one.input"): 1, ("actv_grad", "one.output"): 1, ("actv_grad", ".output.loss"): 0,
+    }  # fmt: skip
 
 
 def of_a_rank(rank, world, directory):
