@@ -13,22 +13,23 @@ such a distribution exceeds with the probability that all steps and quantities s
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import polars as pl
 
 from msprobe_core.findings import Field, Finding, Level
-from msprobe_core.monitoring.history import Monitored, Place, in_order, place_of
+from msprobe_core.monitoring.certain_signs import always_zero, unchanged, with_decades
+from msprobe_core.monitoring.history import ID, SCHEMA, Monitored, Place, in_order, place_of, with_ids
 from msprobe_core.monitoring.monitoring_codes import AnomalyCode
 from msprobe_core.monitoring.quantities import Quantity
+from msprobe_core.monitoring.replicas import Replicas
 
 HISTORY = 20
 """Values that must precede one that is judged; 2.5 times as many are looked back at."""
 
 _WINDOW = 50
-_SERIES = ["rank", "quantity", "stage", "name", "micro_step"]
 _LEAST_SPREAD, _LEAST_CHANGE = 0.02, 1e-3
 """The least standard deviation of a logarithm, 2 %, and of its change in a step."""
 
@@ -47,40 +48,55 @@ _MEDIAN, _QUARTILES = -math.log(math.log(2)), math.log(math.log(4) / math.log(4 
 
 _JUDGED = ("norm", "max", "min", "mean")
 
+_LEAST_LIMIT = 5.0
+"""Distance that is never an anomaly."""
+
+_COLUMNS = {
+    **SCHEMA, "_code": pl.String, "_statistic": pl.String, "_value": pl.Float64, "_before": pl.Float64,
+    "_distance": pl.Float64, "_limit": pl.Float64, "_steps": pl.Int64, "_other": pl.Int64, "_percent": pl.Float64,
+}  # fmt: skip
+"""Of what was found: where, and what its finding is made of."""
+
+_FIELDS: Mapping[AnomalyCode, Mapping[str, str]] = {
+    AnomalyCode.MOVED: {"usual": "_before", "distance": "_distance", "limit": "_limit"},
+    AnomalyCode.NOT_FINITE: {"usual": "_before"},
+    AnomalyCode.BECAME_ZERO: {"usual": "_before"},
+    AnomalyCode.ALWAYS_ZERO: {"others": "_before", "steps": "_steps"},
+    AnomalyCode.UNCHANGED: {},
+    AnomalyCode.SAME_DATA: {"other": "_other"},
+    AnomalyCode.REPLICAS_DIFFER: {},
+    AnomalyCode.RANK_DEPARTS: {"percent": "_percent", "until": "_steps"},
+}
+"""Fields of findings, and the columns that they are in."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Anomaly:
-    """A value that its own past does not explain.
+    """A value that neither its own past nor the other ranks explain.
 
     Attributes:
         step: In which it appears.
         rank: Of the process.
         place: The value.
         statistic: That shows it.
-        value: The statistic.
-        usual: Median of its past; ``None`` if the value is not finite.
-        distance: How far it is from that, in units of what is usual; infinite if it is not finite.
-        limit: The distance that is allowed; ``None`` before enough steps have shown it.
+        value: The statistic; ``None`` if the finding is not about one number.
+        code: What it does.
+        fields: Of the finding, besides statistic and value.
     """
 
     step: int
     rank: int
     place: Place
     statistic: str
-    value: float
-    usual: float | None
-    distance: float
-    limit: float | None
+    value: float | None
+    code: AnomalyCode
+    fields: Mapping[str, Field]
 
     @property
     def finding(self) -> Finding:
         """The anomaly as a finding."""
-        fields: dict[str, Field] = {"statistic": self.statistic, "value": self.value, "usual": self.usual}
-        if not math.isfinite(self.value):
-            return Finding(AnomalyCode.NOT_FINITE, Level.ERROR, {**fields, "value": str(self.value)})
-        if self.value == 0:
-            return Finding(AnomalyCode.BECAME_ZERO, Level.ERROR, fields)
-        return Finding(AnomalyCode.MOVED, Level.ERROR, {**fields, "distance": self.distance, "limit": self.limit})
+        value = self.value if self.value is None or math.isfinite(self.value) else str(self.value)
+        return Finding(self.code, Level.ERROR, {"statistic": self.statistic, "value": value, **self.fields})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +106,7 @@ class Anomalies:
     Attributes:
         found: In the order of computation, at most as many as were asked for.
         num_found: How many there are.
-        num_judged: Values that had enough of a past to be judged.
+        num_judged: Values that had enough of a past, or of other ranks, to be judged.
     """
 
     found: list[Anomaly]
@@ -101,7 +117,7 @@ class Anomalies:
 def find_anomalies(
     run: Monitored, *, false_alarms: float = 1e-3, most: int = 8, steps: Collection[int] = ()
 ) -> Anomalies:
-    """Return the values that do not follow from their past, the first ones of all.
+    """Return the values that do not follow from their past or from other ranks, the first ones of all.
 
     Args:
         run: A training.
@@ -109,27 +125,61 @@ def find_anomalies(
         most: How many to return.
         steps: Steps to return anomalies of; empty for all.
     """
-    statistic = next((name for name in _JUDGED if name in run.statistics), None)
-    if statistic is None:
+    of_ranks = (replace(run, frame=frame) for frame in run.frame.partition_by("rank", maintain_order=True))
+    return anomalies_of_ranks(of_ranks, false_alarms=false_alarms, most=most, steps=steps)
+
+
+def anomalies_of_ranks(
+    runs: Iterable[Monitored], *, false_alarms: float = 1e-3, most: int = 8, steps: Collection[int] = ()
+) -> Anomalies:
+    """Return the same of a training whose ranks are given one after the other, so that they need not fit in memory."""
+    replicas = Replicas()
+    num_judged, num_ranks = 0, 0
+    far: list[pl.DataFrame] = []
+    found: list[pl.DataFrame] = []
+    largest: list[pl.DataFrame] = []
+    for run in runs:
+        statistics = [name for name in _JUDGED if name in run.statistics]
+        if not statistics:
+            continue
+        num_ranks += 1
+        rows = with_decades(with_ids(run.frame), statistics, run.resolution)
+        replicas.add(rows, statistics)
+        found += [
+            _named(part, statistics[0])
+            for part in (
+                unchanged(rows, statistics[0]), always_zero(rows, statistics[0], run.resolution, HISTORY),
+            )
+        ]  # fmt: skip
+        rows = _with_distances(rows, statistics[0])
+        num_judged += rows["_distance"].count()
+        largest.append(_largest(rows))
+        # What a limit can never exceed is not kept.
+        kept = rows.filter(pl.col("_is_broken") | (pl.col("_distance") > _LEAST_LIMIT))
+        far.append(_named(kept, statistics[0]))
+    if not far:
         return Anomalies(found=[], num_found=0, num_judged=0)
-    rows = _with_distances(run.frame.sort("step", maintain_order=True), statistic)
-    num_judged = rows["_distance"].count()
-    rows = rows.join(_limits(rows, false_alarms), on=["quantity", "step"], how="left", maintain_order="left")
-    is_unusual = (pl.col("_distance") > pl.col("_limit")).fill_null(False) | pl.col("_is_broken")
-    found = in_order(rows.filter(is_unusual))
-    found = found.filter(pl.col("step").is_in(list(steps))) if steps else found
-    first = [_anomaly(row, statistic) for row in found.head(most).iter_rows(named=True)]
-    return Anomalies(found=first, num_found=found.height, num_judged=num_judged)
+    of_replicas = replicas.found(false_alarms / 2)
+    num_compared = replicas.num_judged()
+    share = false_alarms / 2 if num_compared else false_alarms
+    limits = _limits(pl.concat(largest), share)
+    moved = pl.concat(far, how="diagonal").join(limits, on=["quantity", "step"], how="left", maintain_order="left")
+    is_unusual = (pl.col("_distance") > pl.col("_limit")).fill_null(False)
+    parts = [moved.filter(is_unusual | pl.col("_is_broken")), *found, *of_replicas]
+    everything = in_order(pl.concat([_complete(part) for part in parts]))
+    everything = everything.filter(pl.col("step").is_in(list(steps))) if steps else everything
+    first = [_anomaly(row) for row in everything.head(most).iter_rows(named=True)]
+    return Anomalies(found=first, num_found=everything.height, num_judged=num_judged + num_compared)
 
 
 def _with_distances(rows: pl.DataFrame, statistic: str) -> pl.DataFrame:
-    """Return a history, in the order of steps, with what each value is compared with.
+    """Return rows of `with_ids`, in the order of steps, with what each value is compared with.
 
     Adds ``_value``; ``_before``, the median of its past; ``_distance``, null without enough of a past; ``_is_broken``:
     it is no longer finite, or has become zero.
     """
     value = pl.col(statistic)
-    before, has_past = value.shift(1).over(_SERIES), pl.col("_log").cum_count().over(_SERIES) > HISTORY
+    before, has_past = value.shift(1).over(ID), pl.col("_log").cum_count().over(ID) > HISTORY
     is_finite = value.is_finite().fill_null(True)
     nans = (pl.col("nans") > 0).fill_null(False) if "nans" in rows.columns else pl.lit(False)
     # What is infinite from the first is meant, as a mask is.
@@ -137,29 +187,50 @@ def _with_distances(rows: pl.DataFrame, statistic: str) -> pl.DataFrame:
     became_zero = (value == 0) & (before != 0) & has_past
     rows = rows.with_columns(_value=value, _log=pl.when(is_finite & (value != 0)).then(value.abs().log()))
     is_smooth = pl.col("quantity").is_in(_SMOOTH)
-    change = pl.col("_log") - pl.col("_log").shift(1).over(_SERIES)
+    change = pl.col("_log") - pl.col("_log").shift(1).over(ID)
     rows = rows.with_columns(_judged=pl.when(is_smooth).then(change).otherwise("_log"))
-    rows = rows.with_columns(_apart=(pl.col("_judged") - _past("_judged").over(_SERIES)).abs())
+    rows = rows.with_columns(_apart=(pl.col("_judged") - _past("_judged").over(ID)).abs())
     least = pl.when(is_smooth).then(_LEAST_CHANGE).otherwise(_LEAST_SPREAD)
-    spread = pl.max_horizontal(_TO_DEVIATION * _past("_apart").over(_SERIES), least)
+    spread = pl.max_horizontal(_TO_DEVIATION * _past("_apart").over(ID), least)
     is_judged = has_past & (pl.col("quantity") != _SQUARED)
     return rows.with_columns(
-        _before=_past("_log").over(_SERIES).exp(),
+        _before=_past("_log").over(ID).exp(),
         _distance=pl.when(is_judged).then(pl.col("_apart") / spread),
         _is_broken=((~is_finite | nans) & ~is_meant) | became_zero.fill_null(False),
     )
 
 
-def _anomaly(row: dict[str, Any], statistic: str) -> Anomaly:
+def _named(rows: pl.DataFrame, statistic: str) -> pl.DataFrame:
+    """Return rows with the statistic that shows what was found, and with a code."""
+    value = pl.col(statistic)
+    rows = rows.with_columns(_value=value, _statistic=pl.lit(statistic))
+    if "_code" in rows.columns:
+        return _complete(rows)
+    is_finite = value.is_finite().fill_null(True)
+    broken = pl.when(is_finite & (value == 0)).then(pl.lit(AnomalyCode.BECAME_ZERO.value))
+    broken = broken.otherwise(pl.lit(AnomalyCode.NOT_FINITE.value))
+    code = pl.when("_is_broken").then(broken).otherwise(pl.lit(AnomalyCode.MOVED.value))
+    kept = [name for name in _COLUMNS if name in rows.columns]
+    return rows.select(*kept, "_is_broken", _code=code)
+
+
+def _complete(rows: pl.DataFrame) -> pl.DataFrame:
+    return rows.select(
+        pl.col(name).cast(kind) if name in rows.columns else pl.lit(None, kind).alias(name)
+        for name, kind in _COLUMNS.items()
+    )
+
+
+def _anomaly(row: dict[str, Any]) -> Anomaly:
+    code = AnomalyCode(row["_code"])
     return Anomaly(
         step=row["step"],
         rank=row["rank"],
         place=place_of(row),
-        statistic=statistic,
+        statistic=row["_statistic"] or "",
         value=row["_value"],
-        usual=row["_before"],
-        distance=math.inf if row["_is_broken"] else row["_distance"],
-        limit=row["_limit"],
+        code=code,
+        fields={name: row[column] for name, column in _FIELDS[code].items()},
     )
 
 
@@ -168,10 +239,14 @@ def _past(column: str) -> pl.Expr:
     return pl.col(column).rolling_median(_WINDOW, min_samples=HISTORY // 2).shift(1)
 
 
-def _limits(rows: pl.DataFrame, false_alarms: float) -> pl.DataFrame:
+def _largest(rows: pl.DataFrame) -> pl.DataFrame:
+    is_judged = pl.col("_distance").is_finite()
+    return rows.filter(is_judged).group_by("quantity", "step").agg(pl.col("_distance").max())
+
+
+def _limits(largest: pl.DataFrame, false_alarms: float) -> pl.DataFrame:
     """Return the largest distance that is allowed, by quantity and step; null of steps without enough before them."""
-    largest = rows.filter(pl.col("_distance").is_finite()).group_by("quantity", "step").agg(pl.col("_distance").max())
-    largest = largest.sort("quantity", "step")
+    largest = largest.group_by("quantity", "step").agg(pl.col("_distance").max()).sort("quantity", "step")
 
     def past(quantile: float) -> pl.Expr:
         share = pl.col("_distance").rolling_quantile(quantile, "linear", _BLOCKS, min_samples=HISTORY)

@@ -13,6 +13,12 @@ from msprobe_core.monitoring.quantities import Quantity
 KEYS = ("rank", "quantity", "stage", "name", "micro_step", "step", "place")
 """Columns of a history that identify a row and its position in the file; all other columns are statistics."""
 
+SERIES = ("rank", "quantity", "stage", "name", "micro_step")
+"""Columns that identify a value over steps."""
+
+ID = "_series"
+"""Column of `with_ids`."""
+
 SCHEMA = {
     "rank": pl.Int64,
     "quantity": pl.String,
@@ -74,6 +80,12 @@ class Monitored:
     def steps(self) -> list[int]:
         """The steps, ascending."""
         return sorted(set(self.frame["step"].to_list()))
+
+
+def with_ids(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return a history in the order of steps, with a number for each value over steps, the same on all ranks."""
+    of_series = pl.struct(SERIES[1:]).hash()
+    return frame.sort("step", maintain_order=True).with_columns(of_series.alias(ID))
 
 
 def in_order(frame: pl.DataFrame) -> pl.DataFrame:

@@ -19,3 +19,8 @@ class AnomalyCode(Code):
     MOVED = "anomaly.moved"
     NOT_FINITE = "anomaly.not-finite"
     BECAME_ZERO = "anomaly.became-zero"
+    ALWAYS_ZERO = "anomaly.always-zero"
+    UNCHANGED = "anomaly.unchanged"
+    SAME_DATA = "anomaly.same-data"
+    REPLICAS_DIFFER = "anomaly.replicas-differ"
+    RANK_DEPARTS = "anomaly.rank-departs"

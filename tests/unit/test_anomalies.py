@@ -58,7 +58,7 @@ def test_a_fault_that_stays_does_not_widen_its_own_limit():
         find_anomalies(history(lambda step, _, name, value, last=last: value * 4 if AT <= step <= last else value))
         for last in (AT, STEPS)
     )
-    assert alone.found[0].limit == staying.found[0].limit
+    assert alone.found[0].fields["limit"] == staying.found[0].fields["limit"]
 
 
 def test_what_was_infinite_from_the_first_is_meant():

@@ -1,0 +1,99 @@
+"""Signs of a fault that need no limit: values that stay the same to the last digit, and values that are always zero.
+
+How unlikely it is that a value repeats by chance is measured by how much it usually changes: if it changes by a million
+times the least difference that its number can show, one step in a million repeats it.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from msprobe_core.monitoring.history import ID, SERIES
+from msprobe_core.monitoring.monitoring_codes import AnomalyCode
+from msprobe_core.monitoring.quantities import Quantity
+
+TELLING = 6.0
+"""Decades of unlikeliness from which a repetition is no chance: one in a million."""
+
+_SINGLE = 1.2e-7
+"""Least relative difference of numbers in single precision, 2 to the power of -23."""
+
+_RECENT = 5
+_ALWAYS_CHANGED = 20
+"""Steps before a repetition in each of which the value must have changed."""
+
+_LOCAL = [
+    each.value
+    for each in (
+        Quantity.ACTIVATION,
+        Quantity.ACTIVATION_GRADIENT,
+        Quantity.GRADIENT_UNREDUCED,
+        Quantity.GRADIENT_REDUCED,
+    )
+]
+_OF_UPDATES = [
+    each.value for each in (Quantity.EXP_AVG, Quantity.EXP_AVG_SQ, Quantity.PARAM_ORIGIN, Quantity.PARAM_UPDATED)
+]
+_MARGIN = 1000
+"""Times the least difference of a file that other layers must have where one layer is zero: files round."""
+
+
+def with_decades(rows: pl.DataFrame, statistics: list[str], resolution: float) -> pl.DataFrame:
+    """Return rows of `with_ids` of one rank, in the order of steps, with ``_decades`` and ``_is_same``.
+
+    ``_decades`` says how unlikely it is that the statistics of a value repeat by chance, as a power of ten;
+    ``_recent`` the same by its changes in the last steps; ``_is_same`` whether they repeat those of the step before.
+    """
+    decades: list[pl.Expr] = []
+    recent: list[pl.Expr] = []
+    same: list[pl.Expr] = []
+    for name in statistics:
+        value = pl.col(name)
+        change = (value - value.shift(1).over(ID)).abs()
+        least = pl.max_horizontal(value.abs() * _SINGLE, pl.lit(max(resolution, 1e-30)))
+        # A schedule lets changes shrink.
+        last = change.rolling_median(_RECENT, min_samples=1).shift(1).over(ID)
+        for usual, found in ((change.median().over(ID), decades), (last, recent)):
+            found.append((usual / least).log10().clip(0.0, TELLING).fill_nan(0.0).fill_null(0.0))
+        same.append((change == 0).fill_null(False))
+    return rows.with_columns(
+        _decades=pl.sum_horizontal(decades), _recent=pl.sum_horizontal(recent), _is_same=pl.all_horizontal(same)
+    )
+
+
+def unchanged(rows: pl.DataFrame, statistic: str) -> pl.DataFrame:
+    """Return rows that repeat the step before and changed until then, as no other value of the optimizer does.
+
+    A step in which the optimizer changes nothing at all, as with a loss that overflows, is meant.
+    """
+    always = pl.col("_is_same").cast(pl.Int8).rolling_max(_ALWAYS_CHANGED, min_samples=_ALWAYS_CHANGED).shift(1)
+    # The first row of a series repeats nothing, and has nothing to repeat.
+    rows = rows.with_columns(_changed_before=(always == 0).over(ID).fill_null(False))
+    is_found = pl.col("_is_same") & pl.col("_changed_before") & (pl.col("_recent") >= TELLING)
+    is_found &= pl.col(statistic) != 0
+    share = pl.col("_is_same").mean().over("quantity", "step")
+    is_meant = pl.col("quantity").is_in(_OF_UPDATES) & (share > 0.5)
+    found = rows.filter(is_found & ~is_meant)
+    return found.with_columns(_code=pl.lit(AnomalyCode.UNCHANGED.value))
+
+
+def always_zero(rows: pl.DataFrame, statistic: str, resolution: float, least_steps: int) -> pl.DataFrame:
+    """Return the first row of values that are zero in all steps, where the same value of other layers is not.
+
+    Args:
+        rows: Of one rank, in the order of steps.
+        statistic: The norm, or what there is instead.
+        resolution: Least difference that the files can show.
+        least_steps: In which a value must have been seen.
+    """
+    size = pl.col(statistic).abs()
+    series = rows.lazy().filter(pl.col("quantity").is_in(_LOCAL)).group_by(ID, *SERIES).agg(
+        pl.len().alias("_count"), size.max().alias("_largest"), size.median().alias("usual"), pl.col("step").min()
+    )  # fmt: skip
+    alike = ["quantity", "stage", "micro_step", pl.col("name").str.replace_all(r"\d+", "*").alias("_pattern")]
+    dead = series.with_columns(_others=pl.col("usual").max().over(alike)).filter(
+        (pl.col("_largest") == 0) & (pl.col("_count") >= least_steps) & (pl.col("_others") > _MARGIN * resolution)
+    )
+    first = rows.lazy().join(dead.select(ID, "step", "_others", "_count"), on=[ID, "step"])
+    named = first.rename({"_others": "_before", "_count": "_steps"})
+    return named.with_columns(_code=pl.lit(AnomalyCode.ALWAYS_ZERO.value)).collect()
