@@ -29,6 +29,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from msprobe_core.monitoring.anomalies import Anomaly, find_anomalies
+from msprobe_core.monitoring.departure import Departure, compare_monitored
+from msprobe_core.monitoring.files import read_monitored
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 from jobs import run_job
 
@@ -61,7 +65,7 @@ class Setup:
         clip: Largest norm of all gradients; ``None`` for any.
         micro_batches: Of a step.
         world: Ranks.
-        perturbation: Relative size of random changes of the initial weights, as rounding makes them.
+        repetition: Number of a repetition, whose initial weights differ by a millionth, as if by rounding; 0 for none.
     """
 
     seed: int
@@ -72,7 +76,7 @@ class Setup:
     clip: float | None = None
     micro_batches: int = 1
     world: int = 1
-    perturbation: float = 0.0
+    repetition: int = 0
 
     @staticmethod
     def of_seed(seed: int) -> Setup:
@@ -223,8 +227,9 @@ def train(rank: int, world: int, directory: Path, setup: Setup, case: str | None
     torch.manual_seed(setup.seed)
     model = Gpt(setup.width, setup.dropout).train()
     with torch.no_grad():
-        for parameter in model.parameters() if setup.perturbation else ():
-            parameter.mul_(1 + setup.perturbation * torch.randn_like(parameter))
+        draw = torch.Generator().manual_seed(setup.repetition)
+        for parameter in model.parameters() if setup.repetition else ():
+            parameter.mul_(1 + 1e-6 * torch.randn(parameter.shape, generator=draw))
     torch.manual_seed(setup.seed + 7919 * (rank + 1))  # dropout differs between ranks
     optimizer = make_optimizer(setup, model)
     job = Job(setup, rank, model, optimizer, setup.clip)
@@ -422,7 +427,7 @@ class Case:
         name: The beginning of the layer's name; empty if it is in all.
         step: In which it shows first.
         ranks: On one of which it is; empty for any.
-        within: Steps that the answer may be away from ``step``.
+        within: Steps that the answer of `analyze` may be away from ``step``.
     """
 
     plant: Callable[[Job], None]
@@ -483,75 +488,109 @@ class Answer:
     name: str
     said: str = ""
 
-    def is_right(self, case: Case) -> bool:
+    def is_right(self, case: Case, within: int) -> bool:
         """Whether it is the planted fault."""
         return (
             self.quantity == case.quantity
             and self.name.startswith(case.name)
             and (not case.ranks or self.rank in case.ranks)
-            and abs(self.step - case.step) <= case.within
+            and abs(self.step - case.step) <= within
         )
 
     def __str__(self) -> str:
         return f"step {self.step}, rank {self.rank}: {self.quantity} of {self.name}"
 
 
-def analyze(output: Path, case: str | None, root: Path) -> Answer | None:
+class Trainings:
+    """Healthy trainings, each of which is made once."""
+
+    def __init__(self, root: Path) -> None:
+        """Keep them in a directory."""
+        self._root = root
+
+    def of(self, setup: Setup) -> Path:
+        """Return the directory that the monitor wrote."""
+        root = self._root / str(abs(hash(setup)))
+        return root / "monitor_output" if root.exists() else run(setup, root)
+
+
+def analyze(output: Path, setup: Setup, trainings: Trainings) -> Answer | None:
     """Answer of ``msprobe monitor analyze``."""
-    from msprobe_core.monitoring.anomalies import find_anomalies
-    from msprobe_core.monitoring.files import read_monitored
-
-    del case, root
+    del setup, trainings
     found = find_anomalies(read_monitored(output)).found
-    if not found:
-        return None
-    first = found[0]
-    return Answer(first.step, first.rank, first.place.quantity, first.place.name, first.finding.text)
+    return _answer(found[0]) if found else None
 
 
-COMMANDS: dict[str, Callable[[Path, str | None, Path], Answer | None]] = {"analyze": analyze}
-"""Commands, by name: each is given the target's directory, the case, and a directory for further trainings."""
+def compare(output: Path, setup: Setup, trainings: Trainings) -> Answer | None:
+    """Answer of ``msprobe monitor compare`` with a golden run that differs by rounding."""
+    golden = read_monitored(trainings.of(replace(setup, repetition=1)))
+    found = compare_monitored(read_monitored(output), golden).departures
+    return _answer(found[0]) if found else None
 
 
-def judge(case: str, seed: int, root: Path) -> dict[str, Answer | None]:
-    """Train with a fault, and return the answer of each command."""
-    output = run(replace(CASES[case].setup, seed=seed), root, case)
-    return {name: command(output, case, root) for name, command in COMMANDS.items()}
+def compare_with_noise(output: Path, setup: Setup, trainings: Trainings) -> Answer | None:
+    """The same with two repetitions of the golden run."""
+    golden, *noise = (read_monitored(trainings.of(replace(setup, repetition=i))) for i in (1, 2, 3))
+    found = compare_monitored(read_monitored(output), golden, noise).departures
+    return _answer(found[0]) if found else None
 
 
-def faults(seeds: Sequence[int], cases: Sequence[str], keep: Path | None) -> None:
+def _answer(found: Anomaly | Departure) -> Answer:
+    place = found.place
+    return Answer(found.step, found.rank, place.quantity, place.name, found.finding.text)
+
+
+COMMANDS: dict[str, Callable[[Path, Setup, Trainings], Answer | None]] = {
+    "analyze": analyze,
+    "compare": compare,
+    "compare --noise": compare_with_noise,
+}
+"""Commands, by name: each is given the files of a training, its setup, and healthy trainings to compare it with."""
+
+
+def faults(seeds: Sequence[int], cases: Sequence[str], commands: Sequence[str], keep: Path | None) -> None:
     """Print how many planted faults each command names."""
-    named = dict.fromkeys(COMMANDS, 0)
-    print(f"| planted fault | {' | '.join(COMMANDS)} | otherwise first |\n|---|{'---|' * (len(COMMANDS) + 1)}")
-    for case in cases:
-        right, wrong = dict.fromkeys(COMMANDS, 0), []
-        for seed in seeds:
-            root = Path(tempfile.mkdtemp())
-            for command, answer in judge(case, seed, root).items():
-                if answer is not None and answer.is_right(CASES[case]):
-                    right[command] += 1
-                else:
-                    wrong.append(f"{command}: {answer or 'nothing'}")
-            _discard(root, keep, f"{case} {seed}")
-        for command, count in right.items():
-            named[command] += count
-        cells = [f"{count} of {len(seeds)}" for count in right.values()]
-        print(f"| {case} | {' | '.join(cells)} | {'; '.join(dict.fromkeys(wrong))} |", flush=True)
+    named = dict.fromkeys(commands, 0)
+    print(f"| planted fault | {' | '.join(commands)} | otherwise first |\n|---|{'---|' * (len(commands) + 1)}")
+    with tempfile.TemporaryDirectory() as healthy_ones:
+        trainings = Trainings(Path(healthy_ones))
+        for name in cases:
+            case, right, wrong = CASES[name], dict.fromkeys(commands, 0), list[str]()
+            for seed in seeds:
+                setup, root = replace(case.setup, seed=seed), Path(tempfile.mkdtemp())
+                output = run(setup, root, name)
+                for command in commands:
+                    answer = COMMANDS[command](output, setup, trainings)
+                    if answer is not None and answer.is_right(case, case.within if command == "analyze" else 0):
+                        right[command] += 1
+                    else:
+                        wrong.append(f"{command}: {answer or 'nothing'}")
+                _discard(root, keep, f"{name} {seed}")
+            for command, count in right.items():
+                named[command] += count
+            cells = [f"{count} of {len(seeds)}" for count in right.values()]
+            print(f"| {name} | {' | '.join(cells)} | {'; '.join(dict.fromkeys(wrong))} |", flush=True)
     total = len(cases) * len(seeds)
     print(f"| all | {' | '.join(f'{count} of {total}' for count in named.values())} | |")
 
 
-def healthy(seeds: Sequence[int], keep: Path | None) -> None:
-    """Print how many trainings without a fault have any finding."""
-    alarmed = 0
+def healthy(seeds: Sequence[int], commands: Sequence[str], keep: Path | None) -> None:
+    """Print of how many trainings without a fault each command finds anything."""
+    alarmed = dict.fromkeys(commands, 0)
     for seed in seeds:
         setup, begin, root = Setup.of_seed(seed), time.perf_counter(), Path(tempfile.mkdtemp())
-        answer = analyze(run(setup, root), None, root)
-        alarmed += answer is not None
-        said = "" if answer is None else f"  {answer}: {answer.said}"
-        print(f"{seed}: {setup} {time.perf_counter() - begin:.0f} s{said}", flush=True)
+        trainings = Trainings(root / "others")
+        output = run(setup, root)
+        said: list[str] = []
+        for command in commands:
+            answer = COMMANDS[command](output, setup, trainings)
+            if answer is not None:
+                alarmed[command] += 1
+                said.append(f"{command}: {answer}: {answer.said}")
+        print(f"{seed}: {time.perf_counter() - begin:.0f} s, {'; '.join(said) or 'nothing'}  {setup}", flush=True)
         _discard(root, keep, f"healthy {seed}")
-    print(f"{alarmed} of {len(seeds)} healthy trainings have an anomaly")
+    for command, count in alarmed.items():
+        print(f"{command}: {count} of {len(seeds)} healthy trainings have a finding")
 
 
 def _discard(root: Path, keep: Path | None, name: str) -> None:
@@ -572,15 +611,16 @@ def main() -> None:
     parser.add_argument("part", choices=["faults", "healthy"])
     parser.add_argument("--seeds", nargs="+", type=_seeds, default=None)
     parser.add_argument("--cases", nargs="+", default=list(CASES), metavar="NAME")
+    parser.add_argument("--commands", nargs="+", default=list(COMMANDS), metavar="NAME")
     parser.add_argument("--keep", type=Path, help="directory to keep the monitors' files in")
     options = parser.parse_args()
     logging.disable(logging.WARNING)
     given = options.seeds or [[0, 1, 2] if options.part == "faults" else list(range(100, 150))]
     seeds = [seed for each in given for seed in each]
     if options.part == "faults":
-        faults(seeds, options.cases, options.keep)
+        faults(seeds, options.cases, options.commands, options.keep)
     else:
-        healthy(seeds, options.keep)
+        healthy(seeds, options.commands, options.keep)
 
 
 if __name__ == "__main__":

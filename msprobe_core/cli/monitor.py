@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import click
 
+from msprobe_core.cli.monitor_alarms import alarms
 from msprobe_core.cli.monitor_analyze import analyze
+from msprobe_core.cli.monitor_compare import compare
 
 
 @click.group()
@@ -12,5 +14,5 @@ def monitor() -> None:
     """Analyze the files that a training monitor has written."""
 
 
-for _command in (analyze,):
+for _command in (alarms, analyze, compare):
     monitor.add_command(_command)

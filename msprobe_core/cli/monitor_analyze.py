@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
+    from msprobe_core.findings import Finding
     from msprobe_core.monitoring.anomalies import Anomalies, Anomaly
+    from msprobe_core.monitoring.history import Monitored
 
 _RESULT = "anomaly_analyse.json"
 
@@ -36,24 +38,30 @@ _RESULT = "anomaly_analyse.json"
 def analyze(*, directory: Path, output_path: Path | None, top_k: int, steps: str, false_alarms: float) -> int:
     """Find what moved first in the training whose monitor wrote to DIRECTORY.
 
-    Each value is compared with its own past: rank, quantity, layer and step that are unusual are listed in the order of
-    computation.
+    Each value is compared with its own past, and with the same value of other ranks: rank, quantity, layer and step
+    that are unusual are listed in the order of computation, each with what to record to look closer.
 
     Exit status: 0 if nothing is unusual, 1 if something is, 2 if the files cannot be read or are too few to judge.
     """
     from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT, EXIT_FAILED
-    from msprobe_core.monitoring.anomalies import find_anomalies  # imports polars, which --help does not need
-    from msprobe_core.monitoring.files import find_monitored, read_monitored
+    from msprobe_core.monitoring.anomalies import anomalies_of_ranks  # imports polars, which --help does not need
+    from msprobe_core.findings import each_once
+    from msprobe_core.monitoring.files import ranks_of, read_monitored
 
-    chosen = _steps_of(steps)
-    path = find_monitored(directory)
-    if path is None:
-        raise DumpError(f"{directory}: holds nothing of a monitor; give the directory that MONITOR_OUTPUT_DIR named")
-    run = read_monitored(path)
-    result = find_anomalies(run, false_alarms=false_alarms, most=top_k, steps=chosen)
+    chosen = steps_of(steps)
+    path = _found(directory)
+    notes: list[Finding] = []
+
+    def runs() -> Iterator[Monitored]:
+        for rank in ranks_of(path):
+            run = read_monitored(path, ranks=[rank])
+            notes.extend(run.notes)
+            yield run
+
+    result = anomalies_of_ranks(runs(), false_alarms=false_alarms, most=top_k, steps=chosen)
     if output_path is not None:
-        _write(result, output_path)
-    for note in run.notes:
+        write_json(_content(result), output_path, _RESULT)
+    for note in each_once(notes):
         click.echo(f"note: {note.text}", err=True)
 
     show(partial(_print, result), "give -o to write it to a file")
@@ -62,7 +70,35 @@ def analyze(*, directory: Path, output_path: Path | None, top_k: int, steps: str
     return EXIT_AGREES if result.num_judged else EXIT_FAILED
 
 
-def _steps_of(text: str) -> Sequence[int]:
+def monitored(directory: Path) -> Monitored:
+    """Return what a monitor has written, and print what was left out.
+
+    Raises:
+        DumpError: there is nothing of a monitor, or a file cannot be read.
+    """
+    from msprobe_core.monitoring.files import read_monitored
+
+    run = read_monitored(_found(directory))
+    for note in run.notes:
+        click.echo(f"note: {directory}: {note.text}", err=True)
+    return run
+
+
+def _found(directory: Path) -> Path:
+    from msprobe_core.monitoring.files import find_monitored
+
+    path = find_monitored(directory)
+    if path is None:
+        raise DumpError(f"{directory}: holds nothing of a monitor; give the directory that MONITOR_OUTPUT_DIR named")
+    return path
+
+
+def steps_of(text: str) -> Sequence[int]:
+    """Return the steps that an option lists.
+
+    Raises:
+        ConfigError: it is no list of numbers.
+    """
     import msgspec
 
     try:
@@ -87,6 +123,7 @@ def _lines(result: Anomalies) -> Iterator[Text]:
         yield Text(f"UNUSUAL: first {_place(result.found[0])}.", style="bold red")
         for anomaly in result.found:
             yield Text(f"  {_place(anomaly)}: {anomaly.finding.text}")
+            yield Text(f"    to look closer, {_zoom(anomaly).text}", style="dim")
         if result.num_found > len(result.found):
             yield Text(f"  … and {result.num_found - len(result.found):,} more")
 
@@ -97,13 +134,31 @@ def _place(anomaly: Anomaly) -> str:
     return f"{place.quantity} of {place.shown} on rank {anomaly.rank} at step {anomaly.step}{micro_step}"
 
 
-def _write(result: Anomalies, directory: Path) -> None:
-    from msprobe_core.findings import content_of
+def _zoom(anomaly: Anomaly) -> Finding:
+    from msprobe_core.locate.commands import zoom_in
+
+    return zoom_in(anomaly.place, anomaly.step, anomaly.rank)
+
+
+def write_json(content: object, directory: Path, name: str) -> None:
+    """Write a result.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
     from msprobe_core.store.atomic_file import whole_file
     from msprobe_core.store.layout import make_directory
     from msprobe_core.untrusted.paths import encode_json
 
-    content = [
+    make_directory(directory)
+    with whole_file(directory / name) as file:
+        file.write(encode_json(content, indent=2) + b"\n")
+
+
+def _content(result: Anomalies) -> object:
+    from msprobe_core.findings import content_of
+
+    return [
         {
             "rank": each.rank,
             "step": each.step,
@@ -114,9 +169,7 @@ def _write(result: Anomalies, directory: Path) -> None:
             "statistic": each.statistic,
             "message": each.finding.text,
             "finding": content_of(each.finding),
+            "next": content_of(_zoom(each)),
         }
         for each in result.found
     ]
-    make_directory(directory)
-    with whole_file(directory / _RESULT) as file:
-        file.write(encode_json(content, indent=2) + b"\n")

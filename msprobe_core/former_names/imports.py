@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from importlib.util import find_spec, spec_from_file_location
 from types import ModuleType
 from typing import Any
 
-from msprobe_core.former_names.table import ABSENT, MOVED
+from msprobe_core.former_names.table import ABSENT, MOVED, PROGRAMS
 
 
 def offer_former_names() -> None:
@@ -79,6 +80,10 @@ class _FormerNames(MetaPathFinder, Loader):
         del path, target
         if fullname in _MODULES:
             return ModuleSpec(fullname, self, is_package=True)
+        if fullname in PROGRAMS:
+            found = find_spec(PROGRAMS[fullname])
+            # `python -m` asks the loader for the code by the former name.
+            return found and spec_from_file_location(fullname, found.origin)
         advice = advice_for(fullname)
         if advice is None:
             return None
@@ -99,7 +104,7 @@ def _parents_of(name: str) -> Iterable[str]:
 
 
 # Modules that names which have moved were in. Not the packages of the namespace: those are there, or not installed.
-_MODULES = frozenset(parent for known in MOVED for parent in _parents_of(known) if parent.count(".") > 1)
+_MODULES = frozenset(parent for known in (*MOVED, *PROGRAMS) for parent in _parents_of(known) if parent.count(".") > 1)
 
 
 def _load(place: str) -> Any:

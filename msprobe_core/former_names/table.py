@@ -114,6 +114,12 @@ MOVED: Final = {
 """Former names, and ``module:name`` of what they mean. A name that others continue is a module that can be called."""
 
 
+PROGRAMS: Final = {
+    "msprobe.core.monitor.anomaly_processor": "msprobe_core.cli.monitor_alarms",
+}
+"""Former names of modules that are run by ``python -m``, and the modules that are run instead."""
+
+
 def _in_frameworks(paths: dict[str, str]) -> dict[str, str]:
     return {f"msprobe.{framework}.{path}": why for framework in ("pytorch", "mindspore") for path, why in paths.items()}
 

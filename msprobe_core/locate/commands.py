@@ -13,6 +13,7 @@ from msprobe_core.compare.result import Mode
 from msprobe_core.findings import Finding
 from msprobe_core.locate.locate_codes import LocateCode
 from msprobe_core.locate.result import FaultKind, Suspect
+from msprobe_core.monitoring.history import Place
 
 _BY_LOOKING = {
     FaultKind.PARAMETER: LocateCode.NEXT_CHECKPOINTS,
@@ -48,19 +49,39 @@ def with_advice(
         )
         command = shlex.join(["msprobe", *arguments])
         return replace(suspect, advice=Finding(LocateCode.NEXT_RUN, fields={"command": command}))
-    config = msgspec.json.encode(_narrowest(suspect)).decode()
+    config = _json(_narrowest(suspect))
     code = LocateCode.NEXT_RECORD_AND_COMPARE if is_foreign else LocateCode.NEXT_RECORD_AND_CONFIRM
     return replace(suspect, advice=Finding(code, fields={"config": config}))
+
+
+def zoom_in(place: Place, step: int, rank: int) -> Finding:
+    """Return what to record to look closer at a value of a training monitor.
+
+    Args:
+        place: The value.
+        step: In which it is unusual.
+        rank: On which.
+    """
+    module = place.name.rpartition(".")[0]  # the name ends with the parameter's, or with input or output
+    listed = [f".{module}."] if module else []
+    config = _recording([step], [rank], listed)
+    settings = {"dump_enable": True, "task": "tensor", "level": "mix", "step": [], "rank": [rank], "tensor.list": listed}
+    words = [f"{key}={value if isinstance(value, str) else _json(value)}" for key, value in settings.items()]
+    command = shlex.join(["msprobe", "control", "config.json", "set", *words])
+    return Finding(LocateCode.NEXT_ZOOM, fields={"config": _json(config), "command": command})
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _recording(steps: list[int], ranks: list[int], listed: list[str]) -> dict[str, object]:
+    """Return the configuration that records whole tensors of what is listed."""
+    return {"task": "tensor", "level": "mix", "step": steps, "rank": ranks, "tensor": {"list": listed}}
 
 
 def _narrowest(suspect: Suspect) -> dict[str, object]:
     """Return the configuration that records whole tensors of the suspect's module only."""
     is_call_in_module = not names.is_module(suspect.entry) and suspect.module is not None and suspect.parents
     stem = names.stem_of(suspect.parents[0] if is_call_in_module else suspect.entry)
-    return {
-        "task": "tensor",
-        "level": "mix",
-        "step": [] if suspect.step is None else [suspect.step],
-        "rank": list(suspect.ranks)[:1],
-        "tensor": {"list": [] if stem is None else [stem]},
-    }
+    return _recording([] if suspect.step is None else [suspect.step], list(suspect.ranks)[:1], [] if stem is None else [stem])

@@ -70,3 +70,4 @@ class LocateCode(Code):
     NEXT_RUN = "locate.next.run"
     NEXT_RECORD_AND_COMPARE = "locate.next.record-and-compare"
     NEXT_RECORD_AND_CONFIRM = "locate.next.record-and-confirm"
+    NEXT_ZOOM = "locate.next.zoom"

@@ -2,12 +2,10 @@
 
 The logarithm of a value's magnitude is compared with its own past: how far it is from the median of the last values, in
 units of the median distance that these had from theirs (the median absolute deviation, times 1.4826, is the standard
-deviation of a normal distribution).
+deviation of a normal distribution). How large such distances get without a fault is measured in the same training, by
+the largest one of a quantity in each step before, so that a fault does not widen its own limit; see `limits`.
 
-How large such distances get without a fault is measured in the same training: the largest one of a quantity in each
-step. The largest of many values follow a Gumbel distribution (Fisher, Tippett, Gnedenko), whose place and width are
-taken from median and quartiles of the steps before, so that a fault does not widen its own limit. The limit is what
-such a distribution exceeds with the probability that all steps and quantities share: the rate of false alarms.
+`certain_signs` and `replicas` find what a value's own past does not show.
 """
 
 from __future__ import annotations
@@ -22,14 +20,11 @@ import polars as pl
 from msprobe_core.findings import Field, Finding, Level
 from msprobe_core.monitoring.certain_signs import always_zero, unchanged, with_decades
 from msprobe_core.monitoring.history import ID, SCHEMA, Monitored, Place, in_order, place_of, with_ids
+from msprobe_core.monitoring.limits import HISTORY, largest_of, limits_by_past, past_median
 from msprobe_core.monitoring.monitoring_codes import AnomalyCode
 from msprobe_core.monitoring.quantities import Quantity
 from msprobe_core.monitoring.replicas import Replicas
 
-HISTORY = 20
-"""Values that must precede one that is judged; 2.5 times as many are looked back at."""
-
-_WINDOW = 50
 _LEAST_SPREAD, _LEAST_CHANGE = 0.02, 1e-3
 """The least standard deviation of a logarithm, 2 %, and of its change in a step."""
 
@@ -40,12 +35,6 @@ _SQUARED = Quantity.EXP_AVG_SQ.value
 """Second moments rise with the square of a gradient, at once, and fall slowly: only NaN, Inf and zero are judged."""
 
 _TO_DEVIATION = 1.4826
-_BLOCKS = 100
-"""Steps whose largest distances a limit is taken from, `HISTORY` of them at least."""
-
-_MEDIAN, _QUARTILES = -math.log(math.log(2)), math.log(math.log(4) / math.log(4 / 3))
-"""Median and distance of the quartiles of a Gumbel distribution of place 0 and width 1: 0.3665 and 1.5725."""
-
 _JUDGED = ("norm", "max", "min", "mean")
 
 _LEAST_LIMIT = 5.0
@@ -153,7 +142,7 @@ def anomalies_of_ranks(
         ]  # fmt: skip
         rows = _with_distances(rows, statistics[0])
         num_judged += rows["_distance"].count()
-        largest.append(_largest(rows))
+        largest.append(largest_of(rows))
         # What a limit can never exceed is not kept.
         kept = rows.filter(pl.col("_is_broken") | (pl.col("_distance") > _LEAST_LIMIT))
         far.append(_named(kept, statistics[0]))
@@ -162,7 +151,7 @@ def anomalies_of_ranks(
     of_replicas = replicas.found(false_alarms / 2)
     num_compared = replicas.num_judged()
     share = false_alarms / 2 if num_compared else false_alarms
-    limits = _limits(pl.concat(largest), share)
+    limits = limits_by_past(pl.concat(largest), share)
     moved = pl.concat(far, how="diagonal").join(limits, on=["quantity", "step"], how="left", maintain_order="left")
     is_unusual = (pl.col("_distance") > pl.col("_limit")).fill_null(False)
     parts = [moved.filter(is_unusual | pl.col("_is_broken")), *found, *of_replicas]
@@ -189,12 +178,12 @@ def _with_distances(rows: pl.DataFrame, statistic: str) -> pl.DataFrame:
     is_smooth = pl.col("quantity").is_in(_SMOOTH)
     change = pl.col("_log") - pl.col("_log").shift(1).over(ID)
     rows = rows.with_columns(_judged=pl.when(is_smooth).then(change).otherwise("_log"))
-    rows = rows.with_columns(_apart=(pl.col("_judged") - _past("_judged").over(ID)).abs())
+    rows = rows.with_columns(_apart=(pl.col("_judged") - past_median("_judged").over(ID)).abs())
     least = pl.when(is_smooth).then(_LEAST_CHANGE).otherwise(_LEAST_SPREAD)
-    spread = pl.max_horizontal(_TO_DEVIATION * _past("_apart").over(ID), least)
+    spread = pl.max_horizontal(_TO_DEVIATION * past_median("_apart").over(ID), least)
     is_judged = has_past & (pl.col("quantity") != _SQUARED)
     return rows.with_columns(
-        _before=_past("_log").over(ID).exp(),
+        _before=past_median("_log").over(ID).exp(),
         _distance=pl.when(is_judged).then(pl.col("_apart") / spread),
         _is_broken=((~is_finite | nans) & ~is_meant) | became_zero.fill_null(False),
     )
@@ -232,27 +221,3 @@ def _anomaly(row: dict[str, Any]) -> Anomaly:
         code=code,
         fields={name: row[column] for name, column in _FIELDS[code].items()},
     )
-
-
-def _past(column: str) -> pl.Expr:
-    """Return the median of a series' values before each one."""
-    return pl.col(column).rolling_median(_WINDOW, min_samples=HISTORY // 2).shift(1)
-
-
-def _largest(rows: pl.DataFrame) -> pl.DataFrame:
-    is_judged = pl.col("_distance").is_finite()
-    return rows.filter(is_judged).group_by("quantity", "step").agg(pl.col("_distance").max())
-
-
-def _limits(largest: pl.DataFrame, false_alarms: float) -> pl.DataFrame:
-    """Return the largest distance that is allowed, by quantity and step; null of steps without enough before them."""
-    largest = largest.group_by("quantity", "step").agg(pl.col("_distance").max()).sort("quantity", "step")
-
-    def past(quantile: float) -> pl.Expr:
-        share = pl.col("_distance").rolling_quantile(quantile, "linear", _BLOCKS, min_samples=HISTORY)
-        return share.shift(1).over("quantity")
-
-    width = (past(0.75) - past(0.25)) / _QUARTILES
-    place = past(0.5) - _MEDIAN * width
-    shared = -math.log1p(-false_alarms) / max(largest.height, 1)  # of one step and quantity
-    return largest.select("quantity", "step", _limit=place - width * math.log(shared))

@@ -62,6 +62,11 @@ def find_monitored(path: Path) -> Path | None:
     return next((each for each in (path, path / _SUBDIRECTORY) if is_monitored(each)), None)
 
 
+def ranks_of(path: Path) -> list[int]:
+    """Return the ranks that a directory has files of, ascending."""
+    return sorted({each.rank for each in _directories(path)})
+
+
 def _directories(path: Path) -> list[_RankDirectory]:
     if not path.is_dir():
         return []

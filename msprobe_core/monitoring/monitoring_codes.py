@@ -24,3 +24,16 @@ class AnomalyCode(Code):
     SAME_DATA = "anomaly.same-data"
     REPLICAS_DIFFER = "anomaly.replicas-differ"
     RANK_DEPARTS = "anomaly.rank-departs"
+
+
+class DepartureCode(Code):
+    """How a monitored training departs from a trusted one."""
+
+    APART = "departure.apart"
+    APART_FROM_EQUAL = "departure.apart-from-equal"
+    ONE_SIDED = "departure.one-sided"
+    FIRST_DIFFERENCE = "departure.first-difference"
+    RANKS_OF_ONE = "departure.ranks-of-one"
+    STEPS_OF_ONE = "departure.steps-of-one"
+    QUANTITIES_OF_ONE = "departure.quantities-of-one"
+    NAMES_OF_ONE = "departure.names-of-one"

@@ -143,7 +143,7 @@ def _groups_of(alike: _Alike) -> list[list[int]]:
 
 
 def _rows(alike: _Alike, places: Any, ranks: Any, code: AnomalyCode, **more: Any) -> pl.DataFrame:
-    found = alike.index[places].with_columns(
+    found = alike.index.select(pl.all().gather(list(places))).with_columns(
         rank=pl.Series(ranks, dtype=pl.Int64), _code=pl.lit(code.value), **{k: pl.Series(v) for k, v in more.items()}
     )
     return found.drop(ID)
