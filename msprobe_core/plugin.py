@@ -90,7 +90,7 @@ from msprobe_core.protocols.framework import (
     Reducer,
     Removable,
 )
-from msprobe_core.protocols.monitoring import MonitoredValue, MonitorWriter, MonitorWriterFactory
+from msprobe_core.protocols.monitoring import BeforeUpdate, MonitoredValue, MonitorWriter, MonitorWriterFactory, Part
 from msprobe_core.protocols.presentation import (
     Colours,
     Column,
@@ -114,6 +114,7 @@ from msprobe_core.protocols.storage import (
     Writer,
     WriterFactory,
 )
+from msprobe_core.protocols.trainer_tools import Reductions, TrainerFramework, TrainerTools
 from msprobe_core.protocols.trainers import ApiMap, ModuleMap, TrainerStages
 
 if TYPE_CHECKING:
@@ -140,14 +141,14 @@ __all__ = [  # noqa: RUF022  # by purpose
     # Optional capabilities of a framework
     "CallWatcher", "CheckingFramework", "CompilingFramework", "DeviceGauge", "Fp8Reducer", "KernelChecker",
     "KernelDump", "KernelDumper", "MonitoringFramework", "OperatorFramework", "PerturbingFramework",
-    "ReplayingFramework", "TrainingState",
+    "ReplayingFramework", "TrainerFramework", "TrainingState",
     "WatchingFramework",
     # Recording
     "Call", "CallRecorder",
     # Storage
     "Dump", "EndingWriter", "MarkedDump", "Processor", "Reader", "TensorSource", "Writer", "WriterFactory",
     # Training monitor
-    "MonitorWriter", "MonitorWriterFactory", "MonitoredValue",
+    "BeforeUpdate", "MonitorWriter", "MonitorWriterFactory", "MonitoredValue", "Part", "Reductions", "TrainerTools",
     # Comparison, pages and trainers
     "Executor", "Metric", "Export", "Page", "PageGraphs", "ApiMap", "ModuleMap", "TrainerStages",
     # Tables of results

@@ -14,7 +14,9 @@ from msprobe_core.errors import ConfigError, MsprobeError, SessionError
 from msprobe_core.guard import kept, plugin_call, reason_of
 from msprobe_core.monitor.alarm_log import AlarmLog
 from msprobe_core.monitor.coverage import Coverage
+from msprobe_core.monitor.layout import Layout
 from msprobe_core.monitor.module_watch import OF_MODULES, ModuleWatch
+from msprobe_core.monitor.parameters import LiveParameters
 from msprobe_core.monitor.plan import MonitorPlan
 from msprobe_core.monitor.readings import Step
 from msprobe_core.monitor.schedule import Schedule
@@ -28,6 +30,7 @@ from msprobe_core.plugins import registry
 from msprobe_core.protocols.capabilities import MonitoringFramework
 from msprobe_core.protocols.framework import Framework
 from msprobe_core.protocols.monitoring import MonitorWriter
+from msprobe_core.protocols.trainer_tools import TrainerFramework
 
 _logger = logging.getLogger(__name__)
 
@@ -49,6 +52,7 @@ class Collector:
         grad_acc_steps: int = 1,
         start_iteration: int = 0,
         has_main_grad: bool = False,
+        groups: Mapping[str, Any] | None = None,
     ) -> None:
         """Begin to monitor; the first step is the one that is about to run.
 
@@ -60,6 +64,7 @@ class Collector:
             grad_acc_steps: Micro-batches of a step.
             start_iteration: Number of the first step.
             has_main_grad: Whether gradients are in ``main_grad`` where parameters have one.
+            groups: Process groups of the training, by what is parallel in them: ``pp``, ``tp``, ``dp``.
 
         Raises:
             SessionError: the framework cannot be monitored, or something is no model or no optimizer.
@@ -74,15 +79,19 @@ class Collector:
         targets = Targets(plan)
         present = [(stage, model) for stage, model in enumerate(models) if model is not None]
         rank = framework.rank() or 0
-        training = Training(
+        given = [model for _, model in present]
+        trainer = framework.for_training(given, optimizer) if isinstance(framework, TrainerFramework) else None
+        training = self._training = Training(
             plan=plan,
-            framework=framework,
+            framework=framework if trainer is None else trainer,
+            trainer=trainer,
             models=present,
-            parameters=_selected(framework, present, targets),
+            parameters=LiveParameters(framework, present, targets),
             optimizer=optimizer,
             grad_acc_steps=grad_acc_steps,
             has_main_grad=has_main_grad,
             rank=rank,
+            groups=groups or {},
         )
         self._framework = framework
         self._step = start_iteration
@@ -90,10 +99,11 @@ class Collector:
         self._is_closed = False
         self._schedule = Schedule(plan, rank)
         self._buffer = StepBuffer(framework, framework, plan, targets.name_of)
-        self._sources = sources_of(training)
+        layout = Layout(training)
+        self._sources = [layout, *sources_of(training)]
         self._modules = ModuleWatch(framework, training, targets, self._buffer, self._note_failure)
-        self._sinks = _sinks_of(training)
-        self._unwatch_updates = framework.watch_updates(optimizer, self._before_update, self._after_update)
+        self._sinks = _sinks_of(training, layout)
+        self._unwatch_updates = training.framework.watch_updates(optimizer, self._before_update, self._after_update)
         atexit.register(self.close)
         self._begin_step()
 
@@ -102,11 +112,14 @@ class Collector:
         if not self._schedule.selects(self._step):
             self._modules.detach()
             return
+        if self._training.parameters.refresh():
+            self._modules.detach()  # its hooks are on parameters that the model no longer has
         self._buffer.begin(self._step)
         self._modules.begin_step()
 
-    def _before_update(self) -> None:
-        with self._framework.quiet(self._note_failure):
+    def _before_update(self, is_updated: Callable[[Any], bool] | None = None) -> None:
+        parameters = self._training.parameters
+        with self._framework.quiet(self._note_failure), parameters.narrowed(is_updated):
             if self._buffer.is_open:
                 for source in self._sources:
                     source.before_update(self._buffer)
@@ -152,31 +165,22 @@ class Collector:
             self._try("the last steps", sink.close)
 
 
-def _selected(
-    framework: MonitoringFramework, models: Sequence[tuple[int, Any]], targets: Targets
-) -> Mapping[tuple[int, str], Any]:
-    """Return the parameters that are targets, by position of the model and name."""
-    return {
-        (stage, targets.name_of(name)): parameter
-        for stage, model in models
-        for name, parameter in framework.parameters_of(model).items()
-        if targets.selects_parameter(stage, targets.name_of(name))
-    }
-
-
-def _sinks_of(training: Training) -> Sequence[Sink]:
+def _sinks_of(training: Training, layout: Layout) -> Sequence[Sink]:
     plan, rank = training.plan, training.rank
     began = datetime.now(_ZONE).strftime("%b%d_%H-%M-%S")
     directory = plan.output / f"{began}-rank{rank}-{secrets.token_hex(4)}"
     writers = [Written(writer, plan) for writer in _writers(plan, directory, rank)]
-    return [*writers, Coverage(_expected(training), directory), AlarmLog(plan, rank)]
+    layout.open(directory)
+    return [*writers, layout, Coverage(lambda: _expected(training, layout), directory), AlarmLog(plan, rank)]
 
 
-def _expected(training: Training) -> Mapping[Quantity, frozenset[str] | None]:
+def _expected(training: Training, layout: Layout) -> Mapping[Quantity, frozenset[str] | None]:
     """Return the names that should have values in each step, by quantity; ``None`` if not known before."""
-    names = frozenset(f"{stage}:{name}" for stage, name in training.parameters)
-    wanted = training.plan.quantities
-    return {quantity: None if quantity in OF_MODULES else names for quantity in Quantity if quantity in wanted}
+    return {
+        quantity: None if quantity in OF_MODULES else layout.names_of(quantity)
+        for quantity in Quantity
+        if quantity in training.plan.quantities
+    }
 
 
 def _writers(plan: MonitorPlan, directory: Path, rank: int) -> Sequence[MonitorWriter]:

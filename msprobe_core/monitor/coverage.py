@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from msprobe_core.monitor.readings import Reading, Step
+from msprobe_core.monitoring.parameter_classes import ParameterClass, class_of
 from msprobe_core.monitoring.quantities import Quantity
 from msprobe_core.store.atomic_file import whole_file
 from msprobe_core.store.layout import make_directory
@@ -19,6 +20,22 @@ from msprobe_core.untrusted.paths import encode_json
 _logger = logging.getLogger(__name__)
 
 FILE = "coverage.json"
+
+
+class SeenOfClass(msgspec.Struct, kw_only=True):
+    """How much of one quantity was seen of one class of parameters.
+
+    Attributes:
+        expected: Names that should have values in each collected step.
+        seen: Names that had a value in any step.
+        always: Names that had a value in every collected step.
+        finite: Those of the seen whose values were finite in all steps.
+    """
+
+    expected: int
+    seen: int
+    always: int
+    finite: int
 
 
 class Seen(msgspec.Struct, kw_only=True):
@@ -30,6 +47,8 @@ class Seen(msgspec.Struct, kw_only=True):
         finite: Those of them whose values were finite in all steps.
         first_step: The first step with a value; ``None`` if there is none.
         missing: Some of the names that were expected and never seen.
+        always: Names that had a value in every collected step: those of experts that got no token are missing here.
+        by_class: By class of parameter; empty for quantities of modules.
     """
 
     expected: int | None
@@ -37,37 +56,45 @@ class Seen(msgspec.Struct, kw_only=True):
     finite: int
     first_step: int | None
     missing: list[str]
+    always: int
+    by_class: dict[ParameterClass, SeenOfClass]
 
 
 _MAX_MISSING = 20
+
+Expected = Mapping[Quantity, Collection[str] | None]
+"""By quantity, the names that should have values; ``None`` if they are not known."""
 
 
 class Coverage:
     """Counts what is seen of each quantity; a `msprobe_core.monitor.sinks.Sink`."""
 
-    def __init__(self, expected: Mapping[Quantity, Collection[str] | None], directory: Path) -> None:
+    def __init__(self, expected: Callable[[], Expected], directory: Path) -> None:
         """Begin with nothing seen.
 
         Args:
-            expected: By quantity, the names that should have values.
+            expected: Returns what should have values; asked at the end, because models change while they train.
             directory: Of the file.
         """
         self._expected = expected
         self._path = directory / FILE
         self._num_steps = 0
         self._first: dict[Quantity, int] = {}
-        self._seen: dict[Quantity, set[str]] = {quantity: set() for quantity in expected}
-        self._not_finite: dict[Quantity, set[str]] = {quantity: set() for quantity in expected}
+        self._num_seen: dict[Quantity, Counter[str]] = {}
+        self._not_finite: dict[Quantity, set[str]] = {}
 
     def add(self, step: Step) -> None:
         """Count a step."""
         self._num_steps += 1
+        in_step: dict[Quantity, set[str]] = {}
         for reading in step.readings.values():
             name = f"{reading.stage}:{reading.name}"
             self._first.setdefault(reading.quantity, step.number)
-            self._seen[reading.quantity].add(name)
+            in_step.setdefault(reading.quantity, set()).add(name)
             if not _is_finite(reading):
-                self._not_finite[reading.quantity].add(name)
+                self._not_finite.setdefault(reading.quantity, set()).add(name)
+        for quantity, names in in_step.items():
+            self._num_seen.setdefault(quantity, Counter()).update(names)
 
     def close(self) -> None:
         """Write the file, and warn of what was not seen at all.
@@ -90,23 +117,36 @@ class Coverage:
     def unseen(self) -> list[Quantity]:
         """Return the quantities of which nothing at all was seen, although something was expected."""
         return [
-            quantity for quantity, names in self._expected.items() if not self._seen[quantity] and names != frozenset()
+            quantity
+            for quantity, names in self._expected().items()
+            if not self._num_seen.get(quantity) and (names is None or len(names))
         ]
 
-    def content(self) -> dict[str, Any]:
-        """Return what ``coverage.json`` holds: a `Seen` by quantity."""
-        content: dict[str, Any] = {}
-        for quantity, names in self._expected.items():
-            seen = self._seen[quantity]
-            missing = sorted(set(names) - seen) if names is not None else []
-            content[quantity.value] = Seen(
-                expected=None if names is None else len(names),
-                seen=len(seen),
-                finite=len(seen - self._not_finite[quantity]),
-                first_step=self._first.get(quantity),
-                missing=missing[:_MAX_MISSING],
-            )
-        return content
+    def content(self) -> dict[str, Seen]:
+        """Return what ``coverage.json`` holds, by quantity."""
+        return {quantity.value: self._seen_of(quantity, names) for quantity, names in self._expected().items()}
+
+    def _seen_of(self, quantity: Quantity, names: Collection[str] | None) -> Seen:
+        num_seen = self._num_seen.get(quantity, Counter())
+        seen = set(num_seen)
+        always = {name for name, number in num_seen.items() if number == self._num_steps}
+        finite = seen - self._not_finite.get(quantity, set())
+        expected = None if names is None else set(names)
+        by_class: dict[ParameterClass, SeenOfClass] = {}
+        for kind in ParameterClass if expected is not None else ():
+            of_kind = {name for name in expected or () if class_of(name) is kind}
+            if of_kind:
+                counts = [len(of_kind & each) for each in (seen, always, finite)]
+                by_class[kind] = SeenOfClass(expected=len(of_kind), seen=counts[0], always=counts[1], finite=counts[2])
+        return Seen(
+            expected=None if expected is None else len(expected),
+            seen=len(seen),
+            finite=len(finite),
+            first_step=self._first.get(quantity),
+            missing=sorted((expected or set()) - seen)[:_MAX_MISSING],
+            always=len(always),
+            by_class=by_class,
+        )
 
 
 def _is_finite(reading: Reading) -> bool:

@@ -35,6 +35,10 @@ class _Slot(GradientSlot, gc=False):
     name: str = ""
 
 
+def _never(_name: str) -> bool:
+    return False
+
+
 class MonitorRecorder:
     """Receives calls of the modules of one model; a `msprobe_core.plugin.CallRecorder`."""
 
@@ -85,6 +89,8 @@ class MonitorRecorder:
         self.is_open = True
         self._num_calls: dict[str, int] = {}
         self._num_accumulated: dict[str, int] = {}
+        self.is_reported_elsewhere: Callable[[str], bool] = _never
+        """Whether the trainer reduces the gradient of a parameter before it is accumulated; see `record_unreduced`."""
 
     def note_failure(self, where: str, error: Exception) -> None:
         """Pass on what could not be read."""
@@ -220,7 +226,7 @@ class MonitorRecorder:
             return
         path = names.split_module(stem)[1]
         whole = f"{path}.{name}" if path else name
-        if not self._selects_parameter(whole):
+        if not self._selects_parameter(whole) or self.is_reported_elsewhere(whole):
             return
         number = self._num_accumulated.get(whole, 0)
         self._num_accumulated[whole] = number + 1
@@ -229,6 +235,20 @@ class MonitorRecorder:
             self._take.tensor(Quantity.GRADIENT_UNREDUCED, whole, gradient, stage=self._stage, micro_step=micro_step)
         elif micro_step == self._grad_acc_steps - 1:  # the sum of all, which is of the whole step
             self._take.tensor(Quantity.GRADIENT_UNREDUCED, whole, gradient, stage=self._stage)
+
+    def record_unreduced(self, name: str, gradient: Any) -> None:
+        """Take the gradient of a parameter that the trainer is about to reduce.
+
+        Some trainers reduce once a step, others in each micro-batch, so the last reduction of a step is the one that
+        counts.
+        """
+        if not self.is_open or not self._takes_accumulated or not self._selects_parameter(name):
+            return
+        micro_step = self._grad_acc_steps - 1
+        if self._every_micro_batch:
+            micro_step = self._num_accumulated.get(name, 0)
+            self._num_accumulated[name] = micro_step + 1
+        self._take.tensor(Quantity.GRADIENT_UNREDUCED, name, gradient, stage=self._stage, micro_step=micro_step)
 
     # --- threads and order, which no reading has ------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from msprobe_core.monitor.targets import Targets
 from msprobe_core.monitor.training import Take, Training
 from msprobe_core.monitoring.quantities import Quantity
 from msprobe_core.protocols.framework import Framework, Removable
+from msprobe_core.protocols.trainer_tools import Reductions
 
 OF_MODULES = frozenset({Quantity.ACTIVATION, Quantity.ACTIVATION_GRADIENT})
 
@@ -40,6 +41,7 @@ class ModuleWatch:
         self._training = training
         self._quantities = training.plan.quantities
         self._attached: list[Removable] = []
+        self._reductions: list[Reductions] = []
         self._recorders = [
             MonitorRecorder(
                 framework,
@@ -67,14 +69,24 @@ class ModuleWatch:
         options = Interception(Level.L0, RiskLevel.CORE.value, ())
         for (_, model), recorder in zip(self._training.models, self._recorders, strict=True):
             recorder.is_open = True
+            self._watch_reductions(model, recorder)
             if self._quantities & OF_MODULES:
                 self._attached.append(self._framework.attach([Model("", model)], options, recorder))
             elif Quantity.GRADIENT_UNREDUCED in self._quantities:
                 attachment = self._training.framework.watch_accumulation([Model("", model)], recorder)
                 self._attached.append(attachment)
 
+    def _watch_reductions(self, model: Any, recorder: MonitorRecorder) -> None:
+        trainer = self._training.trainer
+        if trainer is not None and Quantity.GRADIENT_UNREDUCED in self._quantities:
+            reductions = trainer.watch_reductions(model, recorder.record_unreduced, recorder.note_failure)
+            recorder.is_reported_elsewhere = reductions.claims
+            self._reductions.append(reductions)
+
     def detach(self) -> None:
         """Remove all hooks."""
+        while self._reductions:
+            self._reductions.pop().detach()
         while self._attached:
             attachment = self._attached.pop()
             attachment.detach()

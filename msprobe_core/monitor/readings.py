@@ -112,6 +112,11 @@ def _value_of(step: int, reading: Reading, ops: Sequence[Op]) -> MonitoredValue:
         name=reading.name,
         micro_step=reading.micro_step,
         numbers=reading.numbers if meta is None else {op.value: reading.value(op) for op in ops},
-        shape=None if meta is None else meta.shape,
+        shape=None if meta is None else _shape_of(meta),
         dtype="" if meta is None else meta.dtype,
     )
+
+
+def _shape_of(meta: TensorMeta) -> tuple[int, ...]:
+    """Return the shape of what this rank has, of which the numbers are."""
+    return meta.shape if meta.distribution is None else meta.distribution.local_shape

@@ -13,7 +13,11 @@ class Source(Protocol):
     """Takes some quantities, in each collected step. What it raises is logged, and the training goes on."""
 
     def before_update(self, take: Take) -> None:
-        """Take what is there before the optimizer's step."""
+        """Take what is there before the optimizer's step.
+
+        Called several times in a step if parameters are updated in several parts; ``training.parameters`` then shows
+        those of the part.
+        """
         ...
 
     def after_update(self, take: Take) -> None:
@@ -74,7 +78,7 @@ class Parameters:
 
     def _take_all(self, take: Take, quantity: Quantity) -> None:
         for (stage, name), parameter in self._training.parameters.items():
-            take.tensor(quantity, name, parameter, stage=stage)
+            take.tensor(quantity, name, self._training.value_of(parameter), stage=stage)
 
 
 _SOURCES: Sequence[tuple[frozenset[Quantity], Callable[[Training], Source]]] = (

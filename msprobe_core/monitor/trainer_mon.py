@@ -38,16 +38,17 @@ class TrainerMon:
 
         Args:
             config_file_path: A JSON file; see ``docs/monitor.md``.
-            process_group: The pipeline's process group; accepted, without effect.
+            process_group: The pipeline's process group, noted in ``layout.json``.
             params_have_main_grad: Whether gradients are read from ``main_grad`` where parameters have one.
             opt_ty: Accepted, without effect.
 
         Raises:
             ConfigError: the file cannot be read, or a value in it is wrong.
         """
-        del process_group, opt_ty
+        del opt_ty
         self._plan = load_plan(config_file_path)
         self._has_main_grad = params_have_main_grad
+        self._pipeline = process_group
         self._collector: Collector | None = None
 
     @property
@@ -68,16 +69,15 @@ class TrainerMon:
 
         Args:
             model: A model, or a list of the parts of a virtual pipeline.
-            optimizer: Whose steps are counted.
+            optimizer: Whose steps are counted; a list if several step in turn, or what wraps them.
             grad_acc_steps: Micro-batches of a step.
-            tp_group: Accepted, without effect: every rank writes what it has.
-            dp_group: Accepted, without effect.
+            tp_group: The tensor-parallel process group; every rank writes what it has, and ``layout.json`` the groups.
+            dp_group: The data-parallel process group.
             start_iteration: Number of the first step.
 
         Raises:
             SessionError: something is no model or no optimizer, or it has been called before.
         """
-        del tp_group, dp_group
         if self._collector is not None:
             raise SessionError("set_monitor() was called twice; create a TrainerMon for each training")
         models: list[Any] = list(cast("Sequence[Any]", model)) if isinstance(model, list | tuple) else [model]
@@ -90,6 +90,7 @@ class TrainerMon:
             grad_acc_steps=grad_acc_steps,
             start_iteration=start_iteration,
             has_main_grad=self._has_main_grad,
+            groups={"pp": self._pipeline, "tp": tp_group, "dp": dp_group},
         )
 
     def monitor_gnorm_with_ad(

@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from msprobe_core.model import Digest, KernelOptions, Perturbation, ReplayCall, Replayed, Site, TensorContent
 from msprobe_core.protocols.framework import AttachOptions, NamedModel, Removable
+from msprobe_core.protocols.monitoring import BeforeUpdate
 from msprobe_core.protocols.recording import CallRecorder
 
 
@@ -263,10 +264,14 @@ class MonitoringFramework(Protocol):
         """Report the gradients of parameters as they are accumulated, and no calls."""
         ...
 
-    def watch_updates(
-        self, optimizer: Any, before: Callable[[], None], after: Callable[[], None]
-    ) -> Callable[[], None]:
+    def watch_updates(self, optimizer: Any, before: BeforeUpdate, after: Callable[[], None]) -> Callable[[], None]:
         """Call functions before and after each step of an optimizer; what they raise is not handled.
+
+        Args:
+            optimizer: One, or what a framework accepts in its place.
+            before: Called when gradients are what the optimizer is about to use; several times in a step if parameters
+                are updated in several parts.
+            after: Called once, when all parameters have been updated.
 
         Returns: a function that ends this.
 

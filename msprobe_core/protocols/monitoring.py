@@ -1,11 +1,44 @@
-"""What receives the values of a training monitor while the training runs."""
+"""What a training monitor passes to plugins while the training runs: events and values."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
+
+import msgspec
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """The block of a whole tensor that a rank has. Ranks with equal parts have replicas of it.
+
+    Attributes:
+        whole: Shape of the whole tensor, or its number of elements if trainers cut it after flattening.
+        offset: Index of the first element; ``None`` if the part is no block.
+        shape: Of the part; has a 0 where the rank has nothing of it.
+    """
+
+    whole: tuple[int, ...]
+    offset: tuple[int, ...] | None
+    shape: tuple[int, ...]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the rank has nothing of the tensor."""
+        return 0 in self.shape
+
+
+class BeforeUpdate(Protocol):
+    """Called before parameters are updated."""
+
+    def __call__(self, is_updated: Callable[[Any], bool] | None = None) -> None:
+        """Look at the gradients.
+
+        Args:
+            is_updated: Whether a parameter is among those that are about to be updated; ``None`` for all.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +53,7 @@ class MonitoredValue:
         micro_step: Micro-batch; ``None`` if the value belongs to the whole step.
         numbers: By column: the requested operations, or the columns that this quantity has of its own. NaN where there
             is no value.
-        shape: Of the tensor; ``None`` if the numbers are not of one tensor.
+        shape: Of what this rank has of the tensor; ``None`` if the numbers are not of one tensor.
         dtype: Of its elements, as the framework writes it; empty if the numbers are not of one tensor.
     """
 

@@ -360,7 +360,7 @@ def test_wrong_settings_are_refused_before_the_first_step(settings, said, tmp_pa
 def test_what_is_no_optimizer_is_refused(tmp_path):
     path = tmp_path / "monitor.json"
     path.write_text(json.dumps({"wg_distribution": True}))
-    with pytest.raises(SessionError, match=r"no torch\.optim\.Optimizer"):
+    with pytest.raises(SessionError, match="has no method step"):
         TrainerMon(path).set_monitor(Net(), None)
 
 

@@ -33,9 +33,11 @@ def test_nan_and_large_values_are_alarms_and_empty_tensors_are_not():
 
 def test_what_was_expected_and_never_seen_is_told(tmp_path, caplog):
     names = frozenset({"0:up.weight", "0:down.weight"})
-    coverage = Coverage({Quantity.GRADIENT_REDUCED: names, Quantity.EXP_AVG: frozenset({"0:up"})}, tmp_path)
+    expected = {Quantity.GRADIENT_REDUCED: names, Quantity.EXP_AVG: frozenset({"0:up"})}
+    coverage = Coverage(lambda: expected, tmp_path)
     coverage.add(step_of(3, 1.0))
     coverage.close()
     assert "saw nothing of exp_avg in 1 steps" in caplog.text
     seen = json.loads((tmp_path / "coverage.json").read_text())["grad_reduced"]
-    assert seen == {"expected": 2, "seen": 1, "finite": 1, "first_step": 3, "missing": ["0:down.weight"]}
+    counts = {"expected": 2, "seen": 1, "finite": 1, "always": 1}
+    assert seen == {**counts, "first_step": 3, "missing": ["0:down.weight"], "by_class": {"dense": counts}}

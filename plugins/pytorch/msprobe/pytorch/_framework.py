@@ -36,6 +36,7 @@ from msprobe.pytorch._state import ModuleState
 from msprobe.pytorch._swaps import swap_patch
 from msprobe.pytorch._traced import TracedRegions
 from msprobe.pytorch._transforms import is_wrapped, shape_of, transforms_of
+from msprobe.pytorch._trained import Trained
 from msprobe_core.interception import AliasSearch, PlacedAttachment, WatchHooks
 from msprobe_core.plugin import (
     Argument,
@@ -173,6 +174,10 @@ class PyTorchFramework(Monitoring):
     def quiet(self, on_failure: Callable[[str, Exception], None]) -> RecordingGuard:
         """Return a block that is hidden from PyTorch's modes and raises nothing."""
         return RecordingGuard(on_failure)
+
+    def for_training(self, models: Sequence[nn.Module], optimizer: Any) -> Trained:
+        """Return what knows the trainer of these models."""
+        return Trained(models, optimizer)
 
     def watch_gradient(self, tensor: Any, on_gradient: Callable[[Any], None]) -> Callable[[], None] | None:
         """Hook the tensor if it is a leaf, and otherwise its autograd node."""

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from msprobe.pytorch._compiled import modules_to_hook
 from msprobe.pytorch._modules import PREFIX, type_name_of
+from msprobe.pytorch._optimizer_steps import StepWatch
 from msprobe.pytorch._parameters import ParameterGradients
 from msprobe.pytorch._reduce import readable
 from msprobe_core.interception import module_stem
-from msprobe_core.plugin import CallRecorder, NamedModel, SessionError
+from msprobe_core.plugin import BeforeUpdate, CallRecorder, NamedModel
 
 _MOMENTS = (("exp_avg", "momentum_buffer"), ("exp_avg_sq",))
 """Names under which optimizers keep first and second moments."""
@@ -37,9 +38,7 @@ class Monitoring:
 
     def moments_of(self, optimizer: Any, parameter: Any) -> tuple[Any, Any]:
         """Return the state of Adam and its like; a momentum is a first moment."""
-        state: Mapping[str, Any] = optimizer.state.get(parameter, {})
-        first, second = (next((state[name] for name in names if name in state), None) for names in _MOMENTS)
-        return first, second
+        return moments_in(optimizer.state.get(parameter, {}))
 
     def share_below(self, tensor: Tensor, eps: float) -> Tensor | None:
         """Return the mean of whether elements are below."""
@@ -64,25 +63,15 @@ class Monitoring:
         """Hook the parameters of all modules."""
         return _Accumulation(models, recorder)
 
-    def watch_updates(
-        self, optimizer: Any, before: Callable[[], None], after: Callable[[], None]
-    ) -> Callable[[], None]:
-        """Register hooks of the optimizer's step."""
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise SessionError(
-                f"set_monitor() got the optimizer {type(optimizer).__name__}, which is no torch.optim.Optimizer; give "
-                "the optimizer that it wraps"
-            )
-        handles = [
-            optimizer.register_step_pre_hook(lambda *_: before()),
-            optimizer.register_step_post_hook(lambda *_: after()),
-        ]
+    def watch_updates(self, optimizer: Any, before: BeforeUpdate, after: Callable[[], None]) -> Callable[[], None]:
+        """Watch the steps of one optimizer, or of several."""
+        return StepWatch(optimizer, lambda _optimizer: before(), after).end
 
-        def end() -> None:
-            while handles:
-                handles.pop().remove()
 
-        return end
+def moments_in(state: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the first and second moment in an optimizer's state of a parameter; ``None`` where there is none."""
+    first, second = (next((state[name] for name in names if name in state), None) for names in _MOMENTS)
+    return first, second
 
 
 class _Accumulation:

@@ -1,0 +1,78 @@
+"""``layout.json``: how a monitored training is laid out over ranks. One file for each rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from msprobe_core.errors import DumpError
+from msprobe_core.protocols.monitoring import Part
+from msprobe_core.untrusted.files import read_plain
+
+FILE = "layout.json"
+
+
+class Parts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a rank has of one parameter.
+
+    Attributes:
+        value: Of its values; ``None`` for all of them.
+        update: Of its reduced gradient and moments.
+        is_tensor_parallel: Whether the parameter is itself a part of one that a tensor-parallel group has together.
+    """
+
+    value: Part | None = None
+    update: Part | None = None
+    is_tensor_parallel: bool = False
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """A process group.
+
+    Attributes:
+        ranks: Its members, in its order.
+        index: Of this rank among them.
+    """
+
+    ranks: tuple[int, ...]
+    index: int
+
+
+class Layouts(msgspec.Struct, frozen=True, kw_only=True):
+    """The layout of one rank.
+
+    Attributes:
+        rank: Of this process.
+        trainers: Names of the trainers that were recognised, apart from the plain one.
+        groups: Process groups that ``set_monitor`` was given: ``pp``, ``tp``, ``dp``.
+        parts: What this rank has, by ``stage:name``, of parameters that it does not have whole or not alone.
+    """
+
+    rank: int
+    trainers: tuple[str, ...] = ()
+    groups: Mapping[str, Group] = {}
+    parts: Mapping[str, Parts] = {}
+
+    def index_in(self, group: str) -> int:
+        """Return the position of this rank in a group; 0 without one."""
+        found = self.groups.get(group)
+        return 0 if found is None else found.index
+
+
+def read_layout(directory: Path) -> Layouts | None:
+    """Return the layout in the directory of a rank; ``None`` if there is none, as of other monitors.
+
+    Raises:
+        DumpError: the file cannot be read, or is not one of a monitor.
+    """
+    path = directory / FILE
+    if not path.is_file():
+        return None
+    try:
+        return msgspec.json.decode(read_plain(path), type=Layouts)
+    except OSError as error:
+        raise DumpError(f"{path}: cannot be read ({error.strerror})") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DumpError(f"{path}: is no layout of a monitored rank ({error})") from error
