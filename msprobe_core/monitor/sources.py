@@ -78,7 +78,9 @@ class Parameters:
 
     def _take_all(self, take: Take, quantity: Quantity) -> None:
         for (stage, name), parameter in self._training.parameters.items():
-            take.tensor(quantity, name, self._training.value_of(parameter), stage=stage)
+            value = self._training.value_of(parameter)
+            if value is not None:
+                take.tensor(quantity, name, value, stage=stage)
 
 
 _SOURCES: Sequence[tuple[frozenset[Quantity], Callable[[Training], Source]]] = (

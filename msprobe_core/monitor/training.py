@@ -42,7 +42,7 @@ class Training:
     groups: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def value_of(self, parameter: Any) -> Any:
-        """Return what this rank has of a parameter's values."""
+        """Return what this rank has of a parameter's values; ``None`` if it has nothing."""
         return parameter if self.trainer is None else self.trainer.value_of(parameter)
 
 

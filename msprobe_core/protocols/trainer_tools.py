@@ -45,7 +45,7 @@ class TrainerTools(MonitoringFramework, Protocol):
         ...
 
     def value_of(self, parameter: Any) -> Any:
-        """Return what this rank has of a parameter's values."""
+        """Return what this rank has of a parameter's values; ``None`` if it has nothing."""
         ...
 
     def part_of(self, parameter: Any, *, is_updated: bool) -> Part | None:

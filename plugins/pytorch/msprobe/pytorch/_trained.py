@@ -12,6 +12,7 @@ from msprobe.pytorch._masters import Master, master_of, zero_3_range
 from msprobe.pytorch._monitor import Monitoring, moments_in
 from msprobe.pytorch._optimizer_steps import StepWatch, all_of, leaves_of
 from msprobe.pytorch._placements import distribution_of
+from msprobe.pytorch._reduce import held_by
 from msprobe.pytorch._reductions import ReductionWatch, fsdp1_handles, fsdp2_groups
 from msprobe_core.plugin import BeforeUpdate, Part
 
@@ -59,6 +60,7 @@ class Trained(Monitoring):
             if gradient is None:
                 gradient = getattr(master.tensor, "decoupled_grad", None)
             gradient = None if gradient is None else master.cut(gradient)
+        gradient = _unless_empty(gradient)
         if gradient is not None and self._grad_scale is not None:
             return gradient / self._grad_scale
         return gradient
@@ -72,16 +74,18 @@ class Trained(Monitoring):
         if updated is not None:
             state = next((leaf.state[updated] for leaf in self._all_with_state() if updated in leaf.state), {})
         first, second = moments_in(state)
-        return (first, second) if master is None else (_cut(master, first), _cut(master, second))
+        if master is not None:
+            first, second = _cut(master, first), _cut(master, second)
+        return _unless_empty(first), _unless_empty(second)
 
     def _all_with_state(self) -> Sequence[Any]:
         return self._leaves or [each for each in self._optimizers if isinstance(getattr(each, "state", None), Mapping)]
 
     def value_of(self, parameter: Any) -> Any:
         """Return the parameter, or this rank's partition of one that is gathered only while it is used."""
-        if not hasattr(parameter, "ds_tensor"):
-            return parameter
-        return parameter.ds_tensor.narrow(0, 0, zero_3_range(parameter)[1])
+        if hasattr(parameter, "ds_tensor"):
+            parameter = parameter.ds_tensor.narrow(0, 0, zero_3_range(parameter)[1])
+        return _unless_empty(parameter)
 
     def part_of(self, parameter: Any, *, is_updated: bool) -> Part | None:
         """Return which part this rank has."""
@@ -151,6 +155,11 @@ class Trained(Monitoring):
             after()
 
         return StepWatch(optimizer, begin, finish).end
+
+
+def _unless_empty(tensor: Any) -> Any:
+    """Return ``None`` for what is on other ranks."""
+    return None if not isinstance(tensor, Tensor) or held_by(tensor).numel() == 0 else tensor
 
 
 def _cut(master: Master, moment: Any) -> Any:

@@ -1,0 +1,68 @@
+"""The monitor under the trainers of PyTorch: the gradients and moments of every rank, in trainings that stay the same."""
+
+import json
+
+import polars as pl
+import pytest
+import torch
+from jobs import run_job
+from monitored_trainers import alone, bare_and_watched
+
+from msprobe_core.monitoring.files import read_monitored
+from msprobe_core.monitoring.whole_norms import layouts_of, whole_norms
+
+pytestmark = [
+    pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="needs gloo"),
+    pytest.mark.filterwarnings("ignore"),
+]
+
+WORLD = 2
+
+
+def norms_of(run, quantity, step, rank=0):
+    rows = run.frame.filter((pl.col("quantity") == quantity) & (pl.col("step") == step) & (pl.col("rank") == rank))
+    return dict(rows.select("name", "norm").rows())
+
+
+def agree(found, expected, tolerance=2e-6):
+    assert found.keys() == expected.keys()
+    # An expected norm that is 0 to rounding is that of a bias before a batch norm.
+    assert found == pytest.approx(expected, rel=tolerance, abs=1e-8)
+
+
+def check_whole_training(directory, micro_batches=1):
+    run, layouts = read_monitored(directory / "out"), layouts_of(directory / "out")
+    whole = whole_norms(run, layouts)
+    for step, expected in enumerate(alone(WORLD, micro_batches)):
+        for rank in range(WORLD):
+            agree(norms_of(run, "grad_unreduced", step, rank), expected["unreduced"][rank])
+        of_step = whole.names.filter(pl.col("step") == step)
+        for quantity, key in (("grad_reduced", "reduced"), ("param_updated", "updated")):
+            agree(dict(of_step.filter(pl.col("quantity") == quantity).select("name", "norm").rows()), expected[key])
+        (total,) = whole.gradient.filter(pl.col("step") == step)["norm"]
+        assert total == pytest.approx(expected["gradient"], rel=2e-6)
+        if step:
+            before = alone(WORLD, micro_batches)[step - 1]["exp_avg"]
+            agree(dict(of_step.filter(pl.col("quantity") == "exp_avg").select("name", "norm").rows()), before)
+    for path in (directory / "out").glob("*/coverage.json"):
+        for quantity, seen in json.loads(path.read_text()).items():
+            assert (seen["seen"], seen["missing"]) == (seen["expected"], []), (quantity, seen)
+            assert seen["always"] == (0 if quantity.startswith("exp") else seen["expected"])
+
+
+RARER_KINDS = [("fsdp1", 1), ("ddp", 2), ("ddp-view", 2), ("ddp-hook", 1), ("fsdp2", 2), ("fsdp1", 2)]
+
+
+def check_kinds(kinds, directory):
+    assert run_job(bare_and_watched, WORLD, directory, kinds) == [[True] * len(kinds)] * WORLD
+    for kind, micro_batches in kinds:
+        check_whole_training(directory / f"{kind}-{micro_batches}", micro_batches)
+
+
+def test_gradients_of_shards_are_those_of_one_process_and_the_training_is_the_same(tmp_path):
+    check_kinds([("fsdp2", 1)], tmp_path)
+
+
+@pytest.mark.slow
+def test_so_are_those_of_other_trainers_with_micro_batches_and_hooks(tmp_path):
+    check_kinds(RARER_KINDS, tmp_path)

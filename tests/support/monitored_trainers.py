@@ -1,0 +1,161 @@
+"""Trainings by several trainers over gloo, monitored and bare, and the same training in one process."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from jobs import VOCABULARY, Network, make_mesh
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+STEPS = 2
+QUANTITIES = {"wg_distribution": True, "mv_distribution": True, "param_distribution": True}
+
+
+def monitor_of(rank: int, directory: Path, model: Any, optimizer: Any, *, steps_of_batch: int = 1, **settings: Any) -> Any:
+    """Begin to monitor a training of one rank."""
+    from msprobe.pytorch import TrainerMon
+
+    groups = settings.pop("groups", {})
+    os.environ["MONITOR_OUTPUT_DIR"] = str(directory / "out")
+    path = directory / f"monitor{rank}.json"
+    path.write_text(json.dumps({"ndigits": 14, "squash_name": True, **QUANTITIES, **settings}))
+    monitor = TrainerMon(path, params_have_main_grad=True)
+    monitor.set_monitor(model, optimizer, grad_acc_steps=steps_of_batch, **groups)
+    return monitor
+
+
+def batch(step: int, micro_step: int, rank: int) -> torch.Tensor:
+    """Return the tokens of one micro-batch of a rank."""
+    generator = torch.Generator().manual_seed(100 * step + 10 * micro_step + rank)
+    return torch.randint(0, VOCABULARY, (2, 4), generator=generator)
+
+
+def loss_of(model: nn.Module, tokens: torch.Tensor, micro_batches: int) -> torch.Tensor:
+    """Return the loss, as a share of the mean over micro-batches."""
+    return nn.functional.cross_entropy(model(tokens), tokens.flatten()) / micro_batches
+
+
+def network() -> nn.Module:
+    """Return the model with the same weights in every process."""
+    torch.manual_seed(0)
+    return Network()
+
+
+def alone(world: int, micro_batches: int = 1, *, max_norm: float | None = None) -> list[dict[str, Any]]:
+    """Train in one process on the data of all ranks, and return what a monitor should see.
+
+    Returns: for each step the norms of each rank's own gradient, of their mean, and of the parameters after the step.
+    """
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    named = dict(model.named_parameters())
+    seen: list[dict[str, Any]] = []
+    for step in range(STEPS):
+        own: list[dict[str, torch.Tensor]] = []
+        for rank in range(world):
+            model.zero_grad()
+            for micro_step in range(micro_batches):
+                loss_of(model, batch(step, micro_step, rank), micro_batches).backward()
+            own.append({name: each.grad.clone() for name, each in named.items()})
+        for name, each in named.items():
+            each.grad = sum(gradients[name] for gradients in own) / world
+        if max_norm is not None:
+            nn.utils.clip_grad_norm_(named.values(), max_norm)
+        reduced = {name: each.grad.norm().item() for name, each in named.items()}
+        whole = sum(norm**2 for norm in reduced.values()) ** 0.5
+        optimizer.step()
+        seen.append(
+            {
+                "unreduced": [{name: each.norm().item() for name, each in gradients.items()} for gradients in own],
+                "reduced": reduced,
+                "gradient": whole,
+                "updated": {name: each.detach().norm().item() for name, each in named.items()},
+                "exp_avg": {name: optimizer.state[each]["exp_avg"].norm().item() for name, each in named.items()},
+            }
+        )
+    return seen
+
+
+def wrapped(kind: str, world: int) -> nn.Module:
+    """Return the model as a trainer has it."""
+    model = network()
+    if kind.startswith("ddp"):
+        wrapper = DistributedDataParallel(model, gradient_as_bucket_view=kind == "ddp-view")
+        if kind == "ddp-hook":
+            from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+            wrapper.register_comm_hook(None, allreduce_hook)
+        return wrapper
+    if kind == "fsdp1":
+        from torch.distributed.fsdp import FullyShardedDataParallel
+        from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+        policy = ModuleWrapPolicy({type(model.blocks[0])})
+        return FullyShardedDataParallel(
+            model, auto_wrap_policy=policy, use_orig_params=True, device_id=torch.device("cpu")
+        )
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = make_mesh(world)
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def train(rank: int, world: int, directory: Path, kind: str, micro_batches: int, *, is_watched: bool) -> list[Any]:
+    """Train, and return every loss and every element that this rank has in the end."""
+    model = wrapped(kind, world)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    monitor = monitor_of(rank, directory, model, optimizer, steps_of_batch=micro_batches) if is_watched else None
+    seen: list[Any] = []
+    for step in range(STEPS):
+        for micro_step in range(micro_batches):
+            is_last = micro_step == micro_batches - 1
+            with _without_sync(model) if not is_last else contextlib.nullcontext():
+                loss = loss_of(model, batch(step, micro_step, rank), micro_batches)
+                loss.backward()
+            seen.append(loss.item().hex())
+        optimizer.step()
+        optimizer.zero_grad()
+    if monitor is not None:
+        monitor.close()
+    return [*seen, *(bits(each) for each in model.parameters()), torch.get_rng_state().sum().item()]
+
+
+@contextlib.contextmanager
+def _without_sync(model: Any) -> Any:
+    if hasattr(model, "no_sync"):
+        with model.no_sync():
+            yield
+        return
+    model.set_requires_gradient_sync(False)
+    yield
+    model.set_requires_gradient_sync(True)
+
+
+def bits(tensor: Any) -> list[Any]:
+    """Return the elements that this rank has, exactly."""
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local.detach().flatten().view(torch.int32).tolist()
+
+
+def bare_and_watched(rank: int, world: int, directory: Path, jobs: list[tuple[str, int]]) -> list[bool]:
+    """Say for each kind of trainer whether the monitored training is the bare one to the bit."""
+    run = functools.partial(train, rank, world)
+    return [
+        run(directory / f"{kind}-{number}", kind, number, is_watched=False)
+        == run(_made(directory / f"{kind}-{number}"), kind, number, is_watched=True)
+        for kind, number in jobs
+    ]
+
+
+def _made(directory: Path) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory
