@@ -18,7 +18,9 @@ _RESULT = "anomaly_analyse.json"
 
 @click.command()
 @click.option("-d", "--data_path", "directory", required=True, type=click.Path(path_type=Path), help="anomaly_detected")
-@click.option("-o", "--out_path", type=click.Path(path_type=Path), help=f"Directory for {_RESULT}; that of -d if absent.")
+@click.option(
+    "-o", "--out_path", type=click.Path(path_type=Path), help=f"Directory for {_RESULT}; that of -d if absent."
+)
 @click.option("-k", "--topk", default=8, show_default=True, type=click.IntRange(1), help="Alarms to list.")
 @click.option("-s", "--step", "steps", default="[]", help="Steps to list alarms of, such as [3,4]; all by default.")
 def alarms(*, directory: Path, out_path: Path | None, topk: int, steps: str) -> None:

@@ -44,8 +44,8 @@ def analyze(*, directory: Path, output_path: Path | None, top_k: int, steps: str
     Exit status: 0 if nothing is unusual, 1 if something is, 2 if the files cannot be read or are too few to judge.
     """
     from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT, EXIT_FAILED
-    from msprobe_core.monitoring.anomalies import anomalies_of_ranks  # imports polars, which --help does not need
     from msprobe_core.findings import each_once
+    from msprobe_core.monitoring.anomalies import anomalies_of_ranks  # imports polars, which --help does not need
     from msprobe_core.monitoring.files import ranks_of, read_monitored
 
     chosen = steps_of(steps)

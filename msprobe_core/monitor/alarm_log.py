@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from msprobe_core.monitor.alarms import Alarm, Alarms
+from msprobe_core.monitor.calibrated import Calibrated
 from msprobe_core.monitor.plan import MonitorPlan
 from msprobe_core.monitor.readings import Step
+from msprobe_core.monitoring.quantities import Op
 from msprobe_core.store.atomic_file import whole_file
 from msprobe_core.store.layout import make_directory
 from msprobe_core.untrusted.paths import encode_json
@@ -30,7 +32,7 @@ class AlarmLog:
             plan: Has the rules.
             rank: Of this process.
         """
-        self._alarms = Alarms(plan.rules, plan.ops)
+        self._checks = _checks_of(plan)
         self._path = plan.output / "anomaly_detected" / f"rank{rank}" / "anomaly.json"
         self._is_written = plan.writes_alarms
         self._rank = rank
@@ -43,7 +45,7 @@ class AlarmLog:
         Raises:
             StoreError: the file cannot be written.
         """
-        alarms = self._alarms.check(step)
+        alarms = _first_of_each([alarm for check in self._checks for alarm in check(step)])
         for alarm in alarms[: max(_MAX_SAID - self._num_found, 0)]:
             _logger.warning("%s", message_of(alarm, self._rank))
         self._num_found += len(alarms)
@@ -61,13 +63,30 @@ class AlarmLog:
         """Do nothing: what was found is written."""
 
 
+def _checks_of(plan: MonitorPlan) -> list[Callable[[Step], list[Alarm]]]:
+    """Return what finds the alarms of a step: the established rules in their order, then our own."""
+    own = [rule for rule in plan.rules if rule.rule_name == "AnomalyUnusual"]
+    established = [rule for rule in plan.rules if rule not in own]
+    found = [Alarms(established, plan.ops).check] if established else []
+    return [*found, *(Calibrated(rule, plan.ops).check for rule in own[:1])]
+
+
+def _first_of_each(alarms: Sequence[Alarm]) -> list[Alarm]:
+    """Return the first alarm of each value."""
+    found: dict[tuple[int, Op], Alarm] = {}
+    for alarm in alarms:
+        found.setdefault((id(alarm.reading), alarm.op), alarm)
+    return list(found.values())
+
+
 def message_of(alarm: Alarm, rank: int) -> str:
-    """Return an alarm as the established monitor words it."""
+    """Return an alarm as the established monitor words it; of our own rule, with what the value does."""
+    where = f"({_tag(alarm, rank)!r}, {alarm.op.value!r}) at step {alarm.step}"
+    said = f"Rule {alarm.rule.rule_name} reports anomaly signal in {where}"
+    if alarm.finding is not None:
+        return f"{said}: {alarm.finding.text}."
     compared = "" if alarm.history is None else f", history mean {alarm.history}"
-    return (
-        f"Rule {alarm.rule.rule_name} reports anomaly signal in ({_tag(alarm, rank)!r}, {alarm.op.value!r}) at step "
-        f"{alarm.step}, current value {alarm.value}{compared}."
-    )
+    return f"{said}, current value {alarm.value}{compared}."
 
 
 def _tag(alarm: Alarm, rank: int) -> str:

@@ -3,6 +3,7 @@
 ``AnomalyTurbulence`` compares a norm or mean with the exponential mean of its own magnitudes, of weight 0.99: it holds
 if the magnitude is more than ``1 + threshold`` times as large. ``AnomalyNan`` holds of NaN and Inf, and of a magnitude
 above a threshold if one is given. Values that alarm do not enter the mean, so that one NaN does not end the watch.
+``AnomalyUnusual`` is a rule of our own; see `msprobe_core.monitor.calibrated`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from msprobe_core.findings import Finding
 from msprobe_core.monitor.plan import Rule
 from msprobe_core.monitor.readings import Reading, Step
 from msprobe_core.monitoring.quantities import Op
@@ -30,6 +32,7 @@ class Alarm:
         rule: That holds.
         value: The number.
         history: What it was compared with; ``None`` without one.
+        finding: What the value does, of ``AnomalyUnusual``.
     """
 
     step: int
@@ -38,6 +41,7 @@ class Alarm:
     rule: Rule
     value: float
     history: float | None
+    finding: Finding | None = None
 
 
 class Alarms:

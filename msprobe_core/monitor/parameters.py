@@ -13,9 +13,7 @@ from msprobe_core.protocols.capabilities import MonitoringFramework
 class LiveParameters(Mapping[tuple[int, str], Any]):
     """The selected parameters, by position of the model and name."""
 
-    def __init__(
-        self, framework: MonitoringFramework, models: Sequence[tuple[int, Any]], targets: Targets
-    ) -> None:
+    def __init__(self, framework: MonitoringFramework, models: Sequence[tuple[int, Any]], targets: Targets) -> None:
         """Look for them.
 
         Args:

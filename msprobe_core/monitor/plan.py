@@ -19,10 +19,12 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         rule_name: Which one.
         threshold: Of ``AnomalyTurbulence``, the relative rise above the running mean; of ``AnomalyNan``, a magnitude.
+        false_alarms: Of ``AnomalyUnusual``, the probability that a healthy training has any; ``None`` is 0.001.
     """
 
-    rule_name: Literal["AnomalyTurbulence", "AnomalyNan"]
+    rule_name: Literal["AnomalyTurbulence", "AnomalyNan", "AnomalyUnusual"]
     threshold: float | None = None
+    false_alarms: float | None = None
 
 
 class Communication(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

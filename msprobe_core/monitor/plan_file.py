@@ -89,6 +89,8 @@ def _plan_of(fields: dict[str, Any], where: str) -> MonitorPlan:
             _logger.warning("%s: unknown field %r has no effect%s", where, name, _nearest(name))
     output = os.environ.get(OUTPUT_VARIABLE) or DEFAULT_OUTPUT
     plan = MonitorPlan(**values, output=given_path(output, OUTPUT_VARIABLE), source=Path(where))
+    if plan.extensions.alarm_action != "none" and not plan.rules:
+        plan = msgspec.structs.replace(plan, rules=(Rule(rule_name="AnomalyUnusual"),), writes_alarms=True)
     if plan.forward_only and plan.backward_only:
         raise ConfigError(f"{where}: 'forward_only' and 'backward_only' leave nothing of 'xy_distribution'; remove one")
     if not plan.quantities:
@@ -165,5 +167,7 @@ def _rules_of(value: Any, where: str) -> tuple[tuple[Rule, ...], bool]:
             raise ConfigError(f"{where}: the rule {given.rule_name!r} cannot be used ({str(error).lower()})") from error
         if rule.rule_name == "AnomalyTurbulence" and rule.threshold is None:
             raise ConfigError(f"{where}: the rule AnomalyTurbulence lacks 'args': {{'threshold': …}}")
+        if rule.false_alarms is not None and not 0 < rule.false_alarms < 1:
+            raise ConfigError(f"{where}: 'false_alarms' is {rule.false_alarms!r}, but must be between 0 and 1")
         rules.append(rule)
     return tuple(rules), bool(alert.get("dump", False))

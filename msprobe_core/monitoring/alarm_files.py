@@ -56,7 +56,7 @@ class Alarm(msgspec.Struct, frozen=True):
     call_id: int = 0
     group_mates: list[int] | int | None = None
     op: str | msgspec.UnsetType = msgspec.UNSET
-    value: float | str | None | msgspec.UnsetType = msgspec.UNSET
+    value: float | str | msgspec.UnsetType | None = msgspec.UNSET
 
 
 def read_alarms(directory: Path) -> list[Alarm]:

@@ -20,22 +20,10 @@ import polars as pl
 from msprobe_core.findings import Field, Finding, Level
 from msprobe_core.monitoring.certain_signs import always_zero, unchanged, with_decades
 from msprobe_core.monitoring.history import ID, SCHEMA, Monitored, Place, in_order, place_of, with_ids
-from msprobe_core.monitoring.limits import HISTORY, largest_of, limits_by_past, past_median
+from msprobe_core.monitoring.limits import largest_of, limits_by_past, past_median
 from msprobe_core.monitoring.monitoring_codes import AnomalyCode
-from msprobe_core.monitoring.quantities import Quantity
 from msprobe_core.monitoring.replicas import Replicas
-
-_LEAST_SPREAD, _LEAST_CHANGE = 0.02, 1e-3
-"""The least standard deviation of a logarithm, 2 %, and of its change in a step."""
-
-_SMOOTH = [each.value for each in (Quantity.PARAM_ORIGIN, Quantity.PARAM_UPDATED, Quantity.EXP_AVG)]
-"""Quantities that carry their value over from step to step: they drift, and what is judged is the change in a step."""
-
-_SQUARED = Quantity.EXP_AVG_SQ.value
-"""Second moments rise with the square of a gradient, at once, and fall slowly: only NaN, Inf and zero are judged."""
-
-_TO_DEVIATION = 1.4826
-_JUDGED = ("norm", "max", "min", "mean")
+from msprobe_core.monitoring.unusual import HISTORY, JUDGED, LEAST_CHANGE, LEAST_SPREAD, SMOOTH, SQUARED, TO_DEVIATION
 
 _LEAST_LIMIT = 5.0
 """Distance that is never an anomaly."""
@@ -128,7 +116,7 @@ def anomalies_of_ranks(
     found: list[pl.DataFrame] = []
     largest: list[pl.DataFrame] = []
     for run in runs:
-        statistics = [name for name in _JUDGED if name in run.statistics]
+        statistics = [name for name in JUDGED if name in run.statistics]
         if not statistics:
             continue
         num_ranks += 1
@@ -175,13 +163,13 @@ def _with_distances(rows: pl.DataFrame, statistic: str) -> pl.DataFrame:
     is_meant = value.is_infinite() & (before.is_null() | before.is_infinite())
     became_zero = (value == 0) & (before != 0) & has_past
     rows = rows.with_columns(_value=value, _log=pl.when(is_finite & (value != 0)).then(value.abs().log()))
-    is_smooth = pl.col("quantity").is_in(_SMOOTH)
+    is_smooth = pl.col("quantity").is_in(SMOOTH)
     change = pl.col("_log") - pl.col("_log").shift(1).over(ID)
     rows = rows.with_columns(_judged=pl.when(is_smooth).then(change).otherwise("_log"))
     rows = rows.with_columns(_apart=(pl.col("_judged") - past_median("_judged").over(ID)).abs())
-    least = pl.when(is_smooth).then(_LEAST_CHANGE).otherwise(_LEAST_SPREAD)
-    spread = pl.max_horizontal(_TO_DEVIATION * past_median("_apart").over(ID), least)
-    is_judged = has_past & (pl.col("quantity") != _SQUARED)
+    least = pl.when(is_smooth).then(LEAST_CHANGE).otherwise(LEAST_SPREAD)
+    spread = pl.max_horizontal(TO_DEVIATION * past_median("_apart").over(ID), least)
+    is_judged = has_past & (pl.col("quantity") != SQUARED)
     return rows.with_columns(
         _before=past_median("_log").over(ID).exp(),
         _distance=pl.when(is_judged).then(pl.col("_apart") / spread),

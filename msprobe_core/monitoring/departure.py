@@ -24,8 +24,9 @@ import polars as pl
 from msprobe_core.findings import Field, Finding, Level
 from msprobe_core.monitoring.divergence import DIVERGED, Divergence, first_divergence
 from msprobe_core.monitoring.history import ID, SERIES, Monitored, Place, in_order, place_of
-from msprobe_core.monitoring.limits import HISTORY, largest_of, limit_of_all, limits_by_past, past_median
+from msprobe_core.monitoring.limits import largest_of, limit_of_all, limits_by_past, past_median
 from msprobe_core.monitoring.monitoring_codes import DepartureCode
+from msprobe_core.monitoring.unusual import HISTORY
 
 _KEYS = [*SERIES, "step"]
 _LEAST = 1.2e-7

@@ -1,30 +1,15 @@
-"""Limits on distances, as a rate of false alarms.
-
-The largest of many distances follows a Gumbel distribution (Fisher, Tippett, Gnedenko). Its place and width are taken
-from median and quartiles, so that a few large ones do not widen them, and the limit is what such a distribution exceeds
-with the probability that all steps and quantities share.
-"""
+"""Limits on the distances in a history, as a rate of false alarms; `msprobe_core.monitoring.unusual` defines them."""
 
 from __future__ import annotations
 
-import math
-
 import polars as pl
 
-HISTORY = 20
-"""Values that must precede one that is judged; 2.5 times as many are looked back at."""
-
-_WINDOW = 50
-_BLOCKS = 100
-"""Steps whose largest distances a limit is taken from, `HISTORY` of them at least."""
-
-_MEDIAN, _QUARTILES = -math.log(math.log(2)), math.log(math.log(4) / math.log(4 / 3))
-"""Median and distance of the quartiles of a Gumbel distribution of place 0 and width 1: 0.3665 and 1.5725."""
+from msprobe_core.monitoring.unusual import BLOCKS, HISTORY, WINDOW, equal_share, limit_of
 
 
 def past_median(column: str) -> pl.Expr:
     """Return the median of a series' values before each one."""
-    return pl.col(column).rolling_median(_WINDOW, min_samples=HISTORY // 2).shift(1)
+    return pl.col(column).rolling_median(WINDOW, min_samples=HISTORY // 2).shift(1)
 
 
 def largest_of(rows: pl.DataFrame) -> pl.DataFrame:
@@ -43,10 +28,10 @@ def limits_by_past(largest: pl.DataFrame, false_alarms: float) -> pl.DataFrame:
     largest = largest.group_by("quantity", "step").agg(pl.col("_distance").max()).sort("quantity", "step")
 
     def past(quantile: float) -> pl.Expr:
-        share = pl.col("_distance").rolling_quantile(quantile, "linear", _BLOCKS, min_samples=HISTORY)
+        share = pl.col("_distance").rolling_quantile(quantile, "linear", BLOCKS, min_samples=HISTORY)
         return share.shift(1).over("quantity")
 
-    limit = _limit(past(0.25), past(0.5), past(0.75), false_alarms, largest.height)
+    limit = limit_of(past(0.25), past(0.5), past(0.75), equal_share(false_alarms, largest.height))
     return largest.select("quantity", "step", _limit=limit)
 
 
@@ -58,10 +43,5 @@ def limit_of_all(largest: pl.Expr, false_alarms: float, num_tests: int) -> pl.Ex
         false_alarms: Probability that any distance of all exceeds its limit by chance.
         num_tests: Quantities times steps.
     """
-    return _limit(*(largest.quantile(share, "linear") for share in (0.25, 0.5, 0.75)), false_alarms, num_tests)
-
-
-def _limit(lower: pl.Expr, median: pl.Expr, upper: pl.Expr, false_alarms: float, num_tests: int) -> pl.Expr:
-    width = (upper - lower) / _QUARTILES
-    shared = -math.log1p(-false_alarms) / max(num_tests, 1)  # of one step and quantity
-    return median - (_MEDIAN + math.log(shared)) * width
+    low, middle, high = (largest.quantile(share, "linear") for share in (0.25, 0.5, 0.75))
+    return limit_of(low, middle, high, equal_share(false_alarms, num_tests))

@@ -88,7 +88,7 @@ def whole_norms(run: Monitored, layouts: Mapping[int, Layouts]) -> WholeNorms:
     )
     distinct = rows.filter(pl.col("share") > 0).sort("rank").unique([*_KEYS, "tp", "part"], keep="first")
     names = distinct.group_by(_KEYS).agg(norm=_root_of_squares(), share=pl.col("share").sum()).sort(_KEYS)
-    is_whole = (pl.col("share") - 1).abs() < 1e-6  # noqa: PLR2004  # the rounding of a sum of shares
+    is_whole = (pl.col("share") - 1).abs() < 1e-6  # the rounding of a sum of shares
     names = names.select(*_KEYS, norm=pl.when(is_whole).then("norm"))
     gradients = names.filter(pl.col("quantity") == Quantity.GRADIENT_REDUCED.value)
     total = gradients.group_by("step").agg(norm=_root_of_squares(), is_whole=pl.col("norm").is_not_null().all())

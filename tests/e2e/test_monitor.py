@@ -380,3 +380,26 @@ def test_a_full_disk_does_not_end_the_training(monitored, monkeypatch, caplog):
     train(model, optimizer)
     monitor.close()
     assert "training goes on" in caplog.text
+
+
+@pytest.mark.parametrize("factor", [1e4, float("nan")])
+def test_the_calibrated_alarm_names_what_the_files_say_afterwards(factor, monitored):
+    begin, out = monitored
+    model = Net().train()
+    optimizer = torch.optim.AdamW(model.parameters())
+    alert = {"rules": [{"rule_name": "AnomalyUnusual", "args": {"false_alarms": 1e-3}}], "dump": True}
+    monitor = begin(model, optimizer, steps_of_batch=2, alert=alert, step_count_per_record=70, **QUANTITIES)
+
+    def fault(step, model):
+        if step == 60:
+            model.down.weight.grad *= factor
+
+    train(model, optimizer, steps=70, fault=fault)
+    monitor.close()
+    first = next(iter(json.loads((out / "anomaly_detected" / "rank0" / "anomaly.json").read_text()).values()))
+    assert (first["step"], first["tag_name"]) == (60, "0:down.weight:0/rank0/grad_reduced")
+    with pytest.raises(SystemExit):
+        main(["monitor", "analyze", str(out), "-o", str(out)])
+    (found, *_) = json.loads((out / "anomaly_analyse.json").read_text())
+    assert (found["quantity"], found["name"], found["step"]) == ("grad_reduced", "down.weight", 60)
+    assert found["message"].partition(" usual deviations")[0] in first["message"]
