@@ -328,6 +328,11 @@ class PrecisionDebugger:
         return find_framework(self.framework_name, model)
 
 
+def current_debugger() -> PrecisionDebugger | None:
+    """Return the debugger of this process; ``None`` if it has none."""
+    return PrecisionDebugger._instance  # pyright: ignore[reportPrivateUsage]
+
+
 def controller_of(debugger: PrecisionDebugger) -> Controller:
     """Return the controller of a debugger: for the parts of the core that record a step several times."""
     return debugger._controller  # pyright: ignore[reportPrivateUsage]

@@ -63,6 +63,11 @@ class ConfigWatch:
         self._taken: _Stamp | None = None  # the first check reads the file: it may have changed since it was loaded
         self._complaint = ""
 
+    @property
+    def path(self) -> Path:
+        """The file, as an absolute path."""
+        return self._path
+
     def is_of(self, path: str | os.PathLike[str] | None, overrides: Mapping[str, Any]) -> bool:
         """Whether this file is watched, with these arguments."""
         return path is not None and Path(path).absolute() == self._path and dict(overrides) == self._overrides

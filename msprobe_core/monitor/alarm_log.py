@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from msprobe_core.monitor.alarm_dump import AlarmDump, next_step_without_dump
 from msprobe_core.monitor.alarms import Alarm, Alarms
 from msprobe_core.monitor.calibrated import Calibrated
 from msprobe_core.monitor.plan import MonitorPlan
@@ -22,39 +25,52 @@ _MAX_SAID, _MAX_KEPT = 10, 1000
 """Alarms that are logged, and that are in the file: a training that has gone wrong alarms in every step."""
 
 
+@dataclass(frozen=True)
+class _Answered:
+    """An alarm, and the directory of the step that is recorded because of it; ``None`` without one."""
+
+    alarm: Alarm
+    dump: Path | None
+
+
 class AlarmLog:
     """Checks each step, and reports its alarms; a `msprobe_core.monitor.sinks.Sink`."""
 
-    def __init__(self, plan: MonitorPlan, rank: int) -> None:
+    def __init__(self, plan: MonitorPlan, rank: int, action: AlarmDump | None = None) -> None:
         """Begin without alarms.
 
         Args:
             plan: Has the rules.
             rank: Of this process.
+            action: Opens a window of recording; ``None`` if alarms do not.
         """
+        self._action = action
         self._checks = _checks_of(plan)
         self._path = plan.output / "anomaly_detected" / f"rank{rank}" / "anomaly.json"
         self._is_written = plan.writes_alarms
         self._rank = rank
         self._num_found = 0
-        self._kept: list[Alarm] = []
+        self._kept: list[_Answered] = []
 
     def add(self, step: Step) -> None:
         """Report the alarms of a step.
 
         Raises:
-            StoreError: the file cannot be written.
+            StoreError: the file cannot be written, or no window can be opened.
         """
         alarms = _first_of_each([alarm for check in self._checks for alarm in check(step)])
+        if not alarms:
+            return
+        dump = None if self._action is None else self._action.ask()
         for alarm in alarms[: max(_MAX_SAID - self._num_found, 0)]:
-            _logger.warning("%s", message_of(alarm, self._rank))
+            _logger.warning("%s %s", message_of(alarm, self._rank), _capitalised(next_step(alarm, dump)))
         self._num_found += len(alarms)
         room = _MAX_KEPT - len(self._kept)
-        if alarms and room > 0 and self._is_written:
-            self._kept += alarms[:room]
+        if room > 0 and self._is_written:
+            self._kept += [_Answered(alarm, dump) for alarm in alarms[:room]]
             self._write(self._kept)
 
-    def _write(self, alarms: Sequence[Alarm]) -> None:
+    def _write(self, alarms: Sequence[_Answered]) -> None:
         make_directory(self._path.parent)
         with whole_file(self._path) as file:
             file.write(encode_json(dict(_record_of(alarm, self._rank) for alarm in alarms), indent=2) + b"\n")
@@ -95,8 +111,25 @@ def _tag(alarm: Alarm, rank: int) -> str:
     return f"{reading.stage}:{reading.name}:{micro_step}/rank{rank}/{reading.quantity.value}"
 
 
-def _record_of(alarm: Alarm, rank: int) -> tuple[str, dict[str, Any]]:
+def next_step(alarm: Alarm, dump: Path | None) -> str:
+    """Return what to do about an alarm.
+
+    Args:
+        alarm: Any.
+        dump: Directory of the step that is recorded because of it; ``None`` without one.
+    """
+    if dump is None:
+        return next_step_without_dump(alarm.step, alarm.reading.name)
+    return f"{dump.name} is recorded: msprobe locate {dump} GOLDEN, with a dump of the same step as GOLDEN"
+
+
+def _capitalised(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def _record_of(answered: _Answered, rank: int) -> tuple[str, dict[str, Any]]:
     """Return the key and the record of an alarm in ``anomaly.json``; the operation is part of the key."""
+    alarm, dump = answered.alarm, answered.dump
     tag = _tag(alarm, rank)
     record = {
         "rank": rank,
@@ -110,5 +143,7 @@ def _record_of(alarm: Alarm, rank: int) -> tuple[str, dict[str, Any]]:
         "value": alarm.value if json.dumps(alarm.value).lstrip("-")[:1].isdigit() else str(alarm.value),
         "message": message_of(alarm, rank),
         "group_mates": [rank],
+        "dump": None if dump is None else str(dump),
+        "next": next_step(alarm, dump),
     }
     return f"{tag}_step_{alarm.step}_{alarm.op.value}", record

@@ -12,6 +12,7 @@ from typing import Any
 
 from msprobe_core.errors import ConfigError, MsprobeError, SessionError
 from msprobe_core.guard import kept, plugin_call, reason_of
+from msprobe_core.monitor.alarm_dump import AlarmDump
 from msprobe_core.monitor.alarm_log import AlarmLog
 from msprobe_core.monitor.coverage import Coverage
 from msprobe_core.monitor.layout import Layout
@@ -102,10 +103,20 @@ class Collector:
         layout = Layout(training)
         self._sources = [layout, *sources_of(training)]
         self._modules = ModuleWatch(framework, training, targets, self._buffer, self._note_failure)
-        self._sinks = _sinks_of(training, layout)
+        models_here = [model for _, model in present]
+        is_dumping = plan.extensions.alarm_action == "dump"
+        self._alarm_dump = AlarmDump(plan, framework, models_here, self._note_failure) if is_dumping else None
+        self._sinks = _sinks_of(training, layout, self._alarm_dump)
         self._unwatch_updates = training.framework.watch_updates(optimizer, self._before_update, self._after_update)
         atexit.register(self.close)
         self._begin_step()
+        if self._alarm_dump is not None:
+            self._alarm_dump.begin_step(self._step)
+
+    @property
+    def window(self) -> Path | None:
+        """Directory of the step that is being recorded after an alarm; ``None`` if none is."""
+        return None if self._alarm_dump is None else self._alarm_dump.directory
 
     def _begin_step(self) -> None:
         """Attach what the step needs, or take it out where the step is not collected."""
@@ -125,6 +136,9 @@ class Collector:
                     source.before_update(self._buffer)
 
     def _after_update(self) -> None:
+        # Outside of the guard, inside of which nothing can be attached to or removed from the framework's modes.
+        if self._alarm_dump is not None:
+            self._alarm_dump.end_step()
         with self._framework.quiet(self._note_failure):
             if self._buffer.is_open:
                 for source in self._sources:
@@ -133,6 +147,8 @@ class Collector:
             self._pass_on(self._buffer.finish())
             self._step += 1
             self._begin_step()
+        if self._alarm_dump is not None:
+            self._alarm_dump.begin_step(self._step)
 
     def _pass_on(self, steps: Iterable[Step]) -> None:
         for step in steps:
@@ -158,6 +174,8 @@ class Collector:
         self._is_closed = True
         atexit.unregister(self.close)
         self._unwatch_updates()
+        if self._alarm_dump is not None:
+            self._alarm_dump.close()
         self._modules.detach()
         self._buffer.drop()
         self._try("the last steps", lambda: self._pass_on(self._buffer.finish_all()))
@@ -165,13 +183,14 @@ class Collector:
             self._try("the last steps", sink.close)
 
 
-def _sinks_of(training: Training, layout: Layout) -> Sequence[Sink]:
+def _sinks_of(training: Training, layout: Layout, alarm_dump: AlarmDump | None) -> Sequence[Sink]:
     plan, rank = training.plan, training.rank
     began = datetime.now(_ZONE).strftime("%b%d_%H-%M-%S")
     directory = plan.output / f"{began}-rank{rank}-{secrets.token_hex(4)}"
     writers = [Written(writer, plan) for writer in _writers(plan, directory, rank)]
     layout.open(directory)
-    return [*writers, layout, Coverage(lambda: _expected(training, layout), directory), AlarmLog(plan, rank)]
+    coverage = Coverage(lambda: _expected(training, layout), directory)
+    return [*writers, layout, coverage, AlarmLog(plan, rank, alarm_dump)]
 
 
 def _expected(training: Training, layout: Layout) -> Mapping[Quantity, frozenset[str] | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -49,14 +49,20 @@ class Extensions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     Attributes:
         writers: Names of what receives the values; see the hook ``msprobe_register_monitor_writers``.
         sketch: Of which gradients to keep sketches, for ``msprobe monitor reduction-check``.
+        dump: What windows after an alarm record: settings of a `PrecisionDebugger`, or the path of a file with them.
+        max_windows: How many windows alarms open in a training.
+        cooldown_s: Seconds between two of them.
         max_overhead: Largest share of the training's time; intervals are widened to keep it. ``None`` for no bound.
-        alarm_action: What an alarm does besides being logged: ``dump`` opens a window of recording.
+        alarm_action: What an alarm does besides being logged: ``dump`` opens a window of recording in the next step.
     """
 
     writers: tuple[str, ...] = ("csv",)
     sketch: Literal["none", "grad"] = "none"
     max_overhead: float | None = None
     alarm_action: Literal["none", "dump"] = "none"
+    dump: Mapping[str, Any] | str = {}
+    max_windows: int = 3
+    cooldown_s: float = 300.0
 
 
 class MonitorPlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,6 +13,7 @@ import msgspec
 
 from msprobe_core.config.text import given_path, read_text
 from msprobe_core.errors import ConfigError
+from msprobe_core.monitor.alarm_dump import dump_config
 from msprobe_core.monitor.plan import DEFAULT_OUTPUT, Extensions, MonitorPlan, Rule
 from msprobe_core.monitoring.quantities import Op
 
@@ -88,9 +89,15 @@ def _plan_of(fields: dict[str, Any], where: str) -> MonitorPlan:
         else:
             _logger.warning("%s: unknown field %r has no effect%s", where, name, _nearest(name))
     output = os.environ.get(OUTPUT_VARIABLE) or DEFAULT_OUTPUT
-    plan = MonitorPlan(**values, output=given_path(output, OUTPUT_VARIABLE), source=Path(where))
+    return _checked_plan(MonitorPlan(**values, output=given_path(output, OUTPUT_VARIABLE), source=Path(where)), where)
+
+
+def _checked_plan(plan: MonitorPlan, where: str) -> MonitorPlan:
+    """Return a plan with what follows from its other fields."""
     if plan.extensions.alarm_action != "none" and not plan.rules:
         plan = msgspec.structs.replace(plan, rules=(Rule(rule_name="AnomalyUnusual"),), writes_alarms=True)
+    if plan.extensions.alarm_action == "dump":
+        dump_config(plan)  # raises if it is wrong
     if plan.forward_only and plan.backward_only:
         raise ConfigError(f"{where}: 'forward_only' and 'backward_only' leave nothing of 'xy_distribution'; remove one")
     if not plan.quantities:

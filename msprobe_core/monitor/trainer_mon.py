@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, cast
 
 from msprobe_core.capture.framework_choice import find_framework
@@ -55,6 +56,14 @@ class TrainerMon:
     def ops(self) -> Sequence[str]:
         """Names of the operations that are collected."""
         return [op.value for op in self._plan.ops]
+
+    @property
+    def window(self) -> Path | None:
+        """Directory of the dump of this step, if an alarm has it recorded; ``None`` otherwise.
+
+        A script that saves a checkpoint now can repeat the step elsewhere, and compare.
+        """
+        return None if self._collector is None else self._collector.window
 
     def set_monitor(
         self,
