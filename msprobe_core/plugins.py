@@ -48,6 +48,7 @@ _BUILT_IN = (
     "msprobe_core.execute.processes",
     "msprobe_core.execute.ray_cluster",
     "msprobe_core.monitor.csv_tree",
+    "msprobe_core.monitor.csv_tree_v2",
     "msprobe_core.report.own_format",
     "msprobe_core.compat.formats",
     "msprobe_core.exports.offers",

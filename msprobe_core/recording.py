@@ -6,7 +6,8 @@
   any `Variant` of a step.
 * Ring recorder: `FlightRing` keeps the extremes of the last steps, and `Emergency` has them written when something
   goes wrong.
-* Monitor: `TrainerMon` monitors a whole training; a plugin's own is one that names its framework.
+* Monitor: `TrainerMon` and `TrainerMonitorV2` monitor a whole training; a plugin's own are those that name its
+  framework.
 * Other: `module_dump` records one module; `kernel_options` is what a configuration of level L2 asks of a framework.
 
 Names are imported on first use.
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from msprobe_core.config.schema import Config
     from msprobe_core.config.stages import StageConfig, check_stage_config
     from msprobe_core.monitor.trainer_mon import TrainerMon
+    from msprobe_core.monitor.trainer_monitor_v2 import TrainerMonitorV2
     from msprobe_core.names import without_wrappers
 else:
     __getattr__ = lazy_names(
@@ -42,6 +44,7 @@ else:
             "msprobe_core.config.schema": "Config",
             "msprobe_core.config.stages": "StageConfig check_stage_config",
             "msprobe_core.monitor.trainer_mon": "TrainerMon",
+            "msprobe_core.monitor.trainer_monitor_v2": "TrainerMonitorV2",
             "msprobe_core.names": "without_wrappers",
         },
     )
@@ -56,7 +59,7 @@ __all__ = [  # noqa: RUF022  # by purpose
     # Ring recorder
     "DEFAULT_SIGNALS", "Emergency", "FlightRing", "FlightStep", "Seen",
     # Monitor
-    "TrainerMon",
+    "TrainerMon", "TrainerMonitorV2",
     # Modules and kernels
     "module_dump", "module_dump_end", "kernel_options", "without_wrappers",
 ]  # fmt: skip

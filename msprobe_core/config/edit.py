@@ -82,6 +82,19 @@ def _edited(path: Path, changes: Mapping[str, Any]) -> tuple[Edit, str]:
     return Edit(before, check_config(fields, str(path)), lost_comments), text
 
 
+def text_with(text: str, wanted: Mapping[str, Any], name: str, path: Path) -> str:
+    """Return the text of a file in which one field differs, otherwise as it is written, where that is possible.
+
+    Args:
+        text: Of the file.
+        wanted: All fields afterwards.
+        name: Of the field that differs.
+        path: Of the file; its suffix tells the format.
+    """
+    smallest = _replaced(text, name, wanted[name], path)
+    return smallest if smallest is not None and _decoded(smallest, path) == wanted else _encoded(wanted, text, path)
+
+
 def parse_value(text: str) -> Any:
     """Return the value of a word on the command line: JSON if it parses, otherwise the word itself."""
     try:

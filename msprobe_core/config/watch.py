@@ -18,7 +18,7 @@ POLL_SECONDS = 0.5
 """Minimum interval between two checks of the file, and minimum age of a change before the file is read."""
 
 
-class _Stamp(NamedTuple):
+class Stamp(NamedTuple):
     """Changes whenever the file is modified or replaced; all zero if the file does not exist."""
 
     changed_ns: int
@@ -59,8 +59,8 @@ class ConfigWatch:
         self._clock = clock
         self._wall_clock = wall_clock
         self._next = 0.0
-        self._seen: _Stamp | None = None
-        self._taken: _Stamp | None = None  # the first check reads the file: it may have changed since it was loaded
+        self._seen: Stamp | None = None
+        self._taken: Stamp | None = None  # the first check reads the file: it may have changed since it was loaded
         self._complaint = ""
 
     @property
@@ -85,7 +85,7 @@ class ConfigWatch:
         if now < self._next:
             return None
         self._next = now + POLL_SECONDS
-        stamp = _stamp_of(self._path)
+        stamp = stamp_if_any(self._path)
         if stamp == self._taken:
             return None
         is_old = bool(stamp.inode) and self._wall_clock() - stamp.changed_ns * 1e-9 >= POLL_SECONDS
@@ -93,15 +93,15 @@ class ConfigWatch:
         self._seen = stamp
         return self._read(stamp) if has_rested else None
 
-    def _read(self, stamp: _Stamp) -> Config | None:
+    def _read(self, stamp: Stamp) -> Config | None:
         try:
             config = load_config(self._path, **self._overrides)
         except ConfigError as error:
-            if _stamp_of(self._path) != stamp or str(error) == self._complaint:
+            if stamp_if_any(self._path) != stamp or str(error) == self._complaint:
                 return None
             self._complaint, self._current = str(error), None
             raise
-        if _stamp_of(self._path) != stamp:
+        if stamp_if_any(self._path) != stamp:
             return None  # modified while it was read
         self._taken, self._complaint = stamp, ""
         if not config.is_live:
@@ -111,9 +111,10 @@ class ConfigWatch:
         return config if config != previous else None
 
 
-def _stamp_of(path: Path) -> _Stamp:
+def stamp_if_any(path: Path) -> Stamp:
+    """Return the stamp of a file."""
     try:
         found = path.stat()
     except OSError:
-        return _Stamp(0, 0, 0)
-    return _Stamp(found.st_mtime_ns, found.st_size, found.st_ino)
+        return Stamp(0, 0, 0)
+    return Stamp(found.st_mtime_ns, found.st_size, found.st_ino)

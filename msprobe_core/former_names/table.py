@@ -15,10 +15,7 @@ TRAINING_MONITOR: Final = (
     "steps with PrecisionDebugger at level L0, and read them, or the CSV files of an earlier monitor, with "
     "`msprobe view` and `msprobe monitor analyze`"
 )
-MONITOR_FILES: Final = (
-    "the files of a monitor are read by `msprobe view` and `msprobe monitor analyze`; the second version's trainer is "
-    "not part of msprobe yet"
-)
+MONITOR_FILES: Final = "the files of a monitor are read by `msprobe view` and `msprobe monitor analyze`"
 API_CHECK: Final = (
     "checks of single APIs with generated inputs are not part of msprobe yet; `msprobe confirm TARGET GOLDEN ENTRY` "
     "repeats a recorded call in its own precision and in float64, and says which run is wrong"
@@ -96,6 +93,7 @@ _COMPARE = "msprobe_core.compat.functions:compare"
 _COMPARE_RANKS = "msprobe_core.compat.functions:compare_distributed"
 
 MOVED: Final = {
+    "msprobe.core.monitor_v2.trainer.TrainerMonitorV2": "msprobe_core.recording:TrainerMonitorV2",
     "msprobe.pytorch.common.utils.seed_all": _SEED.format("pytorch"),
     "msprobe.pytorch.compare": _COMPARE,
     "msprobe.pytorch.compare.distributed_compare.compare_distributed": _COMPARE_RANKS,
@@ -141,7 +139,6 @@ ABSENT: Final = {
     "msprobe.core.config_check": CONFIG_CHECK,
     "msprobe.core.grad_probe": GRADIENT_PROBE,
     "msprobe.core.monitor": MONITOR_FILES,
-    "msprobe.core.monitor_v2": MONITOR_FILES,
     "msprobe.core.response_anomaly": RESPONSES,
     "msprobe.core.single_save": SINGLE_SAVE,
     "msprobe.mindspore.MsprobeInitStep": INIT_STEP,

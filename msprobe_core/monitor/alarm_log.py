@@ -52,6 +52,11 @@ class AlarmLog:
         self._num_found = 0
         self._kept: list[_Answered] = []
 
+    def follow(self, plan: MonitorPlan) -> None:
+        """Apply the rules of another plan from now on; what was found stays."""
+        self._checks = _checks_of(plan)
+        self._is_written = plan.writes_alarms
+
     def add(self, step: Step) -> None:
         """Report the alarms of a step.
 

@@ -1,33 +1,29 @@
-"""Collects the quantities of a training, step by step; a step ends when the optimizer's does."""
+"""Collects the quantities of a training, step by step; a step ends when the optimizer's does, or when it is told to."""
 
 from __future__ import annotations
 
 import atexit
 import logging
-import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime, timedelta, timezone
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from msprobe_core.errors import ConfigError, MsprobeError, SessionError
-from msprobe_core.guard import kept, plugin_call, reason_of
+import msgspec
+
+from msprobe_core.errors import MsprobeError, SessionError
+from msprobe_core.guard import kept, reason_of
 from msprobe_core.monitor.alarm_dump import AlarmDump
 from msprobe_core.monitor.alarm_log import AlarmLog
-from msprobe_core.monitor.coverage import Coverage
-from msprobe_core.monitor.layout import Layout
-from msprobe_core.monitor.module_watch import OF_MODULES, ModuleWatch
+from msprobe_core.monitor.directories import directory_of, step_after
 from msprobe_core.monitor.parameters import LiveParameters
+from msprobe_core.monitor.parts import Parts
 from msprobe_core.monitor.plan import MonitorPlan
 from msprobe_core.monitor.readings import Step
-from msprobe_core.monitor.schedule import Schedule
-from msprobe_core.monitor.sinks import Sink, Written
-from msprobe_core.monitor.sources import sources_of
-from msprobe_core.monitor.step_buffer import StepBuffer
+from msprobe_core.monitor.sinks import Written
+from msprobe_core.monitor.switch import Switch
 from msprobe_core.monitor.targets import Targets
 from msprobe_core.monitor.training import Training
-from msprobe_core.monitoring.quantities import Quantity
-from msprobe_core.plugins import registry
 from msprobe_core.protocols.capabilities import MonitoringFramework
 from msprobe_core.protocols.framework import Framework
 from msprobe_core.protocols.monitoring import MonitorWriter
@@ -36,8 +32,6 @@ from msprobe_core.protocols.trainer_tools import TrainerFramework
 _logger = logging.getLogger(__name__)
 
 _MAX_FAILURES_SAID = 20
-_ZONE = timezone(timedelta(hours=8))
-"""Readers parse the directory's time, which the established monitor gives in this zone."""
 
 
 class Collector:
@@ -54,6 +48,9 @@ class Collector:
         start_iteration: int = 0,
         has_main_grad: bool = False,
         groups: Mapping[str, Any] | None = None,
+        ends_steps: bool = True,
+        is_switched: bool = False,
+        writers: Sequence[MonitorWriter] = (),
     ) -> None:
         """Begin to monitor; the first step is the one that is about to run.
 
@@ -61,53 +58,39 @@ class Collector:
             plan: What to collect.
             framework: Of the models.
             models: One, or the parts of a virtual pipeline; ``None`` where a part is on another rank.
-            optimizer: Updates their parameters.
+            optimizer: Updates their parameters; ``None`` if steps do not end by it, and moments are not collected.
             grad_acc_steps: Micro-batches of a step.
-            start_iteration: Number of the first step.
+            start_iteration: Number of the first step; 0 continues the steps of a directory that is continued.
             has_main_grad: Whether gradients are in ``main_grad`` where parameters have one.
             groups: Process groups of the training, by what is parallel in them: ``pp``, ``tp``, ``dp``.
+            ends_steps: Whether a step of the optimizer ends a step; otherwise `end_step` does.
+            is_switched: Whether editing the plan's file switches collection.
+            writers: Further ones, beside those that the plan names.
 
         Raises:
             SessionError: the framework cannot be monitored, or something is no model or no optimizer.
             ConfigError: there is no writer of a name.
             PluginError: a writer cannot begin.
         """
-        if not isinstance(framework, MonitoringFramework):
-            raise SessionError(f"the training monitor does not support {framework.name}")
-        wrong = next((each for each in models if each is not None and not framework.is_model(each)), None)
-        if wrong is not None:
-            raise SessionError(f"set_monitor() got {type(wrong).__name__}, which is no model of {framework.name}")
-        targets = Targets(plan)
-        present = [(stage, model) for stage, model in enumerate(models) if model is not None]
-        rank = framework.rank() or 0
-        given = [model for _, model in present]
-        trainer = framework.for_training(given, optimizer) if isinstance(framework, TrainerFramework) else None
-        training = self._training = Training(
-            plan=plan,
-            framework=framework if trainer is None else trainer,
-            trainer=trainer,
-            models=present,
-            parameters=LiveParameters(framework, present, targets),
-            optimizer=optimizer,
-            grad_acc_steps=grad_acc_steps,
-            has_main_grad=has_main_grad,
-            rank=rank,
-            groups=groups or {},
-        )
         self._framework = framework
-        self._step = start_iteration
+        self._training = _training_of(plan, framework, models, optimizer, grad_acc_steps, has_main_grad, groups or {})
         self._failures_said: set[str] = set()
         self._is_closed = False
-        self._schedule = Schedule(plan, rank)
-        self._buffer = StepBuffer(framework, framework, plan, targets.name_of)
-        layout = Layout(training)
-        self._sources = [layout, *sources_of(training)]
-        self._modules = ModuleWatch(framework, training, targets, self._buffer, self._note_failure)
-        models_here = [model for _, model in present]
+        self._ends_steps = ends_steps
+        self._added = list(writers)
+        rank = self._training.rank
+        self._switch = Switch(plan, rank) if is_switched else None
+        directory = directory_of(plan, rank)
+        self._step = start_iteration or (step_after(directory) if plan.append_output else 0)
+        self._parts = self._parts_in(directory, self._training, is_on=self._switch is None or self._switch.is_on)
+        given = [model for _, model in self._training.models]
         is_dumping = plan.extensions.alarm_action == "dump"
-        self._alarm_dump = AlarmDump(plan, framework, models_here, self._note_failure) if is_dumping else None
-        self._sinks = _sinks_of(training, layout, self._alarm_dump)
-        self._unwatch_updates = training.framework.watch_updates(optimizer, self._before_update, self._after_update)
+        self._alarm_dump = AlarmDump(plan, framework, given, self._note_failure) if is_dumping else None
+        self._alarms = AlarmLog(plan, rank, self._alarm_dump)
+        self._unwatch_updates = _nothing
+        if ends_steps or optimizer is not None:
+            watch = self._training.framework.watch_updates
+            self._unwatch_updates = watch(optimizer, self._before_update, self._updated)
         atexit.register(self.close)
         self._begin_step()
         if self._alarm_dump is not None:
@@ -118,41 +101,94 @@ class Collector:
         """Directory of the step that is being recorded after an alarm; ``None`` if none is."""
         return None if self._alarm_dump is None else self._alarm_dump.directory
 
+    def add_writer(self, writer: MonitorWriter) -> None:
+        """Pass the values of the following steps to a further writer too."""
+        self._added.append(writer)
+
+    def _parts_in(self, directory: Path, training: Training, *, is_on: bool) -> Parts:
+        return Parts(self._framework, training, directory, is_on=is_on, on_failure=self._note_failure)
+
+    # --- steps ------------------------------------------------------------------------------------------------------
+
     def _begin_step(self) -> None:
         """Attach what the step needs, or take it out where the step is not collected."""
-        if not self._schedule.selects(self._step):
-            self._modules.detach()
+        parts = self._parts
+        if not parts.schedule.selects(self._step):
+            parts.modules.detach()
             return
         if self._training.parameters.refresh():
-            self._modules.detach()  # its hooks are on parameters that the model no longer has
-        self._buffer.begin(self._step)
-        self._modules.begin_step()
+            parts.modules.detach()  # its hooks are on parameters that the model no longer has
+        parts.buffer.begin(self._step)
+        parts.modules.begin_step()
 
     def _before_update(self, is_updated: Callable[[Any], bool] | None = None) -> None:
-        parameters = self._training.parameters
+        parameters, parts = self._training.parameters, self._parts
         with self._framework.quiet(self._note_failure), parameters.narrowed(is_updated):
-            if self._buffer.is_open:
-                for source in self._sources:
-                    source.before_update(self._buffer)
+            if parts.buffer.is_open:
+                for source in parts.sources:
+                    source.before_update(parts.buffer)
+
+    def _updated(self) -> None:
+        self._after_update()
+        if self._ends_steps:
+            self.end_step()
 
     def _after_update(self) -> None:
+        with self._framework.quiet(self._note_failure):
+            if self._parts.buffer.is_open:
+                for source in self._parts.sources:
+                    source.after_update(self._parts.buffer)
+
+    def end_step(self) -> None:
+        """End a step, unless the optimizer's steps do."""
+        if self._is_closed:
+            return
+        if self._training.optimizer is None:
+            self._before_update()
+            self._after_update()
         # Outside of the guard, inside of which nothing can be attached to or removed from the framework's modes.
         if self._alarm_dump is not None:
             self._alarm_dump.end_step()
         with self._framework.quiet(self._note_failure):
-            if self._buffer.is_open:
-                for source in self._sources:
-                    source.after_update(self._buffer)
-                self._schedule.note_collected()
-            self._pass_on(self._buffer.finish())
+            if self._parts.buffer.is_open:
+                self._parts.schedule.note_collected()
+            self._pass_on(self._parts.buffer.finish())
             self._step += 1
+            if self._switch is not None:
+                self._try("switching the monitor by its file", self._follow, self._switch)
             self._begin_step()
         if self._alarm_dump is not None:
             self._alarm_dump.begin_step(self._step)
 
+    def _follow(self, switch: Switch) -> None:
+        """Continue with what the plan's file says now."""
+        plan = switch.poll(is_done=self._parts.schedule.is_done)
+        if plan is None:
+            return
+        old = self._training.plan
+        if (plan.output, plan.append_output) != (old.output, old.append_output):
+            _logger.warning("%s: where results go is not changed while the training runs", plan.source)
+        plan = msgspec.structs.replace(plan, output=old.output, append_output=())
+        training = _of_plan(self._training, plan)
+        directory = directory_of(plan, training.rank)
+        parts = self._parts_in(directory, training, is_on=switch.is_on)  # may fail, and then all stays
+        self._end_parts()
+        self._training, self._parts = training, parts
+        self._alarms.follow(plan)
+        _logger.info("the monitor %s step %d", "begins with" if switch.is_on else "pauses from", self._step)
+
+    # --- results ----------------------------------------------------------------------------------------------------
+
+    def _end_parts(self) -> None:
+        """Write what has been collected by the present plan."""
+        self._try("the last steps", lambda: self._pass_on(self._parts.end()))
+        for sink in self._parts.sinks:
+            self._try("the last steps", sink.close)
+
     def _pass_on(self, steps: Iterable[Step]) -> None:
+        added = [Written(writer, self._training.plan) for writer in self._added]
         for step in steps:
-            for sink in self._sinks:
+            for sink in (*self._parts.sinks, self._alarms, *added):
                 self._try(f"step {step.number}", sink.add, step)
 
     def _try(self, what: str, function: Callable[..., None], *args: Any) -> None:
@@ -176,40 +212,50 @@ class Collector:
         self._unwatch_updates()
         if self._alarm_dump is not None:
             self._alarm_dump.close()
-        self._modules.detach()
-        self._buffer.drop()
-        self._try("the last steps", lambda: self._pass_on(self._buffer.finish_all()))
-        for sink in self._sinks:
-            self._try("the last steps", sink.close)
+        self._end_parts()
+        for each in (self._alarms, *self._added):
+            self._try("the last steps", each.close)
+        if self._switch is not None:
+            self._try("switching the monitor off in its file", self._switch.end)
 
 
-def _sinks_of(training: Training, layout: Layout, alarm_dump: AlarmDump | None) -> Sequence[Sink]:
-    plan, rank = training.plan, training.rank
-    began = datetime.now(_ZONE).strftime("%b%d_%H-%M-%S")
-    directory = plan.output / f"{began}-rank{rank}-{secrets.token_hex(4)}"
-    writers = [Written(writer, plan) for writer in _writers(plan, directory, rank)]
-    layout.open(directory)
-    coverage = Coverage(lambda: _expected(training, layout), directory)
-    return [*writers, layout, coverage, AlarmLog(plan, rank, alarm_dump)]
+def _nothing() -> None:
+    """Do nothing."""
 
 
-def _expected(training: Training, layout: Layout) -> Mapping[Quantity, frozenset[str] | None]:
-    """Return the names that should have values in each step, by quantity; ``None`` if not known before."""
-    return {
-        quantity: None if quantity in OF_MODULES else layout.names_of(quantity)
-        for quantity in Quantity
-        if quantity in training.plan.quantities
-    }
+def _training_of(
+    plan: MonitorPlan,
+    framework: Framework,
+    models: Sequence[Any],
+    optimizer: Any,
+    grad_acc_steps: int,
+    has_main_grad: bool,
+    groups: Mapping[str, Any],
+) -> Training:
+    if not isinstance(framework, MonitoringFramework):
+        raise SessionError(f"the training monitor does not support {framework.name}")
+    wrong = next((each for each in models if each is not None and not framework.is_model(each)), None)
+    if wrong is not None:
+        raise SessionError(f"the monitor got {type(wrong).__name__}, which is no model of {framework.name}")
+    first = plan.single_stage if len(models) == 1 else 0
+    present = [(stage, model) for stage, model in enumerate(models, first) if model is not None]
+    given = [model for _, model in present]
+    trainer = framework.for_training(given, optimizer) if isinstance(framework, TrainerFramework) else None
+    return Training(
+        plan=plan,
+        framework=framework if trainer is None else trainer,
+        trainer=trainer,
+        models=present,
+        parameters=LiveParameters(framework, present, Targets(plan)),
+        optimizer=optimizer,
+        grad_acc_steps=grad_acc_steps,
+        has_main_grad=has_main_grad,
+        rank=framework.rank() or 0,
+        groups=groups,
+    )
 
 
-def _writers(plan: MonitorPlan, directory: Path, rank: int) -> Sequence[MonitorWriter]:
-    known = registry().monitor_writers()
-    found: list[MonitorWriter] = []
-    for name in dict.fromkeys(plan.extensions.writers):
-        if name not in known:
-            raise ConfigError(f"{plan.source}: 'msprobe': there is no writer {name!r}; known: {', '.join(known)}")
-        with plugin_call(f"the monitor's writer {name!r}", "opening"):
-            found.append(
-                known[name].open(directory, rank, steps_per_file=plan.step_count_per_record, ndigits=plan.ndigits)
-            )
-    return found
+def _of_plan(training: Training, plan: MonitorPlan) -> Training:
+    """Return the same training with another plan."""
+    parameters = LiveParameters(training.framework, training.models, Targets(plan))
+    return replace(training, plan=plan, parameters=parameters)

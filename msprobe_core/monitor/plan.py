@@ -65,6 +65,22 @@ class Extensions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     cooldown_s: float = 300.0
 
 
+class Selection(msgspec.Struct, frozen=True, kw_only=True):
+    """What to collect of one quantity, where a configuration says so for each.
+
+    Attributes:
+        targets: Parts of names, one of which a name must have; empty for all.
+        ops: Operations, in the order of the files' columns.
+    """
+
+    targets: tuple[str, ...] = ()
+    ops: tuple[Op, ...] = ()
+
+    def selects(self, name: str) -> bool:
+        """Whether to collect a module or parameter of this name."""
+        return not self.targets or any(part in name for part in self.targets)
+
+
 class MonitorPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What a monitor collects.
 
@@ -103,6 +119,10 @@ class MonitorPlan(msgspec.Struct, frozen=True, kw_only=True):
         extensions: Settings that the established monitor does not have.
         output: Directory of the results.
         source: File of the configuration; ``None`` without one.
+        selections: Of the quantities that have targets and operations of their own.
+        stop_step: The first step after those to collect; ``None`` for no end.
+        named_by: What names the directory of a rank's results: the time at which the training began, or the rank.
+        single_stage: Stage of the only model of a training.
     """
 
     targets: tuple[str, ...] = ()
@@ -138,6 +158,10 @@ class MonitorPlan(msgspec.Struct, frozen=True, kw_only=True):
     extensions: Extensions = Extensions()
     output: Path = Path(DEFAULT_OUTPUT)
     source: Path | None = None
+    selections: Mapping[Quantity, Selection] = {}
+    stop_step: int | None = None
+    named_by: Literal["time", "rank"] = "time"
+    single_stage: int = 0
 
     @property
     def quantities(self) -> frozenset[Quantity]:
@@ -153,6 +177,16 @@ class MonitorPlan(msgspec.Struct, frozen=True, kw_only=True):
         if self.param_distribution:
             chosen += [Quantity.PARAM_ORIGIN, Quantity.PARAM_UPDATED]
         return frozenset(chosen)
+
+    def ops_of(self, quantity: Quantity) -> tuple[Op, ...]:
+        """Return the operations of a quantity, in the order of the files' columns."""
+        selection = self.selections.get(quantity)
+        return self.ops if selection is None else selection.ops
+
+    def selects(self, quantity: Quantity, name: str) -> bool:
+        """Whether a quantity's own targets, if it has any, select a name."""
+        selection = self.selections.get(quantity)
+        return selection is None or selection.selects(name)
 
     def selects_rank(self, rank: int) -> bool:
         """Whether to collect on a rank."""

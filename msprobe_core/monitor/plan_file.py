@@ -6,6 +6,7 @@ import difflib
 import json
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast, get_type_hints
 
@@ -16,19 +17,18 @@ from msprobe_core.errors import ConfigError
 from msprobe_core.monitor.alarm_dump import dump_config
 from msprobe_core.monitor.plan import DEFAULT_OUTPUT, Extensions, MonitorPlan, Rule
 from msprobe_core.monitoring.quantities import Op
+from msprobe_core.monitoring.rank_directories import parse_time
 
 _logger = logging.getLogger(__name__)
 
 OUTPUT_VARIABLE = "MONITOR_OUTPUT_DIR"
 
-_NOT_COLLECTED = {
+NOT_COLLECTED = {
     "ur_distribution": "sizes of updates",
     "mg_direction": "agreement of gradient and momentum",
     "recording_l2_features": "features of single layers",
     "stack_info": "call stacks of modules",
     "print_struct": "the structure of modules",
-    "append_output": "continuing the files of an earlier training",
-    "dynamic_on": "switching by editing the file",
     "cc_distribution": "communication",
 }
 """Settings of the established monitor that this release does not act on."""
@@ -50,23 +50,41 @@ def load_plan(path: str | os.PathLike[str]) -> MonitorPlan:
     Raises:
         ConfigError: it cannot be read, a value has another type or is not allowed, or nothing is to be collected.
     """
-    file = Path(path)
+    file = Path(path).absolute()
+    return _plan_of(read_object(file, '{"ops": ["norm"]}'), str(file))
+
+
+def read_object(file: Path, example: str) -> dict[str, Any]:
+    """Return the object in a JSON file.
+
+    Args:
+        file: Of the monitor's configuration.
+        example: Of such an object, for messages.
+
+    Raises:
+        ConfigError: it cannot be read, or holds something else.
+    """
     text = read_text(file, kind="a configuration file of the monitor", advice="give the path of a JSON file")
     try:
         fields = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file}: is not valid JSON ({error})") from error
     if not isinstance(fields, dict):
-        raise ConfigError(f'{file}: holds {type(fields).__name__}, but must hold an object such as {{"ops": ["norm"]}}')
-    return _plan_of(cast("dict[str, Any]", fields), str(file))
+        raise ConfigError(f"{file}: holds {type(fields).__name__}, but must hold an object such as {example}")
+    return cast("dict[str, Any]", fields)
 
 
-_NOT_GIVEN = ("rules", "extensions", "output", "source")
+_NOT_GIVEN = (
+    "rules", "extensions", "output", "source", "selections", "stop_step", "named_by", "single_stage",
+)  # fmt: skip
 """Fields of a plan that files have under another name, or not at all."""
 
 _TYPES = {name: kind for name, kind in get_type_hints(MonitorPlan).items() if name not in _NOT_GIVEN}
 _DEFAULTS = MonitorPlan()
-_LEAST = {"step_count_per_record": 1, "step_interval": 1, "start_step": 0, "collect_times": 0, "ndigits": 0, "eps": 0}
+_LEAST = {
+    "step_count_per_record": 1, "step_interval": 1, "start_step": 0, "stop_step": 0, "collect_times": 0, "ndigits": 0,
+    "eps": 0,
+}  # fmt: skip
 _MOST = {"ndigits": 20, "step_count_per_record": 1_000_000}
 
 
@@ -78,16 +96,18 @@ def _plan_of(fields: dict[str, Any], where: str) -> MonitorPlan:
         elif name == "targets":
             values[name] = _targets_of(value, where)
         elif name == "msprobe":
-            values["extensions"] = _extensions_of(value, where)
+            values["extensions"] = extensions_of(value, where)
         elif name in _TYPES:
-            values[name] = _checked(name, value, where)
-            if name in _NOT_COLLECTED and values[name] != getattr(_DEFAULTS, name):
-                _logger.warning("%s: '%s' is not supported (%s) and has no effect", where, name, _NOT_COLLECTED[name])
+            values[name] = checked(name, value, _TYPES[name], where)
+            if name in NOT_COLLECTED and values[name] != getattr(_DEFAULTS, name):
+                _logger.warning("%s: '%s' is not supported (%s) and has no effect", where, name, NOT_COLLECTED[name])
         elif name == "format":
             if value != "csv":
                 _logger.warning("%s: 'format' is %r; files are written as csv", where, value)
         else:
-            _logger.warning("%s: unknown field %r has no effect%s", where, name, _nearest(name))
+            warn_unknown(name, [*_TYPES, "alert", "format", "msprobe"], where)
+    if "append_output" in values:
+        _check_times(values["append_output"], where)
     output = os.environ.get(OUTPUT_VARIABLE) or DEFAULT_OUTPUT
     return _checked_plan(MonitorPlan(**values, output=given_path(output, OUTPUT_VARIABLE), source=Path(where)), where)
 
@@ -108,23 +128,47 @@ def _checked_plan(plan: MonitorPlan, where: str) -> MonitorPlan:
     return plan
 
 
-def _nearest(name: str) -> str:
-    known = [*_TYPES, "alert", "format", "msprobe"]
+def warn_unknown(name: str, known: Sequence[str], where: str) -> None:
+    """Say that a field has no effect, and which one may have been meant."""
     close = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean '{close[0]}'?" if close else ""
+    advice = f"; did you mean '{close[0]}'?" if close else ""
+    _logger.warning("%s: unknown field %r has no effect%s", where, name, advice)
 
 
-def _checked(name: str, value: Any, where: str) -> Any:
+def checked(name: str, value: Any, kind: Any, where: str) -> Any:
+    """Return the value of a field in its type, within its limits.
+
+    Raises:
+        ConfigError: it has another type, or is outside.
+    """
     if name == "ops" and isinstance(value, list):
-        return _ops_of(cast("list[Any]", value), where)
-    checked = _converted(value, _TYPES[name], f"{where}: '{name}'")
+        return ops_of(cast("list[Any]", value), where)
+    found = converted(value, kind, f"{where}: '{name}'")
     for limits, is_outside, word in ((_LEAST, float.__lt__, "least"), (_MOST, float.__gt__, "most")):
-        if name in limits and is_outside(float(checked), float(limits[name])):
+        if name in limits and found is not None and is_outside(float(found), float(limits[name])):
             raise ConfigError(f"{where}: '{name}' is {value!r}, but must be at {word} {limits[name]}")
-    return checked
+    return found
 
 
-def _converted(value: Any, kind: Any, what: str) -> Any:
+def _check_times(times: Sequence[str], where: str) -> None:
+    """Raise if something is not two times, as directories have them."""
+    try:
+        num_times = len([parse_time(time) for time in times])
+    except ValueError:
+        num_times = -1
+    if num_times not in (0, 2):
+        raise ConfigError(
+            f"{where}: 'append_output' is {list(times)!r}, but must be two times as directories begin with them, such "
+            'as ["Nov21_05-57-08", "Nov21_06-00-00"]'
+        )
+
+
+def converted(value: Any, kind: Any, what: str) -> Any:
+    """Return a value in another type.
+
+    Raises:
+        ConfigError: it cannot be converted.
+    """
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
@@ -132,16 +176,25 @@ def _converted(value: Any, kind: Any, what: str) -> Any:
         raise ConfigError(f"{what} is {value!r}; {reason}") from error
 
 
-def _extensions_of(value: Any, where: str) -> Extensions:
+def extensions_of(value: Any, where: str) -> Extensions:
+    """Return the field ``msprobe``.
+
+    Raises:
+        ConfigError: a value in it is wrong.
+    """
     what = f"{where}: 'msprobe'"
-    found: Extensions = _converted(value, Extensions, what)
+    found: Extensions = converted(value, Extensions, what)
     if found.max_overhead is not None and not 0 < found.max_overhead < 1:
         raise ConfigError(f"{what}: 'max_overhead' is {found.max_overhead!r}, but must be a share such as 0.02")
     return found
 
 
-def _ops_of(listed: list[Any], where: str) -> tuple[Op, ...]:
-    """Return the operations of a list; shape and dtype are in every file, and others are left out with a warning."""
+def ops_of(listed: list[Any], where: str) -> tuple[Op, ...]:
+    """Return the operations of a list; shape and dtype are in every file, and others are left out with a warning.
+
+    Raises:
+        ConfigError: none is left.
+    """
     known = {op.value: op for op in Op}
     wrong = [name for name in listed if name not in known and name not in ("shape", "dtype")]
     if wrong:

@@ -94,13 +94,13 @@ class Step:
         for (reading, column), number in zip(waiting, found, strict=True):
             reading.numbers[column] = number
 
-    def values(self, ops: Sequence[Op]) -> list[MonitoredValue]:
+    def values(self, ops_of: Callable[[Quantity], Sequence[Op]]) -> list[MonitoredValue]:
         """Return the collected step as writers receive it.
 
         Args:
-            ops: Columns of the quantities that have none of their own.
+            ops_of: Returns the columns of a quantity that has none of its own.
         """
-        return [_value_of(self.number, reading, ops) for reading in self.readings.values()]
+        return [_value_of(self.number, reading, ops_of(reading.quantity)) for reading in self.readings.values()]
 
 
 def _value_of(step: int, reading: Reading, ops: Sequence[Op]) -> MonitoredValue:

@@ -26,11 +26,11 @@ class Written:
 
     def __init__(self, writer: MonitorWriter, plan: MonitorPlan) -> None:
         self._writer = writer
-        self._ops = plan.ops
+        self._ops_of = plan.ops_of
 
     def add(self, step: Step) -> None:
         """Take a step."""
-        self._writer.add(step.number, step.values(self._ops))
+        self._writer.add(step.number, step.values(self._ops_of))
 
     def close(self) -> None:
         """Close the writer."""

@@ -69,8 +69,9 @@ class Parameters:
         self._training = training
 
     def before_update(self, take: Take) -> None:
-        """Take the original ones."""
-        self._take_all(take, Quantity.PARAM_ORIGIN)
+        """Take the original ones; without an optimizer nobody says when they change."""
+        if self._training.optimizer is not None:
+            self._take_all(take, Quantity.PARAM_ORIGIN)
 
     def after_update(self, take: Take) -> None:
         """Take the updated ones."""

@@ -42,6 +42,7 @@ class StepBuffer:
         self._framework = framework
         self._tools = tools
         self._name_of = name_of
+        self._selects = plan.selects if plan.selections else None
         self._eps = plan.eps if Op.ZEROS in plan.ops else None
         self._open: _Pending | None = None
         self._sealed: list[_Pending] = []
@@ -62,7 +63,7 @@ class StepBuffer:
     def tensor(self, quantity: Quantity, name: str, tensor: Any, *, stage: int, micro_step: int | None = None) -> None:
         """Enqueue the statistics of one tensor."""
         pending = self._open
-        if pending is None:
+        if pending is None or (self._selects is not None and not self._selects(quantity, name)):
             return
         meta, digest = self._framework.describe(tensor), Digest()
         reading = Reading(quantity, stage, self._name_of(name), micro_step, meta, digest, identity=id(tensor))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from msprobe_core.monitor.plan import MonitorPlan
+from msprobe_core.monitoring.quantities import Quantity
 from msprobe_core.names import without_wrappers
 
 
@@ -20,6 +21,7 @@ class Targets:
         self._targets: Sequence[str] = plan.targets
         self._modules = frozenset(plan.targets)
         self._takes_all_modules = not plan.targets or plan.all_xy
+        self._own_of_modules = plan.selections.get(Quantity.ACTIVATION)
         self._is_squashed = plan.squash_name
 
     def name_of(self, name: str) -> str:
@@ -38,4 +40,6 @@ class Targets:
             name = self.name_of(path)
             return not self._modules.isdisjoint((path, name, f"{stage}:{path}", f"{stage}:{name}"))
 
+        if (own := self._own_of_modules) is not None:
+            return lambda path: own.selects(self.name_of(path))
         return (lambda _path: True) if self._takes_all_modules else selects

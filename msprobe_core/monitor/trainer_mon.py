@@ -11,6 +11,8 @@ from msprobe_core.capture.framework_choice import find_framework
 from msprobe_core.errors import SessionError
 from msprobe_core.monitor.collector import Collector
 from msprobe_core.monitor.plan_file import load_plan
+from msprobe_core.monitor.switch import is_switched
+from msprobe_core.protocols.monitoring import MonitorWriter
 
 
 class TrainerMon:
@@ -51,6 +53,7 @@ class TrainerMon:
         self._has_main_grad = params_have_main_grad
         self._pipeline = process_group
         self._collector: Collector | None = None
+        self._writers: list[MonitorWriter] = []
 
     @property
     def ops(self) -> Sequence[str]:
@@ -100,7 +103,24 @@ class TrainerMon:
             start_iteration=start_iteration,
             has_main_grad=self._has_main_grad,
             groups={"pp": self._pipeline, "tp": tp_group, "dp": dp_group},
+            is_switched=is_switched(),
+            writers=self._writers,
         )
+
+    def add_writer(self, writer: MonitorWriter) -> None:
+        """Send values to an object of the script's own too, from the next step on; see ``docs/monitor.md``.
+
+        Args:
+            writer: Has ``add(step, values)`` and ``close()``.
+
+        Raises:
+            SessionError: it lacks one of them.
+        """
+        if not all(callable(getattr(writer, name, None)) for name in ("add", "close")):
+            raise SessionError(f"add_writer() got {type(writer).__name__}, which lacks add(step, values) or close()")
+        self._writers.append(writer)
+        if self._collector is not None:
+            self._collector.add_writer(writer)
 
     def monitor_gnorm_with_ad(
         self,

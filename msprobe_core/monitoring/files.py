@@ -8,12 +8,9 @@ and statistics. Files grow while a training runs, so the last line may be incomp
 
 from __future__ import annotations
 
-import contextlib
 import csv
-import re
 from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
 import polars as pl
@@ -22,18 +19,14 @@ from msprobe_core.errors import DumpError
 from msprobe_core.findings import Finding
 from msprobe_core.monitoring.history import SCHEMA, Monitored
 from msprobe_core.monitoring.monitoring_codes import MonitoringCode
+from msprobe_core.monitoring.quantities import SCOPES, Quantity
+from msprobe_core.monitoring.rank_directories import VALUE_FILE, RankDirectory, rank_directories
 from msprobe_core.untrusted.files import read_plain
 
-_DIRECTORY = re.compile(r"(?P<time>[\w-]{0,20})-rank(?P<rank>\d{1,5})-")
-_DIRECTORY_V2 = re.compile(r"rank_(?P<rank>\d{1,5})$")
-_FILE = re.compile(r"(?P<quantity>[a-z_]+?)_(?P<v2>step)?(?P<first>\d+)-(?P<last>\d+)\.csv$")
 _SUBDIRECTORY = "monitor_output"
 """Default output directory of the established monitor."""
 
-_SCOPES = {
-    "forward": "actv", "backward": "actv_grad", "unreduced": "grad_unreduced", "reduced": "grad_reduced",
-}  # fmt: skip
-"""Names of quantities in version 2 that differ from ours."""
+_SCOPES = {scope: quantity.value for scope, quantity in SCOPES.items()}
 
 _DESCRIBING = frozenset({"shape", "dtype", "id"})
 _NAMES = ("name", "module_name")
@@ -44,17 +37,9 @@ _MAX_STEP = (1 << 62) - 1
 _MAX_DECIMALS = 300
 
 
-@dataclass(frozen=True)
-class _RankDirectory:
-    path: Path
-    rank: int
-    time: tuple[datetime, str]
-    """Start time of the training, as far as the name shows, and the name."""
-
-
 def is_monitored(path: Path) -> bool:
     """Whether a directory has files of a monitor, of one rank or of several."""
-    return bool(_directories(path))
+    return bool(rank_directories(path))
 
 
 def find_monitored(path: Path) -> Path | None:
@@ -64,27 +49,7 @@ def find_monitored(path: Path) -> Path | None:
 
 def ranks_of(path: Path) -> list[int]:
     """Return the ranks that a directory has files of, ascending."""
-    return sorted({each.rank for each in _directories(path)})
-
-
-def _directories(path: Path) -> list[_RankDirectory]:
-    if not path.is_dir():
-        return []
-    own = _rank_directory(path)
-    found = [own] if own is not None else [_rank_directory(each) for each in sorted(path.iterdir()) if each.is_dir()]
-    return [each for each in found if each is not None]
-
-
-def _rank_directory(path: Path) -> _RankDirectory | None:
-    name = path.resolve().name
-    match = _DIRECTORY.match(name) or _DIRECTORY_V2.match(name)
-    if match is None or not any(_FILE.match(each.name) for each in path.iterdir() if each.is_file()):
-        return None
-    began = datetime.min
-    if (time := match.groupdict().get("time")) is not None:
-        with contextlib.suppress(ValueError):  # for example a renamed directory
-            began = datetime.strptime(f"2000 {time}", "%Y %b%d_%H-%M-%S")
-    return _RankDirectory(path, int(match["rank"]), (began, name))
+    return sorted({each.rank for each in rank_directories(path)})
 
 
 def read_monitored(path: Path, steps: Collection[int] = (), ranks: Collection[int] = ()) -> Monitored:
@@ -100,7 +65,7 @@ def read_monitored(path: Path, steps: Collection[int] = (), ranks: Collection[in
     Raises:
         DumpError: there are no files of a monitor, none of the requested steps and ranks, or a file cannot be read.
     """
-    directories = _directories(path)
+    directories = rank_directories(path)
     if not directories:
         raise DumpError(
             f"{path}: holds nothing of a monitor, which makes a directory for each rank, such as "
@@ -142,11 +107,11 @@ def _latest(frame: pl.DataFrame, notes: list[Finding]) -> pl.DataFrame:
     return kept.drop("_directory", "_newest").unique(keys, keep="last", maintain_order=True)
 
 
-def _files_of(directory: _RankDirectory, steps: Collection[int]) -> list[tuple[Path, str]]:
+def _files_of(directory: RankDirectory, steps: Collection[int]) -> list[tuple[Path, str]]:
     """Return the files of a rank with their quantities, ordered by step."""
     files: list[tuple[int, str, Path]] = []
     for path in directory.path.iterdir():
-        match = _FILE.match(path.name)
+        match = VALUE_FILE.match(path.name)
         if match is None or not path.is_file():
             continue
         first, last = (min(int(match[name]), _MAX_STEP) for name in ("first", "last"))
@@ -233,7 +198,8 @@ def _typed(frame: pl.DataFrame, header: list[str], quantity: str) -> pl.DataFram
         quantity=scope,
         stage=pl.when(stage >= 0).then(stage),  # -1: no virtual pipeline
         name=name.str.strip_suffix(pl.concat_str(pl.lit("."), scope)),  # fc1.weight.exp_avg of scope exp_avg
-        micro_step=integer("micro_step"),
+        # Version 2 gives reduced gradients that of the last micro-batch.
+        micro_step=pl.when(scope != Quantity.GRADIENT_REDUCED.value).then(integer("micro_step")),
         step=integer("step"),
         place=pl.int_range(pl.len(), dtype=pl.Int64),
         is_absent=_is_absent(header).fill_null(False),

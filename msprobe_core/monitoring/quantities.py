@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from enum import Enum
 
 
@@ -16,6 +17,23 @@ class Quantity(str, Enum):
     EXP_AVG = "exp_avg"
     EXP_AVG_SQ = "exp_avg_sq"
     PARAM_UPDATED = "param_updated"
+
+
+MONITORS: Mapping[str, Sequence[Quantity]] = {
+    "module": (Quantity.ACTIVATION, Quantity.ACTIVATION_GRADIENT),
+    "weight_grad": (Quantity.GRADIENT_UNREDUCED, Quantity.GRADIENT_REDUCED),
+    "optimizer": (Quantity.EXP_AVG, Quantity.EXP_AVG_SQ),
+    "param": (Quantity.PARAM_ORIGIN, Quantity.PARAM_UPDATED),
+}
+"""Quantities by the names that the established monitor's second version has for them together."""
+
+SCOPES: Mapping[str, Quantity] = {
+    "forward": Quantity.ACTIVATION,
+    "backward": Quantity.ACTIVATION_GRADIENT,
+    "unreduced": Quantity.GRADIENT_UNREDUCED,
+    "reduced": Quantity.GRADIENT_REDUCED,
+}
+"""Quantities that have another name there."""
 
 
 class Op(str, Enum):

@@ -18,7 +18,9 @@ STEPS = 2
 QUANTITIES = {"wg_distribution": True, "mv_distribution": True, "param_distribution": True}
 
 
-def monitor_of(rank: int, directory: Path, model: Any, optimizer: Any, *, steps_of_batch: int = 1, **settings: Any) -> Any:
+def monitor_of(
+    rank: int, directory: Path, model: Any, optimizer: Any, *, steps_of_batch: int = 1, **settings: Any
+) -> Any:
     """Begin to monitor a training of one rank."""
     from msprobe.pytorch import TrainerMon
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from msprobe.pytorch._seed import seed_all
     from msprobe.pytorch._shadow import shadow_step
     from msprobe.pytorch.debugger import PrecisionDebugger, module_dump, module_dump_end
-    from msprobe.pytorch.monitor import TrainerMon
+    from msprobe.pytorch.monitor import TrainerMon, TrainerMonitorV2
     from msprobe_core.comparison import compare, compare_distributed
     from msprobe_core.recording import calibration
 else:  # imported on first use: finding this plugin must not import torch
@@ -28,7 +28,7 @@ else:  # imported on first use: finding this plugin must not import torch
             "msprobe.pytorch._seed": "seed_all",
             "msprobe.pytorch._shadow": "shadow_step",
             "msprobe.pytorch.debugger": "PrecisionDebugger module_dump module_dump_end",
-            "msprobe.pytorch.monitor": "TrainerMon",
+            "msprobe.pytorch.monitor": "TrainerMon TrainerMonitorV2",
             "msprobe_core.comparison": "compare compare_distributed",
             "msprobe_core.recording": "calibration",
         },
@@ -39,6 +39,7 @@ __all__ = [
     "FlightRecorder",
     "PrecisionDebugger",
     "TrainerMon",
+    "TrainerMonitorV2",
     "__version__",
     "calibration",
     "compare",

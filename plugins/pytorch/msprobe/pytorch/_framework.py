@@ -35,8 +35,8 @@ from msprobe.pytorch._slots import observe
 from msprobe.pytorch._state import ModuleState
 from msprobe.pytorch._swaps import swap_patch
 from msprobe.pytorch._traced import TracedRegions
-from msprobe.pytorch._transforms import is_wrapped, shape_of, transforms_of
 from msprobe.pytorch._trained import Trained
+from msprobe.pytorch._transforms import is_wrapped, shape_of, transforms_of
 from msprobe_core.interception import AliasSearch, PlacedAttachment, WatchHooks
 from msprobe_core.plugin import (
     Argument,

@@ -89,7 +89,9 @@ class StepWatch:
         else:
             self._watch_wrapper(number, root, leaves)
 
-    def _watch_subclass(self, number: int, root: torch.optim.Optimizer, leaves: Sequence[torch.optim.Optimizer]) -> None:
+    def _watch_subclass(
+        self, number: int, root: torch.optim.Optimizer, leaves: Sequence[torch.optim.Optimizer]
+    ) -> None:
         """A wrapper that is an optimizer itself may skip updates, as in all but the last micro-batch."""
         stepped: set[int] = set()
         has_hooks = hasattr(root, "_optimizer_step_post_hooks")
@@ -192,5 +194,3 @@ def _with_closure(
 
 def _is_closure(value: Any) -> bool:
     return callable(value) and not isinstance(value, torch.optim.Optimizer)
-
-

@@ -128,9 +128,7 @@ def _watch_fsdp1(watch: ReductionWatch) -> bool:
     names: dict[int, list[str | None]] = {}
     for handle in handles:
         if handle._use_orig_params:  # else the flat parameter is the model's, and accumulates the gradient itself
-            names[id(handle)] = [
-                watch.name_at(module, name) for name, module, _ in handle.flat_param._param_infos
-            ]
+            names[id(handle)] = [watch.name_at(module, name) for name, module, _ in handle.flat_param._param_infos]
             for name in names[id(handle)]:
                 watch.claim(name)
 

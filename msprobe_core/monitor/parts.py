@@ -1,0 +1,88 @@
+"""The parts of a monitor that a plan describes; another plan, read from an edited file, has others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from msprobe_core.errors import ConfigError
+from msprobe_core.guard import plugin_call
+from msprobe_core.monitor.coverage import Coverage
+from msprobe_core.monitor.layout import Layout
+from msprobe_core.monitor.module_watch import OF_MODULES, ModuleWatch
+from msprobe_core.monitor.plan import MonitorPlan
+from msprobe_core.monitor.readings import Step
+from msprobe_core.monitor.schedule import Schedule
+from msprobe_core.monitor.sinks import Sink, Written
+from msprobe_core.monitor.sources import sources_of
+from msprobe_core.monitor.step_buffer import StepBuffer
+from msprobe_core.monitor.targets import Targets
+from msprobe_core.monitor.training import Training
+from msprobe_core.monitoring.quantities import Quantity
+from msprobe_core.plugins import registry
+from msprobe_core.protocols.framework import Framework
+from msprobe_core.protocols.monitoring import MonitorWriter
+
+
+class Parts:
+    """What chooses steps, takes quantities of them, and receives these."""
+
+    def __init__(
+        self,
+        framework: Framework,
+        training: Training,
+        directory: Path,
+        *,
+        is_on: bool,
+        on_failure: Callable[[str, Exception], None],
+    ) -> None:
+        """Make them; nothing is attached yet.
+
+        Args:
+            framework: Intercepts calls.
+            training: Has the plan.
+            directory: Of this rank's results.
+            is_on: Whether to collect at all.
+            on_failure: Called with what could not be read, and why.
+
+        Raises:
+            ConfigError: there is no writer of a name.
+            PluginError: a writer cannot begin.
+        """
+        plan, targets, layout = training.plan, Targets(training.plan), Layout(training)
+        writers = [Written(writer, plan) for writer in _writers(plan, directory, training.rank)]
+        layout.open(directory)
+        self.schedule = Schedule(plan, training.rank, is_on=is_on)
+        self.buffer = StepBuffer(framework, training.framework, plan, targets.name_of)
+        self.sources = [layout, *sources_of(training)]
+        self.modules = ModuleWatch(framework, training, targets, self.buffer, on_failure)
+        self.sinks: Sequence[Sink] = [*writers, layout, Coverage(lambda: _expected(training, layout), directory)]
+
+    def end(self) -> Iterator[Step]:
+        """Detach, wait for the device, and return the steps that have not been passed on."""
+        self.modules.detach()
+        self.buffer.drop()
+        yield from self.buffer.finish_all()
+
+
+def _expected(training: Training, layout: Layout) -> Mapping[Quantity, frozenset[str] | None]:
+    """Return the names that should have values in each step, by quantity; ``None`` if not known before."""
+    plan = training.plan
+
+    def names_of(quantity: Quantity) -> frozenset[str]:
+        return frozenset(each for each in layout.names_of(quantity) if plan.selects(quantity, each.partition(":")[2]))
+
+    return {each: None if each in OF_MODULES else names_of(each) for each in Quantity if each in plan.quantities}
+
+
+def _writers(plan: MonitorPlan, directory: Path, rank: int) -> Sequence[MonitorWriter]:
+    known = registry().monitor_writers()
+    found: list[MonitorWriter] = []
+    for name in dict.fromkeys(plan.extensions.writers):
+        if name not in known:
+            raise ConfigError(f"{plan.source}: 'msprobe': there is no writer {name!r}; known: {', '.join(known)}")
+        with plugin_call(f"the monitor's writer {name!r}", "opening"):
+            found.append(
+                known[name].open(directory, rank, steps_per_file=plan.step_count_per_record, ndigits=plan.ndigits)
+            )
+    return found
