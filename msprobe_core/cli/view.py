@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from msprobe_core.view.data import Said, ViewData
     from msprobe_core.view.graph_cache import GraphCache
     from msprobe_core.view.inputs import Subject
+    from msprobe_core.view.trends_live import LiveMonitor
 
 PAGE = "view.html"
 
@@ -86,6 +87,10 @@ def view(**given: Any) -> int:
     if not is_served and not overwrites:
         check_page(path)
     subject = subject_of(asked.subject, asked.golden)
+    if is_served and (live := _live(subject, asked)) is not None:
+        with closing(GraphCache()) as cache:
+            serve(live.data, cache, port, live)
+        return 0
     with closing(GraphCache()) as cache:
         data = built(subject, asked, cache)
         if is_served:
@@ -198,12 +203,24 @@ def replace_notes(data: ViewData, note: Said) -> ViewData:
     return msgspec.structs.replace(data, notes=[*data.notes, note])
 
 
-def serve(data: ViewData, cache: GraphCache, port: int) -> None:
+def _live(subject: Subject, asked: Asked) -> LiveMonitor | None:
+    """Return the monitored training that is to be served as it goes on; ``None`` if there are dumps to be shown."""
+    from msprobe_core.view.trends import holds_monitored_alone
+
+    sides = [path for path in (subject.target, subject.golden) if path is not None]
+    if not any(map(holds_monitored_alone, sides)):
+        return None
+    from msprobe_core.view.trends_live import LiveMonitor
+
+    return LiveMonitor(subject.target, subject.golden, asked.chosen)
+
+
+def serve(data: ViewData, cache: GraphCache, port: int, live: LiveMonitor | None = None) -> None:
     """Serve the page until Ctrl-C."""
     from msprobe_core.view.data import text_of
     from msprobe_core.view.serve import PageServer
 
-    with PageServer(data, cache, port) as server:
+    with PageServer(data, cache, port, live) as server:
         click.echo(printable(text_of(data.verdict.sentence)))
         click.echo(f"Page, for you on this machine until Ctrl-C: {server.url}")
         server.serve_forever()

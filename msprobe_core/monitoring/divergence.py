@@ -80,7 +80,7 @@ def first_divergence(target: Monitored, golden: Monitored, limit: float = DIVERG
         golden.frame.select(*_KEYS, *judged), on=_KEYS, how="inner", suffix="_golden", nulls_equal=True
     )
     resolution = 1.5 * max(target.resolution, golden.resolution)
-    pairs = pairs.with_columns(**{f"{name}_relative": _relative(name, resolution) for name in judged})
+    pairs = pairs.with_columns(**{f"{name}_relative": relative_difference(name, resolution) for name in judged})
     worst = pl.max_horizontal(*[f"{name}_relative" for name in judged])
     parted = pairs.with_columns(_relative=worst).filter(pl.col("_relative") > limit)
     told = [pl.when(pl.col(f"{name}_relative") == pl.col("_relative")).then(pl.lit(name)) for name in judged]
@@ -92,7 +92,7 @@ def num_shared(target: Monitored, golden: Monitored) -> int:
     return target.frame.select(_KEYS).join(golden.frame.select(_KEYS), on=_KEYS, how="semi", nulls_equal=True).height
 
 
-def _relative(name: str, resolution: float) -> pl.Expr:
+def relative_difference(name: str, resolution: float) -> pl.Expr:
     """Return the difference of a statistic relative to golden's: 0 if equal to the files' precision, or both NaN."""
     target, golden = pl.col(name), pl.col(f"{name}_golden")
     is_same = (target == golden) | (target.is_nan() & golden.is_nan()) | ((target - golden).abs() <= resolution)

@@ -52,7 +52,9 @@ def ranks_of(path: Path) -> list[int]:
     return sorted({each.rank for each in rank_directories(path)})
 
 
-def read_monitored(path: Path, steps: Collection[int] = (), ranks: Collection[int] = ()) -> Monitored:
+def read_monitored(
+    path: Path, steps: Collection[int] = (), ranks: Collection[int] = (), files: KnownFiles | None = None
+) -> Monitored:
     """Read the files of a monitor.
 
     If a rank has several directories, as after a resumed training, the latest one that has a step is used for it.
@@ -61,6 +63,7 @@ def read_monitored(path: Path, steps: Collection[int] = (), ranks: Collection[in
         path: A directory with one directory per rank, or the directory of one rank.
         steps: Steps to read; empty for all.
         ranks: Ranks to read; empty for all.
+        files: Those that were read before and are not read again; gets the others.
 
     Raises:
         DumpError: there are no files of a monitor, none of the requested steps and ranks, or a file cannot be read.
@@ -78,7 +81,7 @@ def read_monitored(path: Path, steps: Collection[int] = (), ranks: Collection[in
         if ranks and directory.rank not in ranks:
             continue
         for path, quantity in _files_of(directory, steps):
-            content = _read_file(path, quantity, notes)
+            content = _read_file(path, quantity, notes) if files is None else files.content(path, quantity, notes)
             if content is None:
                 continue
             own = content.frame.filter(pl.col("step").is_in(list(steps))) if steps else content.frame
@@ -126,6 +129,37 @@ class _Content:
 
     frame: pl.DataFrame
     decimals: int
+
+
+class KnownFiles:
+    """The content of files that were read, for those who read a directory again while a training writes to it."""
+
+    def __init__(self) -> None:
+        """Know nothing."""
+        self._read: dict[Path, tuple[tuple[int, int], _Content | None, list[Finding]]] = {}
+
+    def content(self, path: Path, quantity: str, notes: list[Finding]) -> _Content | None:
+        """Return a file's rows, from memory if it is as it was.
+
+        Raises:
+            DumpError: it cannot be read, or is not a file of a monitor.
+        """
+        state = _state_of(path)
+        known = self._read.get(path)
+        if known is None or known[0] != state:
+            own: list[Finding] = []
+            known = state, _read_file(path, quantity, own), own
+            self._read[path] = known
+        notes += known[2]
+        return known[1]
+
+
+def _state_of(path: Path) -> tuple[int, int]:
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise DumpError(f"{path}: cannot be read ({error.strerror})") from error
+    return found.st_mtime_ns, found.st_size
 
 
 def _read_file(path: Path, quantity: str, notes: list[Finding]) -> _Content | None:

@@ -45,7 +45,6 @@ from msprobe_core.view.data import (
     Side,
     Sides,
     TensorMap,
-    Trend,
     Unit,
     Verdict,
     ViewData,
@@ -64,7 +63,7 @@ from msprobe_core.view.suspects import (
     overflow_verdict,
     verdict_of,
 )
-from msprobe_core.view.trends import findings_of, holds_monitored_alone, monitored_data
+from msprobe_core.view.trends import MonitorFindings, findings_of, holds_monitored_alone, monitored_data
 from msprobe_core.view.view_codes import ViewCode
 
 ViewProgress: TypeAlias = Callable[[int, int, str], None]
@@ -335,7 +334,8 @@ class _Builder:
         self, kind: Kind, target: Path, golden: Path | None, verdict: Verdict, commands: Mapping[str, str]
     ) -> ViewData:
         title = target.name if golden is None else f"{target.name} and {golden.name}"
-        trends = [*self._overview.trends(), *self._monitored(target, golden)]
+        monitored = self._monitored(target, golden)
+        trends = [*self._overview.trends(), *([] if monitored is None else monitored.trends)]
         notes = list({note.text: said_of(note) for note in self._notes}.values())
         if len(notes) > _MAX_NOTES:
             more = Finding(ViewCode.MORE_NOTES, fields={"count": len(notes) - _MAX_NOTES})
@@ -355,23 +355,24 @@ class _Builder:
             heat=self._overview.heat(),
             trends=trends,
             tensors=self._maps,
+            monitor=None if monitored is None else monitored.dashboard,
             commands=dict(commands),
             notes=notes,
         )
 
-    def _monitored(self, target: Path, golden: Path | None) -> list[Trend]:
-        """Return the trends from monitor files next to the dumps; problems with reading them become notes."""
+    def _monitored(self, target: Path, golden: Path | None) -> MonitorFindings | None:
+        """Return the findings from monitor files next to the dumps; problems with reading them become notes."""
         try:
-            found = findings_of(target, golden, self._options.locate.chosen)
+            found = findings_of(target, golden, self._options.locate.chosen, self._places)
         except MsprobeError as error:
             self._notes.append(Finding(ViewCode.NO_MONITOR, fields={"why": str(error)}))
-            return []
+            return None
         if found is None:
-            return []
+            return None
         sentence = found.verdict.sentence
         own = sentence.finding if isinstance(sentence, Said) else noted(sentence)
         self._notes += [Finding(ViewCode.MONITOR, fields={"sentence": own}), *found.notes]
-        return found.trends
+        return found
 
     def _side(self, path: Path, first: Path) -> Side:
         try:

@@ -404,6 +404,116 @@ class TensorMap(msgspec.Struct, frozen=True):
     token_sizes: tuple[int, int] | None = None
 
 
+class MonitorRows(msgspec.Struct, frozen=True):
+    """The monitored values of a training, as columns, in the order of the model.
+
+    Attributes:
+        quantity: ``actv``, ``grad_reduced``, ….
+        name: Of a module with ``.input`` or ``.output``, or of a parameter, as `Trend` has it.
+        micro_step: Micro-batch; ``None`` if the value belongs to the whole step.
+    """
+
+    quantity: Sequence[str]
+    name: Sequence[str]
+    micro_step: Sequence[int | None]
+
+
+class MonitorMap(msgspec.Struct, frozen=True):
+    """One statistic of all rows over the columns: of each, the rank and step that is furthest from what is usual.
+
+    Attributes:
+        statistic: Which.
+        value: By row and column.
+        usual: Median magnitude of its past, by row and column.
+        golden: Value of golden, by row and column; ``None`` if only one training is viewed.
+        rank: Of the value, as index in ``ranks``; empty if there is one rank only.
+        step: Of the value; empty if each column is one step.
+    """
+
+    statistic: str
+    value: Sequence[Sequence[Number]]
+    usual: Sequence[Sequence[Number]]
+    golden: Sequence[Sequence[Number]] | None = None
+    rank: Sequence[Sequence[int | None]] = ()
+    step: Sequence[Sequence[int | None]] = ()
+
+
+class MonitorEvent(msgspec.Struct, frozen=True):
+    """Something to look at: an anomaly, an alarm, or where two trainings diverge.
+
+    Attributes:
+        kind: ``divergence``, ``not-finite``, ``anomaly`` or ``alarm``.
+        text: What there is to say.
+        row: Index in the rows; -1 if they lack it.
+        statistic: That shows it.
+        step: Of it.
+        ranks: That show it, ascending.
+        count: How many events it stands for, such as the same one on several ranks.
+        unit: Index in ``units`` of a dump of that step; ``None`` if the page has none.
+        command: What shows a dump of that step that is not in the page; empty if there is none.
+    """
+
+    kind: str
+    text: Text
+    row: int
+    statistic: str
+    step: int
+    ranks: Sequence[int]
+    count: int = 1
+    unit: int | None = None
+    command: str = ""
+
+
+class CoverageRow(msgspec.Struct, frozen=True):
+    """How much of one quantity was seen, on all ranks together.
+
+    Attributes:
+        quantity: Which.
+        ranks: Number of ranks that say so.
+        expected: Names, each counted once for each rank; ``None`` if that is not known before.
+        seen: Those of them that had a value in any step.
+        finite: Those of them whose values were always finite.
+        first_step: The first step with a value; ``None`` if there is none.
+        missing: Some of those that were expected and never seen.
+    """
+
+    quantity: str
+    ranks: int
+    expected: int | None
+    seen: int
+    finite: int
+    first_step: int | None
+    missing: Sequence[str] = ()
+
+
+class Dashboard(msgspec.Struct, frozen=True):
+    """A monitored training at a glance.
+
+    Attributes:
+        ranks: Ascending.
+        steps: Ascending.
+        columns: First and last step of each column of the maps.
+        rows: What the rows of the maps are.
+        maps: By statistic.
+        events: Divergence, anomalies and alarms, most telling first.
+        num_anomalies: How many anomalies there are, listed or not.
+        num_judged: Values that had enough of a past to be judged.
+        num_alarms: How many alarms there are, listed or not.
+        coverage: By quantity.
+    """
+
+    ranks: Sequence[int]
+    steps: Sequence[int]
+    columns: Sequence[tuple[int, int]]
+    rows: MonitorRows
+    maps: Sequence[MonitorMap]
+    events: Sequence[MonitorEvent] = ()
+    num_anomalies: int = 0
+    num_judged: int = 0
+    num_alarms: int = 0
+    coverage: Sequence[CoverageRow] = ()
+
+
 class ViewData(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a page shows.
 
@@ -421,6 +531,7 @@ class ViewData(msgspec.Struct, frozen=True, kw_only=True):
         heat: The overview; ``None`` if there is nothing to compare with.
         trends: Statistics over steps, for values that represent the layers.
         tensors: Where in tensors the errors are.
+        monitor: A monitored training at a glance; ``None`` if there is none.
         commands: Commands for further investigation, by purpose; ``{target}``, ``{golden}`` and ``{node}`` stand for
             the paths of a unit and the name of a node, to be quoted for a shell.
         notes: Notes about the data.
@@ -439,6 +550,7 @@ class ViewData(msgspec.Struct, frozen=True, kw_only=True):
     heat: Heat | None = None
     trends: Sequence[Trend] = ()
     tensors: Sequence[TensorMap] = ()
+    monitor: Dashboard | None = None
     commands: dict[str, str] = {}
     notes: Sequence[Text] = ()
 

@@ -20,6 +20,7 @@ from msprobe_core.errors import StoreError
 from msprobe_core.view.data import ViewData
 from msprobe_core.view.graph_cache import GraphCache
 from msprobe_core.view.page_file import document, served_page
+from msprobe_core.view.trends_live import LiveMonitor
 
 _logger = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ _HEADERS = {
 }
 """The page needs nothing from elsewhere; even if a name in a dump became code, it could not send anything away."""
 
+_MONITOR = "/data/monitor/"
 _HTML, _JSON = "text/html; charset=utf-8", "application/json"
 
 
@@ -49,13 +51,14 @@ class PageServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, data: ViewData, cache: GraphCache, port: int = 0) -> None:
+    def __init__(self, data: ViewData, cache: GraphCache, port: int = 0, live: LiveMonitor | None = None) -> None:
         """Begin to listen.
 
         Args:
             data: The data, with null graphs.
             cache: Holds the graphs; must stay open as long as the server.
             port: 0 for any free port.
+            live: The training whose latest state is served instead of ``data``; ``None`` if they do not change.
 
         Raises:
             StoreError: the port is taken.
@@ -70,8 +73,12 @@ class PageServer(ThreadingHTTPServer):
         self.hosts = {f"{name}:{self.server_port}" for name in (HOST, "localhost")}
         self.cache = cache
         query = f"?token={self.token}"
-        self.page = served_page({"index": f"/data/index{query}", "unit": f"/data/unit/{{unit}}{query}"})
-        self.index = gzip.compress(b"".join(document(data, cache, ())), mtime=0)
+        source = {"index": f"/data/index{query}", "unit": f"/data/unit/{{unit}}{query}"}
+        self.live = live
+        if live is not None:
+            source["monitor"] = f"/data/monitor/{{part}}{query}"
+        self.page = served_page(source)
+        self.index = b"" if live is not None else gzip.compress(b"".join(document(data, cache, ())), mtime=0)
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002  # the library's signature
         """Print nothing about failed requests: any user of this machine could write to the owner's terminal."""
@@ -102,8 +109,16 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.FORBIDDEN, "text/plain", b"give the address that msprobe view has printed\n")
         elif address.path == "/":
             self._answer(HTTPStatus.OK, _HTML, self.server.page)
+        elif address.path == "/data/index" and self.server.live is not None:
+            self._answer_latest(self.server.live)
         elif address.path == "/data/index":
             self._answer(HTTPStatus.OK, _JSON, self.server.index, is_packed=True)
+        elif address.path.startswith(_MONITOR) and self.server.live is not None:
+            part = self.server.live.part(address.path.removeprefix(_MONITOR))
+            if part is None:
+                self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"there is no such part of the training\n")
+            else:
+                self._answer(HTTPStatus.OK, _JSON, part, is_packed=True)
         else:
             found = _UNIT.fullmatch(address.path)
             graph = None if found is None else self.server.cache.compressed(int(found[1]))
@@ -112,12 +127,21 @@ class _Handler(BaseHTTPRequestHandler):
             else:
                 self._answer(HTTPStatus.OK, _JSON, graph, is_packed=True)
 
+    def _answer_latest(self, live: LiveMonitor) -> None:
+        """Answer with a training's latest state, unless the page has it."""
+        version, content = live.latest
+        tag = f'"{version}"'
+        if self.headers.get("If-None-Match") == tag:
+            self._answer(HTTPStatus.NOT_MODIFIED, _JSON, b"", tag=tag)
+        else:
+            self._answer(HTTPStatus.OK, _JSON, content, is_packed=True, tag=tag)
+
     def _is_for_us(self, query: str) -> bool:
         given = parse_qs(query).get("token", [""])[0]
         has_token = hmac.compare_digest(given.encode("utf-8", "replace"), self.server.token.encode())
         return has_token and self.headers.get("Host", "") in self.server.hosts
 
-    def _answer(self, status: HTTPStatus, kind: str, content: bytes, *, is_packed: bool = False) -> None:
+    def _answer(self, status: HTTPStatus, kind: str, content: bytes, *, is_packed: bool = False, tag: str = "") -> None:
         self.send_response(status)
         for name, value in _HEADERS.items():
             self.send_header(name, value)
@@ -125,6 +149,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(content)))
         if is_packed:
             self.send_header("Content-Encoding", "gzip")
+        if tag:
+            self.send_header("ETag", tag)
         self.end_headers()
         try:
             self.wfile.write(content)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -14,7 +14,7 @@ from msprobe_core.compare.pairs import Chosen
 from msprobe_core.errors import CompareError
 from msprobe_core.findings import Field, Finding, Level
 from msprobe_core.monitoring.divergence import DIVERGED, Divergence, first_divergence, first_non_finite, num_shared
-from msprobe_core.monitoring.files import find_monitored, read_monitored
+from msprobe_core.monitoring.files import KnownFiles, find_monitored, read_monitored
 from msprobe_core.monitoring.history import Monitored, Place
 from msprobe_core.monitoring.quantities import Quantity
 from msprobe_core.store.kernel_files import find_kernel_units
@@ -23,9 +23,11 @@ from msprobe_core.store.reading import is_dump
 from msprobe_core.untrusted.paths import shown
 from msprobe_core.view.data import (
     Counts,
+    Dashboard,
     Kind,
     Made,
     Number,
+    Said,
     Side,
     Sides,
     State,
@@ -35,7 +37,10 @@ from msprobe_core.view.data import (
     number,
     said_of,
 )
+from msprobe_core.view.trends_beside import beside
 from msprobe_core.view.trends_codes import TrendsCode
+from msprobe_core.view.trends_events import dashboard_of, events_of
+from msprobe_core.view.trends_maps import Indexed, indexed
 
 MAX_NUMBERS = 1_000_000
 """Maximum number of numbers in all trends of a page, some 10 MB of JSON. Beyond it, only norms are shown, then only the
@@ -55,6 +60,8 @@ _NUM_DIGITS = 7
 _LIMIT = 100 * DIVERGED
 """Limit of the relative difference, in percent."""
 _MAX_RANKS = 4
+_LEAST_STEPS = 16
+"""Steps that a line must have: where there is no room for them, whole values are left out."""
 
 
 @dataclass(frozen=True)
@@ -63,12 +70,14 @@ class MonitorFindings:
 
     Attributes:
         verdict: The answer, with details.
-        trends: Trends of the values that the answer names come first.
+        trends: Trends of the values that the answer and the anomalies name come first.
+        dashboard: All values at a glance.
         notes: What was left out.
     """
 
     verdict: Verdict
     trends: list[Trend]
+    dashboard: Dashboard
     notes: list[Finding]
 
 
@@ -93,11 +102,21 @@ def monitored_data(target: Path, golden: Path | None, chosen: Chosen) -> ViewDat
     """
     found = findings_of(target, golden, chosen)
     if found is None:
-        lacking = golden if golden is not None and find_monitored(golden) is None else target
-        raise CompareError(
-            f"{lacking}: holds no files of a monitor, as the other does; "
-            "give two directories that monitors have written, or two of dumps"
-        )
+        raise CompareError(lacking(target, golden))
+    return page_of(target, golden, found)
+
+
+def lacking(target: Path, golden: Path | None) -> str:
+    """Return the sentence that says which of two has no files of a monitor."""
+    side = golden if golden is not None and find_monitored(golden) is None else target
+    return (
+        f"{side}: holds no files of a monitor, as the other does; "
+        "give two directories that monitors have written, or two of dumps"
+    )
+
+
+def page_of(target: Path, golden: Path | None, found: MonitorFindings) -> ViewData:
+    """Return the data of a page that has nothing but findings of monitors."""
     sides = [None if path is None else Side(shown(str(path)), "", "monitor", "") for path in (target, golden)]
     assert sides[0] is not None
     return ViewData(
@@ -107,23 +126,95 @@ def monitored_data(target: Path, golden: Path | None, chosen: Chosen) -> ViewDat
         sides=Sides(sides[0], sides[1]),
         verdict=found.verdict,
         trends=found.trends,
+        monitor=found.dashboard,
         notes=list(map(said_of, found.notes)),
     )
 
 
-def findings_of(target: Path, golden: Path | None, chosen: Chosen) -> MonitorFindings | None:
+def findings_of(
+    target: Path, golden: Path | None, chosen: Chosen, units: Mapping[tuple[int | None, int | None], int] | None = None
+) -> MonitorFindings | None:
     """Return findings from monitor files, with or without dumps; ``None`` if a side has no monitor files.
+
+    Args:
+        target: The training, or the run that has its files.
+        golden: The trusted one.
+        chosen: Selected steps and ranks.
+        units: Indices of the dumps in the page, by step and rank.
 
     Raises:
         CompareError: the two have nothing in common.
         DumpError: a file cannot be read.
     """
-    places = [find_monitored(path) for path in (target, golden) if path is not None]
-    runs = [None if place is None else read_monitored(place, chosen.steps, chosen.ranks) for place in places]
-    own = runs[0]
-    other = runs[1] if golden is not None else None
-    if own is None or (golden is not None and other is None):
+    runs = read_runs(target, golden, chosen)
+    if runs is None:
         return None
+    analysis = analyzed(runs, target, chosen, units or {})
+    others: Sequence[Place] = () if analysis.divergence is None else analysis.divergence.others
+    first = [*analysis.places, *others]
+    notes = list(analysis.notes)
+    trends = _trends(runs.target, runs.golden, first, analysis.source.places, notes)
+    return MonitorFindings(analysis.verdict, trends, analysis.dashboard, notes)
+
+
+@dataclass(frozen=True)
+class Runs:
+    """One monitored training or two, and the directory of the first."""
+
+    target: Monitored
+    golden: Monitored | None
+    directory: Path
+
+
+def read_runs(target: Path, golden: Path | None, chosen: Chosen, files: KnownFiles | None = None) -> Runs | None:
+    """Read one training or two; ``None`` if a side has no monitor files.
+
+    Args:
+        target: The training, or the run that has its files.
+        golden: The trusted one.
+        chosen: Selected steps and ranks.
+        files: Those that were read before.
+
+    Raises:
+        DumpError: a file cannot be read.
+    """
+    places = [find_monitored(path) for path in (target, golden) if path is not None]
+    runs = [None if place is None else read_monitored(place, chosen.steps, chosen.ranks, files) for place in places]
+    own, directory = runs[0], places[0]
+    other = runs[1] if golden is not None else None
+    if own is None or directory is None or (golden is not None and other is None):
+        return None
+    return Runs(own, other, directory)
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What one training or two say, but for the lines of single ranks.
+
+    Attributes:
+        verdict: The answer.
+        divergence: Where it begins; ``None`` if it does not.
+        places: Values that events name, first ones first.
+        source: Of all maps.
+        dashboard: All values at a glance.
+        notes: What was left out.
+    """
+
+    verdict: Verdict
+    divergence: Divergence | None
+    places: Sequence[Place]
+    source: Indexed
+    dashboard: Dashboard
+    notes: Sequence[Finding]
+
+
+def analyzed(runs: Runs, target: Path, chosen: Chosen, units: Mapping[tuple[int | None, int | None], int]) -> Analysis:
+    """Return what one training or two say.
+
+    Raises:
+        CompareError: the two have nothing in common.
+    """
+    own, other = runs.target, runs.golden
     notes = [
         note if other is None else Finding(TrendsCode.OF_SIDE, fields={"side": side, "note": note})
         for side, run in (("target", own), ("golden", other))
@@ -132,8 +223,12 @@ def findings_of(target: Path, golden: Path | None, chosen: Chosen) -> MonitorFin
     ]
     divergence = first_non_finite(own) if other is None else first_divergence(own, other)
     verdict = _verdict_of_one(own, divergence) if other is None else _verdict_of_two(own, other, divergence)
-    first = [] if divergence is None else [divergence.place, *divergence.others]
-    return MonitorFindings(verdict, _trends(own, other, first, notes), notes)
+    source = indexed(own, other)
+    around = beside(target, runs.directory, chosen.steps, chosen.ranks)
+    sentence = verdict.sentence if isinstance(verdict.sentence, Said) else None
+    found = events_of(source, own, None if sentence is None else (divergence, sentence), around, units)
+    dashboard, said = dashboard_of(source, found, around)
+    return Analysis(verdict, divergence, found.places, source, dashboard, [*notes, *around.notes, *said])
 
 
 # --- the sentence -------------------------------------------------------------------------------------------------
@@ -221,54 +316,95 @@ def _extent(run: Monitored) -> Finding:
 # --- trends -------------------------------------------------------------------------------------------------------
 
 
-def _trends(target: Monitored, golden: Monitored | None, first: Sequence[Place], notes: list[Finding]) -> list[Trend]:
-    """Return statistics of all values over steps, as many as fit in a page; those of ``first`` come first."""
-    found = [_histories(run) for run in (target, golden) if run is not None]
-    places = list(dict.fromkeys([*first, *found[0]]))
-    steps = sorted({step for run in (target, golden) if run is not None for step in run.steps})
-    each = sum(len(run.ranks) for run in (target, golden) if run is not None) * len(steps)
+def _trends(
+    target: Monitored, golden: Monitored | None, first: Sequence[Place], every: Sequence[Place], notes: list[Finding]
+) -> list[Trend]:
+    """Return statistics of all values over steps for each rank, as many as fit in a page.
+
+    Args:
+        target: The training.
+        golden: The trusted one.
+        first: Values that come first, with all their steps.
+        every: All values.
+        notes: Gets what was left out.
+    """
+    runs = [run for run in (target, golden) if run is not None]
+    places = list(dict.fromkeys([*first, *every]))
+    steps = sorted({step for run in runs for step in run.steps})
+    num_ranks = sum(len(run.ranks) for run in runs)
     shown = [name for name in target.statistics if golden is None or name in golden.statistics] or target.statistics
-    if each * len(places) * len(shown) > MAX_NUMBERS:
+    if num_ranks * len(steps) * len(places) * len(shown) > MAX_NUMBERS:
         shown = shown[:1]
-    room = max(1, MAX_NUMBERS // max(1, each * len(shown)))
-    if len(places) > room:
-        notes.append(Finding(TrendsCode.NO_ROOM, fields={"left_out": len(places) - room, "total": len(places)}))
+    room = MAX_NUMBERS // max(1, num_ranks * len(shown))  # in steps of a place
+    whole, thin = list(dict.fromkeys(first))[: room // 2 // max(1, len(steps))], steps
+    if len(steps) * len(places) > room:
+        left = room - len(whole) * len(steps)
+        thin = thinned(steps, max(_LEAST_STEPS, left // max(1, len(places) - len(whole))))
+    if len(thin) < len(steps):
+        fitting = places[: len(whole) + (room - len(whole) * len(steps)) // len(thin)]
+        fields = {"count": len(fitting) - len(whole), "total": len(places), "steps": len(thin)}
+        notes.append(Finding(TrendsCode.STEPS_THINNED, fields={**fields, "all_steps": len(steps)}))
+    else:
+        whole, fitting = places, places[: max(1, room // max(1, len(steps)))]
+    if len(fitting) < len(places):
+        notes.append(Finding(TrendsCode.NO_ROOM, fields={"left_out": len(places) - len(fitting), "total": len(places)}))
+    steps_of = {place: steps if place in whole else thin for place in fitting}
+    found = [_histories(run, steps_of, set(steps) - set(thin), shown) for run in runs]
     return [
         Trend(
             name=place.shown,
             slot=place.quantity,
             statistic=statistic,
             phase=_PHASES.get(place.quantity, ""),
-            steps=steps,
-            target=_series(target, found[0].get(place, {}), statistic, steps),
-            golden=None if golden is None else _series(golden, found[1].get(place, {}), statistic, steps),
+            steps=own,
+            target=_series(found[0].get(place, {}), i, own),
+            golden=None if golden is None else _series(found[1].get(place, {}), i, own),
             micro_step=place.micro_step,
             origin="monitor",
         )
-        for place in places[:room]
-        for statistic in shown
+        for place, own in steps_of.items()
+        for i, statistic in enumerate(shown)
     ]
+
+
+def thinned(steps: Sequence[int], num: int) -> list[int]:
+    """Return about as many steps as asked for, evenly spaced, with the first and the last one."""
+    if num >= len(steps):
+        return list(steps)
+    return [steps[round(i * (len(steps) - 1) / max(1, num - 1))] for i in range(num)]
 
 
 _OfPlace = Mapping[int, Mapping[int, Sequence[float | None]]]
 """Statistics by rank and step."""
 
 
-def _histories(run: Monitored) -> dict[Place, dict[int, dict[int, Sequence[float | None]]]]:
+def _histories(
+    run: Monitored, steps_of: Mapping[Place, Sequence[int]], rare: Collection[int], statistics: Sequence[str]
+) -> dict[Place, dict[int, dict[int, Sequence[float | None]]]]:
+    """Return the histories of some values; ``rare`` are the steps that not all of them have."""
+    keys = ("quantity", "stage", "name", "micro_step")
+    names = [
+        (each.quantity, each.stage, each.name, each.micro_step, not {*rare}.isdisjoint(own))
+        for each, own in steps_of.items()
+    ]
+    schema = {name: run.frame.schema[name] for name in keys} | {"_is_whole": pl.Boolean}
+    wanted = pl.DataFrame(names, schema=schema, orient="row")
+    frame = run.frame.join(wanted, on=keys, how="inner", nulls_equal=True, maintain_order="left")
+    frame = frame.filter(pl.col("_is_whole") | ~pl.col("step").is_in(list(rare)))
+    columns = [pl.col(name).round_sig_figs(_NUM_DIGITS) for name in statistics if name in run.statistics]
     found: dict[Place, dict[int, dict[int, Sequence[float | None]]]] = {}
-    columns = [pl.col(name).round_sig_figs(_NUM_DIGITS) for name in run.statistics]
-    keys = ("quantity", "stage", "name", "micro_step", "rank", "step")
-    for quantity, stage, name, micro_step, rank, step, *values in run.frame.select(*keys, *columns).iter_rows():
+    for quantity, stage, name, micro_step, rank, step, *values in frame.select(
+        *keys, "rank", "step", *columns
+    ).iter_rows():
         place = Place(quantity=quantity, stage=stage, name=name, micro_step=micro_step)
         found.setdefault(place, {}).setdefault(rank, {})[step] = values
     return found
 
 
-def _series(run: Monitored, own: _OfPlace, statistic: str, steps: Sequence[int]) -> dict[str, Sequence[Number]]:
-    if statistic not in run.statistics:
-        return {}
-    at = list(run.statistics).index(statistic)
+def _series(own: _OfPlace, at: int, steps: Sequence[int]) -> dict[str, Sequence[Number]]:
     return {
-        str(rank): [number(by_step[step][at]) if step in by_step else None for step in steps]
+        str(rank): [
+            number(by_step[step][at]) if step in by_step and at < len(by_step[step]) else None for step in steps
+        ]
         for rank, by_step in sorted(own.items())
     }

@@ -30,3 +30,8 @@ class TrendsCode(Code):
     PLACE = "trends.place"
     NO_ROOM = "trends.no-room"
     OF_SIDE = "trends.of-side"
+    ALARM = "trends.alarm"
+    NOT_A_FILE = "trends.not-a-file"
+    ONLY_STATISTIC = "trends.only-statistic"
+    STEPS_THINNED = "trends.steps-thinned"
+    STEPS_BINNED = "trends.steps-binned"

@@ -285,10 +285,12 @@ FIELDS = {
     "limit": 1.0, "extent": Finding(TrendsCode.NO_VALUES), "ranks": [0, 1, 2, 3], "rank": 1, "first": 0, "last": 3,
     "step": 2, "micro_step": 1, "left_out": 1000, "total": 1200, "side": "target", "note": "a note",
     "parts": [Finding(TrendsCode.STEP, fields={"step": 2}), Finding(TrendsCode.RANK, fields={"rank": 1})],
-    "file": "actv_0-0.csv", "directory": "rank_0",
+    "file": "actv_0-0.csv", "directory": "rank_0", "rule": "AnomalyNan", "why": "No space", "steps": 20,
+    "all_steps": 200,
 }  # fmt: skip
 SAMPLES = dict.fromkeys(TrendsCode, FIELDS) | {
-    TrendsCode.EXTENT: {"ranks": 2, "steps": Finding(TrendsCode.STEPS, fields=FIELDS), "values": 1344}
+    TrendsCode.EXTENT: {"ranks": 2, "steps": Finding(TrendsCode.STEPS, fields=FIELDS), "values": 1344},
+    TrendsCode.ALARM: FIELDS | {"value": "nan"},
 }
 
 

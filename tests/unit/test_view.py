@@ -586,7 +586,9 @@ REPOSITORY = Path(__file__).parents[2]
 DESCRIBED = {
     "ViewData": ViewData, "Side": data_types.Side, "Verdict": data_types.Verdict, "Culprit": data_types.Culprit,
     "Unit": data_types.Unit, "Layer": data_types.Layer, "Heat": data_types.Heat, "Trend": data_types.Trend,
-    "MicroHeat": data_types.MicroHeat,
+    "MicroHeat": data_types.MicroHeat, "Dashboard": data_types.Dashboard, "MonitorRows": data_types.MonitorRows,
+    "MonitorMap": data_types.MonitorMap, "MonitorEvent": data_types.MonitorEvent,
+    "CoverageRow": data_types.CoverageRow,
     "TensorMap": data_types.TensorMap, "Graph": Graph, "Peers": data_types.Peers, "Values": data_types.Values,
 }  # fmt: skip
 
