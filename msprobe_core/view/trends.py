@@ -153,7 +153,8 @@ def findings_of(
     others: Sequence[Place] = () if analysis.divergence is None else analysis.divergence.others
     first = [*analysis.places, *others]
     notes = list(analysis.notes)
-    trends = _trends(runs.target, runs.golden, first, analysis.source.places, notes)
+    telling = [event.step for event in analysis.dashboard.events]
+    trends = _trends(runs.target, runs.golden, first, analysis.source.places, telling, notes)
     return MonitorFindings(analysis.verdict, trends, analysis.dashboard, notes)
 
 
@@ -317,7 +318,12 @@ def _extent(run: Monitored) -> Finding:
 
 
 def _trends(
-    target: Monitored, golden: Monitored | None, first: Sequence[Place], every: Sequence[Place], notes: list[Finding]
+    target: Monitored,
+    golden: Monitored | None,
+    first: Sequence[Place],
+    every: Sequence[Place],
+    telling: Sequence[int],
+    notes: list[Finding],
 ) -> list[Trend]:
     """Return statistics of all values over steps for each rank, as many as fit in a page.
 
@@ -326,6 +332,7 @@ def _trends(
         golden: The trusted one.
         first: Values that come first, with all their steps.
         every: All values.
+        telling: Steps that all values should have, most telling first.
         notes: Gets what was left out.
     """
     runs = [run for run in (target, golden) if run is not None]
@@ -339,7 +346,7 @@ def _trends(
     whole, thin = list(dict.fromkeys(first))[: room // 2 // max(1, len(steps))], steps
     if len(steps) * len(places) > room:
         left = room - len(whole) * len(steps)
-        thin = thinned(steps, max(_LEAST_STEPS, left // max(1, len(places) - len(whole))))
+        thin = thinned(steps, telling, max(_LEAST_STEPS, left // max(1, len(places) - len(whole))))
     if len(thin) < len(steps):
         fitting = places[: len(whole) + (room - len(whole) * len(steps)) // len(thin)]
         fields = {"count": len(fitting) - len(whole), "total": len(places), "steps": len(thin)}
@@ -367,11 +374,13 @@ def _trends(
     ]
 
 
-def thinned(steps: Sequence[int], num: int) -> list[int]:
-    """Return about as many steps as asked for, evenly spaced, with the first and the last one."""
+def thinned(steps: Sequence[int], telling: Sequence[int], num: int) -> list[int]:
+    """Return at most as many steps as asked for: up to a half of them telling ones, the others evenly spaced."""
     if num >= len(steps):
         return list(steps)
-    return [steps[round(i * (len(steps) - 1) / max(1, num - 1))] for i in range(num)]
+    chosen = set(list(dict.fromkeys(step for step in telling if step in steps))[: num // 2])
+    left = num - len(chosen)
+    return sorted(chosen | {steps[round(i * (len(steps) - 1) / max(1, left - 1))] for i in range(left)})
 
 
 _OfPlace = Mapping[int, Mapping[int, Sequence[float | None]]]

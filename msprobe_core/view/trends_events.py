@@ -75,7 +75,13 @@ def events_of(
     found = [("anomaly", each) for each in of_anomalies[:MAX_EVENTS]] + [
         ("alarm", each) for each in of_alarms[:MAX_EVENTS]
     ]
-    if first is not None and (divergence := first[0]) is not None:
+    divergence = None if first is None else first[0]
+    is_known = divergence is not None and any(
+        (source.places[each.row], each.step) == (divergence.place, divergence.step)
+        for each in of_anomalies
+        if each.row >= 0
+    )
+    if first is not None and divergence is not None and (source.has_golden or not is_known):
         parted = _Gathered(
             text=first[1],
             row=rows.get(divergence.place, -1),
@@ -84,7 +90,8 @@ def events_of(
             last=divergence.step,
             ranks=set(divergence.ranks),
         )
-        found.insert(0, ("divergence" if source.has_golden else "not-finite", parted))
+        at = 0 if source.has_golden else sum(each.step < parted.step for each in of_anomalies[:MAX_EVENTS])
+        found.insert(at, ("divergence" if source.has_golden else "not-finite", parted))
     return Events(
         listed=[_event(kind, each, around, units) for kind, each in found],
         places=list(dict.fromkeys(source.places[each.row] for _, each in found if each.row >= 0)),

@@ -3,18 +3,22 @@ import { type ReactNode, useEffect, useMemo, useRef } from "react";
 import { Canvas } from "./canvas";
 import { Shape, Symbol } from "./icons";
 import { type Match, mappingFile, readMapping } from "./mapping";
+import { Monitor } from "./monitor";
 import { Outline, moveByKey, visibleNodes } from "./outline";
 import { Overview } from "./overview";
 import { Panel } from "./panel";
 import { Choice, Legend } from "./parts";
 import {
   NO_NODES, type Tab, collapseAll, nextDifference, select, setLanguage, setMatches, setTheme, showUnit, tabsOf, unitName, useStore,
-  useText, useTree,
+  useText, useTree, watch,
 } from "./store";
 import { Summary, stateText } from "./summary";
 import { Tensors } from "./tensors";
 import { Trends } from "./trends";
 import { type PhaseChoice, type Tree, suspectsIn } from "./tree";
+
+/** How often a server is asked for what is new of a training. */
+const WATCH_MS = 3000;
 
 export function App(): ReactNode {
   const tab = useStore((state) => state.tab);
@@ -31,6 +35,12 @@ export function App(): ReactNode {
     window.addEventListener("keydown", onKey);
     return () => window.removeEventListener("keydown", onKey);
   }, []);
+  const isWatched = useStore((state) => state.live !== null);
+  useEffect(() => {
+    if (!isWatched) return undefined;
+    const timer = setInterval(() => void watch(), WATCH_MS);
+    return () => clearInterval(timer);
+  }, [isWatched]);
   return (
     <div className="app">
       <Header />
@@ -39,6 +49,7 @@ export function App(): ReactNode {
         {tab === "summary" && <Summary />}
         {tab === "graph" && <GraphTab searchBox={searchBox} canvas={canvas} />}
         {tab === "overview" && <Overview />}
+        {tab === "monitor" && <Monitor />}
         {tab === "trends" && <Trends />}
         {tab === "tensors" && <Tensors />}
       </div>
@@ -70,7 +81,7 @@ function onGlobalKey(event: KeyboardEvent, searchBox: HTMLInputElement | null, c
         searchBox.focus();
         return;
       }
-      useStore.setState({ tab: useStore.getState().data.units.length > 0 ? "graph" : "trends" });
+      useStore.setState({ tab: useStore.getState().data.units.length > 0 ? "graph" : tabsOf(useStore.getState().data).at(-1) });
       requestAnimationFrame(() => (searchBox ?? document.querySelector<HTMLInputElement>(".search"))?.focus());
     },
   };

@@ -62,4 +62,14 @@ export function diverging(at: number, theme: Theme): string {
   return `rgb(${middle.map((channel, i) => Math.round(channel + (end[i] - channel) * part)).join(", ")})`;
 }
 
+/** From the surface to deep blue, for magnitudes; `at` from 0 to 1. */
+export function sequential(at: number, theme: Theme): string {
+  const [low, high]: [Rgb, Rgb] = theme === "light" ? [[240, 244, 247], [8, 48, 107]] : [[29, 35, 43], [150, 200, 255]];
+  const part = Math.min(1, Math.max(0, at));
+  return `rgb(${low.map((channel, i) => Math.round(channel + (high[i] - channel) * part)).join(", ")})`;
+}
+
+/** NaN and Inf, which are on no scale. */
+export const NOT_FINITE: Record<Theme, string> = { light: "rgb(150, 30, 160)", dark: "rgb(226, 110, 240)" };
+
 export const LINES = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a6d00", "#6a4fb3"];

@@ -160,6 +160,51 @@ export interface TensorMap {
   token_sizes?: [number, number] | null;
 }
 
+/** A monitored training: rows are values in the order of the model, columns are steps. */
+export interface MonitorMap {
+  statistic: string;
+  value: Num[][];
+  usual: Num[][];
+  golden: Num[][] | null;
+  rank: (number | null)[][];
+  step: (number | null)[][];
+}
+
+export interface MonitorEvent {
+  kind: "divergence" | "not-finite" | "anomaly" | "alarm";
+  text: Said;
+  row: number;
+  statistic: string;
+  step: number;
+  ranks: number[];
+  count: number;
+  unit: number | null;
+  command: string;
+}
+
+export interface CoverageRow {
+  quantity: string;
+  ranks: number;
+  expected: number | null;
+  seen: number;
+  finite: number;
+  first_step: number | null;
+  missing: string[];
+}
+
+export interface Dashboard {
+  ranks: number[];
+  steps: number[];
+  columns: [number, number][];
+  rows: { quantity: string[]; name: string[]; micro_step: (number | null)[] };
+  maps: MonitorMap[];
+  events: MonitorEvent[];
+  num_anomalies: number;
+  num_judged: number;
+  num_alarms: number;
+  coverage: CoverageRow[];
+}
+
 export interface ViewData {
   format: string;
   version: number;
@@ -174,6 +219,7 @@ export interface ViewData {
   heat: Heat | null;
   trends: Trend[];
   tensors: TensorMap[];
+  monitor?: Dashboard | null;
   commands: Record<string, string>;
   notes: Said[];
 }
@@ -182,6 +228,8 @@ export interface ViewData {
 export interface Source {
   index: string;
   unit: string;
+  /** Of a training that goes on: exact maps, and an index that changes. */
+  monitor?: string;
 }
 
 export class DataError extends Error {}
@@ -217,6 +265,19 @@ export async function load(): Promise<{ data: ViewData; source: Source | null }>
 
 export async function fetchGraph(source: Source, unit: number): Promise<Graph> {
   return (await fetched(source.unit.replace("{unit}", String(unit)))) as Graph;
+}
+
+export async function fetchPart(source: Source, part: string): Promise<MonitorMap | null> {
+  const answer = await fetch((source.monitor ?? "").replace("{part}", part), { credentials: "same-origin" });
+  return answer.ok ? (await answer.json() as MonitorMap) : null;
+}
+
+/** The data as they are now, and what to give to be told next time only if they are others; null if they are the same. */
+export async function fetchNewer(source: Source, tag: string): Promise<{ data: ViewData; tag: string } | null> {
+  const answer = await fetch(source.index, { credentials: "same-origin", cache: "no-store", headers: tag ? { "If-None-Match": tag } : {} });
+  if (answer.status === 304) return null;
+  if (!answer.ok) throw new DataError(`${answer.status} ${answer.statusText}`);
+  return { data: checked(await answer.json()), tag: answer.headers.get("ETag") ?? "" };
 }
 
 async function fetched(address: string): Promise<unknown> {

@@ -21,6 +21,8 @@ export interface HeatMapProps {
   cell: { width: [number, number]; height: [number, number] };
   gutter?: number;
   mark?: [number, number] | null;
+  /** Cells with a dot: "row,column", and whether the dot is a large one. */
+  dots?: ReadonlyMap<string, boolean>;
   maxHeight?: number;
   testid?: string;
 }
@@ -78,6 +80,18 @@ export function HeatMap(props: HeatMapProps): ReactNode {
         pen.fillRect(gutter + column * cellWidth - left, top + row * cellHeight - down, cellWidth - gap, cellHeight - gap);
       }
     }
+    for (const [key, isLarge] of props.dots ?? []) {
+      const [row, column] = key.split(",").map(Number);
+      if (row < firstRow || row > lastRow || column < firstColumn || column > lastColumn) continue;
+      const [x, y] = [gutter + (column + 0.5) * cellWidth - left - gap / 2, top + (row + 0.5) * cellHeight - down - gap / 2];
+      pen.beginPath();
+      pen.arc(x, y, isLarge ? 4.5 : Math.max(2, Math.min(3.5, cellHeight / 5)), 0, 2 * Math.PI);
+      pen.fillStyle = ink;
+      pen.fill();
+      pen.strokeStyle = surface;
+      pen.lineWidth = 1;
+      pen.stroke();
+    }
     const frame = (place: [number, number], colour: string): void => {
       pen.strokeStyle = colour;
       pen.lineWidth = 2;
@@ -125,6 +139,15 @@ export function HeatMap(props: HeatMapProps): ReactNode {
   };
 
   useEffect(paint);
+  const markKey = props.mark?.join(",");
+  useEffect(() => {
+    const element = host.current;
+    if (!element || !props.mark || width === 0) return;
+    const [y, x] = [props.mark[0] * cellHeight, props.mark[1] * cellWidth];
+    const [seenDown, seenAcross] = [seenHeight - top, element.clientWidth - gutter];
+    if (y < element.scrollTop || y + cellHeight > element.scrollTop + seenDown) element.scrollTop = y - seenDown / 2;
+    if (x < element.scrollLeft || x + cellWidth > element.scrollLeft + seenAcross) element.scrollLeft = x - seenAcross / 2;
+  }, [markKey, rows, columns, width]);
   const place = (event: MouseEvent): [number, number] | null => {
     const element = host.current;
     if (!element) return null;

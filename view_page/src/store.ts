@@ -1,18 +1,20 @@
 /** What the page shows now, and what can be done to it. */
 import { create } from "zustand";
-import { type Source, type ViewData, fetchGraph } from "./data";
+import { type Source, type ViewData, fetchGraph, fetchNewer } from "./data";
 import type { Theme } from "./colour";
 import { type Match } from "./mapping";
 import { type Said, worded, wordedWithLevels } from "./findings";
 import { type Language, type TextKey, text } from "./texts";
 import { type PhaseChoice, Tree, type Verdict } from "./tree";
 
-export type Tab = "summary" | "graph" | "overview" | "trends" | "tensors";
+export type Tab = "summary" | "graph" | "overview" | "monitor" | "trends" | "tensors";
 const TABS: Tab[] = ["summary", "graph", "overview", "trends", "tensors"];
 
-/** What there is to look at: a monitor's files have no graphs. */
+/** What there is to look at: a monitor's files have no graphs, and a server sends their lines one by one. */
 export function tabsOf(data: ViewData): Tab[] {
-  return data.units.length > 0 ? TABS : ["summary", "trends"];
+  const monitor: Tab[] = data.monitor ? ["monitor"] : [];
+  if (data.units.length > 0) return [...TABS.slice(0, 3), ...monitor, ...TABS.slice(3)];
+  return ["summary", ...monitor, ...(data.trends.length > 0 || !data.monitor ? ["trends" as const] : [])];
 }
 
 export interface View {
@@ -43,6 +45,8 @@ export interface State {
   language: Language;
   theme: Theme;
   message: string;
+  /** When the newest data of a training came, if it is watched; what the server calls them. */
+  live: { at: number; tag: string } | null;
 }
 
 export const NO_NODES: ReadonlySet<number> = new Set();
@@ -102,10 +106,25 @@ export function start(data: ViewData, source: Source | null): void {
     open: new Map(), selected: -1, shows: 0, phase: "all", micro: null, sideBySide: false, words: "", only: new Set(),
     matches: recalled(data), matching: -1, trend: null,
     tensor: Math.max(0, data.tensors.findIndex((map) => map.unit === culprit?.unit && map.node === culprit.node)), language: firstLanguage(), theme: firstTheme(), message: "",
+    live: source?.monitor ? { at: Date.now(), tag: "" } : null,
   });
   document.title = `${data.title} - msprobe`;
   // The verdict is drawn first; the graph, which takes longer, is made ready while it is read.
   if (data.units.length > 0) setTimeout(() => { if (get().unit < 0) void showUnit(culprit ? culprit.unit : worst); }, 60);
+}
+
+/** Asks whether there is more of a training, and shows it. */
+export async function watch(): Promise<void> {
+  const { source, live, data } = get();
+  if (!source?.monitor || !live) return;
+  try {
+    const newer = await fetchNewer(source, live.tag);
+    if (!newer) return;
+    const same = live.tag === "" && newer.data.made.at === data.made.at;
+    set({ live: { at: same ? live.at : Date.now(), tag: newer.tag }, ...(same ? {} : { data: newer.data }) });
+  } catch (error) {
+    say(text(get().language, "serverFailed", String(error)));
+  }
 }
 
 export function say(message: string): void {
@@ -244,6 +263,7 @@ export function setLanguage(language: Language): void {
 }
 
 export function setTheme(theme: Theme): void {
+  document.documentElement.dataset.theme = theme; // before canvases are painted, which ask for its colours
   set({ theme });
   remember("theme", theme);
 }

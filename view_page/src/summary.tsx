@@ -36,8 +36,11 @@ export function Summary(): ReactNode {
             {data.units.length > 1 && <span>{say("unitsCount", data.units.length)}</span>}
             {data.kind === "dump" && <span>{say("calls", verdict.counts.nodes)}</span>}
           </p>
+          {data.kind === "monitor" && data.monitor && (
+            <button className="button strong" data-testid="show-monitor" onClick={() => useStore.setState({ tab: "monitor" })}>{say("exploreMonitor")}</button>
+          )}
           {data.kind === "monitor" && data.trends.length > 0 && (
-            <button className="button strong" data-testid="show-trend" onClick={() => useStore.setState({ tab: "trends", trend: null })}>{say(verdict.state === "fault" ? "showTrend" : "exploreTrends")}</button>
+            <>{" "}<button className="button" data-testid="show-trend" onClick={() => useStore.setState({ tab: "trends", trend: null })}>{say(verdict.state === "fault" ? "showTrend" : "exploreTrends")}</button></>
           )}
           {!first && data.units.length > 0 && (
             <button className="button strong" onClick={() => useStore.setState({ tab: "graph" })}>{say("explore")}</button>
