@@ -94,7 +94,8 @@ class Training:
 
     def _coverage(self, quantity: str, rank: int) -> dict:
         count = len(self.names(quantity))
-        lost = [fault.name for fault in self.faults if fault.rank == rank and fault.factor != fault.factor]
+        own = [fault for fault in self.faults if (fault.rank, fault.quantity) == (rank, quantity)]
+        lost = [fault.name for fault in own if fault.factor != fault.factor]
         return {
             "expected": count + 1 if quantity.startswith("grad") else None, "seen": count, "finite": count - len(lost),
             "first_step": 0, "missing": ["0:lm_head.bias"] if quantity.startswith("grad") else [],

@@ -47,8 +47,8 @@ export function usualOf(values: Num[]): Num[] {
   return sizes.map((size, i) => {
     const usual = window.length >= FIRST ? median(window) : begin;
     if (Number.isFinite(size)) window.splice(place(size), 0, size);
-    const old = sizes[i - WINDOW + 1];
-    if (i >= WINDOW - 1 && Number.isFinite(old)) window.splice(place(old), 1);
+    const old = sizes[i - WINDOW];
+    if (i >= WINDOW && Number.isFinite(old)) window.splice(place(old), 1);
     return usual;
   });
 }
