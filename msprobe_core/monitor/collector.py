@@ -1,4 +1,4 @@
-"""Collects the quantities of a training, step by step; a step ends when the optimizer's does, or when it is told to."""
+"""Collects the quantities of a training, step by step; a step ends when the optimizer's does, or on request."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import pytest
 import msprobe_core
 from msprobe_core.capture import PrecisionDebugger
 from msprobe_core.former_names.imports import advice_for, former_attribute, offer_former_names
-from msprobe_core.former_names.table import ABSENT, COMMANDS, MOVED, TASKS
+from msprobe_core.former_names.table import ABSENT, COMMANDS, MOVED, PROGRAMS, TASKS
 
 REPOSITORY = Path(msprobe_core.__file__).parents[1]
 
@@ -19,7 +19,7 @@ REPOSITORY = Path(msprobe_core.__file__).parents[1]
 def test_what_is_not_here_says_what_to_use(name):
     offer_former_names()
     # Some are modules that hold other names, which have moved.
-    is_module = name in {"msprobe.core", "msprobe.visualization", "msprobe.pytorch.common", "msprobe.mindspore.common"}
+    is_module = name == "msprobe.visualization" or any(moved.startswith(f"{name}.") for moved in (*MOVED, *PROGRAMS))
     parent, _, last = f"{name}.something".rpartition(".") if is_module else name.rpartition(".")
     assert not hasattr(importlib.import_module(parent), last)
     for statement in (f"from {parent} import {last}", f"import {parent}.{last}.inner"):
