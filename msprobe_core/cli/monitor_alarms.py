@@ -17,7 +17,7 @@ _RESULT = "anomaly_analyse.json"
 
 
 @click.command()
-@click.option("-d", "--data_path", "directory", required=True, type=click.Path(path_type=Path), help="anomaly_detected")
+@click.option("-d", "--data_path", "directory", required=True, type=click.Path(path_type=Path), help="Its alarms.")
 @click.option(
     "-o", "--out_path", type=click.Path(path_type=Path), help=f"Directory for {_RESULT}; that of -d if absent."
 )

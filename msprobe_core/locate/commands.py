@@ -65,16 +65,15 @@ def zoom_in(place: Place, step: int, rank: int) -> Finding:
     module = place.name.rpartition(".")[0]  # the name ends with the parameter's, or with input or output
     listed = [f".{module}."] if module else []
     config = _recording([step], [rank], listed)
-    settings = {
-        "dump_enable": True,
-        "task": "tensor",
-        "level": "mix",
-        "step": [],
-        "rank": [rank],
-        "tensor.list": listed,
-    }
-    words = [f"{key}={value if isinstance(value, str) else _json(value)}" for key, value in settings.items()]
-    command = shlex.join(["msprobe", "control", "config.json", "set", *words])
+    settings = [
+        "dump_enable=true",
+        "task=tensor",
+        "level=mix",
+        "step=[]",
+        f"rank=[{rank}]",
+        f"tensor.list={_json(listed)}",
+    ]
+    command = shlex.join(["msprobe", "control", "config.json", "set", *settings])
     return Finding(LocateCode.NEXT_ZOOM, fields={"config": _json(config), "command": command})
 
 
@@ -91,6 +90,5 @@ def _narrowest(suspect: Suspect) -> dict[str, object]:
     """Return the configuration that records whole tensors of the suspect's module only."""
     is_call_in_module = not names.is_module(suspect.entry) and suspect.module is not None and suspect.parents
     stem = names.stem_of(suspect.parents[0] if is_call_in_module else suspect.entry)
-    return _recording(
-        [] if suspect.step is None else [suspect.step], list(suspect.ranks)[:1], [] if stem is None else [stem]
-    )
+    steps = [] if suspect.step is None else [suspect.step]
+    return _recording(steps, list(suspect.ranks)[:1], [] if stem is None else [stem])

@@ -113,10 +113,10 @@ def compare_monitored(
     statistic = next((name for name in ("norm", "max", "min", "mean") if name in _both(target, golden)), None)
     rows = _apart(target, golden, statistic)
     first = first_divergence(target, golden, 0.0) if statistic is not None else None
-    steps = rows["step"].unique().sort()
+    steps = set(rows["step"].to_list())
     if noise:
         basis, judged = Basis.REPETITIONS, _against_repetitions(rows, golden, noise, statistic, false_alarms)
-    elif first is None or (steps < first.step).sum() >= _EQUAL_STEPS:
+    elif first is None or sum(step < first.step for step in steps) >= _EQUAL_STEPS:
         basis, judged = Basis.EQUALITY, rows.with_columns(_usual=pl.lit(0.0), _allowed=pl.lit(0.0))
     else:
         basis, judged = Basis.HISTORY, _against_past(rows, false_alarms)

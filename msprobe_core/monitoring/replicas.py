@@ -15,7 +15,7 @@ their first step. From then on
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,7 +28,8 @@ from msprobe_core.monitoring.history import ID
 from msprobe_core.monitoring.monitoring_codes import AnomalyCode
 from msprobe_core.monitoring.quantities import Quantity
 
-Floats = npt.NDArray[np.float32]
+Floats = npt.NDArray[np.floating[Any]]
+Integers = npt.NDArray[np.int64]
 
 _SHARED = [
     each.value
@@ -57,6 +58,8 @@ _LEAST_SPREAD = 0.01
 _TO_DEVIATION = 1.4826
 _OVERSHOOT = 1.166
 _LEAST_STEPS = 20
+_LEAST_RANKS = 3
+"""Of two ranks, either may be the one that departs."""
 
 
 @dataclass
@@ -101,7 +104,9 @@ class Replicas:
         alike = self._found.get(kind)
         if alike is None:
             index = rows.select("quantity", "stage", "name", "micro_step", "step", "place", ID)
-            alike = self._found[kind] = _Alike(index, rows["_decades"].cast(pl.Float32).to_numpy())
+            alike = self._found[kind] = _Alike(
+                index, rows.select(pl.col("_decades").cast(pl.Float32)).to_series().to_numpy()
+            )
         elif not own.select(ID, "step").equals(alike.index.select(ID, "step")):
             own = alike.index.select(ID, "step").join(own, on=[ID, "step"], how="left", maintain_order="left")
         alike.ranks.append(rank)
@@ -134,12 +139,16 @@ def _groups_of(alike: _Alike) -> list[list[int]]:
     for own in range(len(alike.ranks)):
         for group in groups:
             leader = alike.digests[group[0]]
-            if any(np.mean(alike.digests[own][rows] == leader[rows]) >= _EQUAL for rows in rows_of):
+            if any(_share(alike.digests[own][rows] == leader[rows]) >= _EQUAL for rows in rows_of):
                 group.append(own)
                 break
         else:
             groups.append([own])
     return [group for group in groups if len(group) > 1]
+
+
+def _share(are_equal: npt.NDArray[np.bool_]) -> float:
+    return np.count_nonzero(are_equal) / max(are_equal.size, 1)
 
 
 def _rows(alike: _Alike, places: Any, ranks: Any, code: AnomalyCode, **more: Any) -> pl.DataFrame:
@@ -196,58 +205,74 @@ def _differing(alike: _Alike, group: list[int]) -> pl.DataFrame:
     kept = share.filter(pl.col("_differs") <= 1 - _EQUAL)["quantity"]
     at = shared.with_columns(_at=pl.int_range(pl.len())).filter(pl.Series(differs) & pl.col("quantity").is_in(kept))
     at = at.unique(ID, keep="first", maintain_order=True)
-    places, ranks = [], []
-    for row, column in zip(at["_row"], digests[:, at["_at"].to_numpy()].T, strict=True):
-        values, counts = np.unique(column, return_counts=True)
-        most = values[counts.argmax()] if counts.max() > 1 else column[0]
-        places.append(row)
-        ranks.append(alike.ranks[group[int(np.flatnonzero(column != most)[0])]])
-    return _rows(alike, places, ranks, AnomalyCode.REPLICAS_DIFFER)
+    ranks = [alike.ranks[group[_odd_one(digests[:, place])]] for place in at["_at"].to_list()]
+    return _rows(alike, at["_row"].to_list(), ranks, AnomalyCode.REPLICAS_DIFFER)
+
+
+def _odd_one(digests: npt.NDArray[np.uint64]) -> int:
+    values, counts = np.unique(digests, return_counts=True)
+    most = values[counts.argmax()] if counts.max() > 1 else digests[0]
+    return int(np.flatnonzero(digests != most)[0])
 
 
 # --- what is as large on average ------------------------------------------------------------------------------------
 
 
-def _departing(alike: _Alike, group: list[int], false_alarms: float) -> pl.DataFrame:
-    """Return where a rank's own values begin to be larger or smaller than those of the others, on average."""
-    empty = _rows(alike, [], [], AnomalyCode.RANK_DEPARTS)
-    if len(group) < 3:  # of two, either may be the one at fault
-        return empty
+@dataclass(frozen=True)
+class _Local:
+    """Values of ranks' own data, as tables of series and steps.
+
+    Attributes:
+        rows: In the index, by series and step; -1 where there is none.
+        kinds: By series: which quantity and micro-batch it is of, from 0.
+        steps: Their numbers.
+    """
+
+    rows: Integers
+    kinds: Integers
+    steps: list[int]
+
+
+def _local(alike: _Alike) -> _Local:
     local = alike.index.with_row_index("_row").filter(pl.col("quantity").is_in(_LOCAL))
-    steps = local["step"].unique().sort()
-    if steps.len() < _LEAST_STEPS + 1:
-        return empty
     series = local.unique(ID, keep="first", maintain_order=True).sort("quantity", "micro_step", "place")
-    numbers = pl.DataFrame({ID: series[ID], "_line": range(series.height)})
+    numbers = series.select(ID, _line=pl.int_range(pl.len()))
     line = local.select(ID).join(numbers, on=ID, how="left", maintain_order="left")["_line"].to_numpy()
-    column = steps.search_sorted(local["step"]).to_numpy()
-    rows = local["_row"].to_numpy()
-    whole = np.full((series.height, steps.len()), -1, np.int64)
-    whole[line, column] = rows
-    kinds = series.select(pl.struct("quantity", "micro_step").rank("dense")).to_series().to_numpy() - 1
-    logs = np.stack([alike.logs[each] for each in group])
-    with np.errstate(invalid="ignore"):
-        logs -= _median(logs, axis=0)
-    num_tests = 2 * len(group) * (series.height + int(kinds.max()) + 1) * steps.len()
-    height = math.log(2 * _SLACK**2 * num_tests / false_alarms) / (2 * _SLACK) - _OVERSHOOT
-    found: list[tuple[int, int, float, int]] = []
-    for position, own in enumerate(group):
-        apart = np.where(whole >= 0, logs[position][whole], np.nan)
-        common = np.stack([_median(apart[kinds == kind], axis=0) for kind in range(int(kinds.max()) + 1)])
-        for values, lines in ((common, _first_of(kinds)), (apart - common[kinds], np.arange(series.height))):
-            for at, begin, mean, until in _risen(values, height):
-                place = int(whole[lines[at], begin])
-                found.append((place, alike.ranks[own], mean, int(steps[until])))
-    found = [each for each in found if each[0] >= 0]
-    if not found:
-        return empty
-    places, ranks, means, until = zip(*found, strict=True)
-    percent = [100 * math.expm1(mean) for mean in means]
-    return _rows(alike, places, ranks, AnomalyCode.RANK_DEPARTS, _percent=percent, _steps=until)
+    steps: list[int] = sorted(set(local["step"].to_list()))
+    rows = np.full((series.height, len(steps)), -1, np.int64)
+    rows[line, np.searchsorted(np.array(steps), local["step"].to_numpy())] = local["_row"].to_numpy()
+    kinds = series.select(pl.struct("quantity", "micro_step").rank("dense")).to_series().to_numpy().astype(np.int64)
+    return _Local(rows, kinds - 1, steps)
 
 
-def _first_of(kinds: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    return np.array([int(np.flatnonzero(kinds == kind)[0]) for kind in range(int(kinds.max()) + 1)])
+def _departing(alike: _Alike, group: list[int], false_alarms: float) -> pl.DataFrame:
+    """Return where a rank's own values begin to be larger or smaller than those of the others, on average.
+
+    All values of a quantity together are judged, and each value in excess of these.
+    """
+    local = _local(alike)
+    places: list[int] = []
+    ranks: list[int] = []
+    percents: list[float] = []
+    until: list[int] = []
+    num_kinds = int(local.kinds.max(initial=-1)) + 1
+    if len(group) >= _LEAST_RANKS and len(local.steps) > _LEAST_STEPS and num_kinds:
+        firsts = np.array([int(np.flatnonzero(local.kinds == kind)[0]) for kind in range(num_kinds)])
+        num_tests = 2 * len(group) * (len(local.rows) + num_kinds) * len(local.steps)
+        height = math.log(2 * _SLACK**2 * num_tests / false_alarms) / (2 * _SLACK) - _OVERSHOOT
+        middle = _median(np.stack([alike.logs[each] for each in group]), axis=0)
+        for own in group:
+            apart = np.where(local.rows >= 0, (alike.logs[own] - middle)[local.rows], np.nan)
+            common = np.stack([_median(apart[local.kinds == kind], axis=0) for kind in range(num_kinds)])
+            for values, lines in ((common, firsts), (apart - common[local.kinds], np.arange(len(apart)))):
+                for risen in _risen(values, height):
+                    place = int(local.rows[lines[risen.line], risen.begin])
+                    if place >= 0:
+                        places.append(place)
+                        ranks.append(alike.ranks[own])
+                        percents.append(100 * math.expm1(risen.mean))
+                        until.append(local.steps[risen.until])
+    return _rows(alike, places, ranks, AnomalyCode.RANK_DEPARTS, _percent=percents, _steps=until)
 
 
 def _median(values: Floats, axis: int) -> Floats:
@@ -259,24 +284,33 @@ def _median(values: Floats, axis: int) -> Floats:
     return np.squeeze(middle / 2, axis)
 
 
-def _risen(values: Floats, height: float) -> list[tuple[int, int, float, int]]:
-    """Return series whose cumulative sum exceeds a height: which, from which column on, its mean, and up to which."""
+@dataclass(frozen=True)
+class _Risen:
+    """A cumulative sum that exceeds its height: in which line, from which column on and up to which, and its mean."""
+
+    line: int
+    begin: int
+    until: int
+    mean: float
+
+
+def _risen(values: Floats, height: float) -> Iterator[_Risen]:
+    """Yield the lines whose cumulative sum exceeds a height, in either direction."""
     is_there = ~np.isnan(values)
     changes = np.abs(np.diff(values, axis=1))
     count = np.sum(~np.isnan(changes), axis=1)
+    # By changes from step to step, which a departure that stays does not widen; more of what few steps show.
     spread = _TO_DEVIATION * _median(changes, axis=1) / math.sqrt(2) * (1 + 2 / np.sqrt(np.maximum(count, 1)))
     spread = np.maximum(np.where(np.isnan(spread), np.inf, spread), _LEAST_SPREAD)
-    scores = np.clip(np.where(is_there, values, 0) / spread[:, None], -_CLIPPED, _CLIPPED)
-    found: list[tuple[int, int, float, int]] = []
+    scores = np.minimum(np.maximum(np.where(is_there, values, 0) / spread[:, None], -_CLIPPED), _CLIPPED)
     for sign in (1, -1):
         total, is_open = np.zeros(len(values)), count >= _LEAST_STEPS
         for step in range(values.shape[1]):
             total = np.maximum(total + np.where(is_there[:, step], sign * scores[:, step] - _SLACK, 0), 0)
-            for at in np.flatnonzero(is_open & (total > height)):
-                begin = _onset(sign * scores[at, : step + 1])
-                found.append((int(at), begin, float(np.nanmean(values[at, begin : step + 1])), step))
-                is_open[at] = False
-    return found
+            for line in np.flatnonzero(is_open & (total > height)).tolist():
+                begin = _onset(sign * scores[line, : step + 1])
+                yield _Risen(line, begin, step, float(np.nanmean(values[line, begin : step + 1])))
+                is_open[line] = False
 
 
 def _onset(scores: Floats) -> int:
