@@ -44,21 +44,23 @@ def with_decades(rows: pl.DataFrame, statistics: list[str], resolution: float) -
     ``_decades`` says how unlikely it is that the statistics of a value repeat by chance, as a power of ten;
     ``_recent`` the same by its changes in the last steps; ``_is_same`` whether they repeat those of the step before.
     """
+    changes = {name: f"_change_{name}" for name in statistics}
+    rows = rows.with_columns(
+        (pl.col(name) - pl.col(name).shift(1).over(ID)).abs().alias(change) for name, change in changes.items()
+    )
+    usual = rows.group_by(ID).agg(pl.col(change).median().alias(f"{change}_usual") for change in changes.values())
+    rows = rows.join(usual, on=ID, how="left", maintain_order="left")
     decades: list[pl.Expr] = []
     recent: list[pl.Expr] = []
-    same: list[pl.Expr] = []
-    for name in statistics:
-        value = pl.col(name)
-        change = (value - value.shift(1).over(ID)).abs()
-        least = pl.max_horizontal(value.abs() * _SINGLE, pl.lit(max(resolution, 1e-30)))
+    for name, change in changes.items():
+        least = pl.max_horizontal(pl.col(name).abs() * _SINGLE, pl.lit(max(resolution, 1e-30)))
         # A schedule lets changes shrink.
-        last = change.rolling_median(_RECENT, min_samples=1).shift(1).over(ID)
-        for usual, found in ((change.median().over(ID), decades), (last, recent)):
-            found.append((usual / least).log10().clip(0.0, TELLING).fill_nan(0.0).fill_null(0.0))
-        same.append((change == 0).fill_null(False))
-    return rows.with_columns(
-        _decades=pl.sum_horizontal(decades), _recent=pl.sum_horizontal(recent), _is_same=pl.all_horizontal(same)
-    )
+        last = pl.col(change).rolling_min(_RECENT, min_samples=1).shift(1).over(ID)
+        for size, found in ((pl.col(f"{change}_usual"), decades), (last, recent)):
+            found.append((size / least).log10().clip(0.0, TELLING).fill_nan(0.0).fill_null(0.0))
+    same = pl.all_horizontal((pl.col(change) == 0).fill_null(False) for change in changes.values())
+    rows = rows.with_columns(_decades=pl.sum_horizontal(decades), _recent=pl.sum_horizontal(recent), _is_same=same)
+    return rows.drop(*changes.values(), *(f"{change}_usual" for change in changes.values()))
 
 
 def unchanged(rows: pl.DataFrame, statistic: str) -> pl.DataFrame:
