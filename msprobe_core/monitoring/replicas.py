@@ -5,17 +5,15 @@ their first step. From then on
 
 * what they share, which is reduced gradients, moments and parameters, is equal on all of them;
 * what their data are differs;
-* what each computes of its own data is as large on average as on the others. A departure is found by a cumulative sum
-  of the logarithms' distances from the median of the ranks (CUSUM, Page 1954), so that a small one is found in many
-  steps, and one that was there from the beginning too. How high the sum may get follows from the rate of false alarms
-  by Siegmund's approximation of the average run length, ``(exp(2 k b) - 2 k b - 1) / (2 k^2)`` for the height
-  ``b - 1.166`` in standard deviations (Siegmund, Sequential Analysis, 1985).
+* what each computes of its own data is as large on average as on the others. A departure is found by the cumulative
+  sum of its logarithm's distance from the median of the ranks, so that a small one is found in many steps, and one that
+  was there from the beginning too.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,11 +22,11 @@ import numpy.typing as npt
 import polars as pl
 
 from msprobe_core.monitoring.certain_signs import TELLING
+from msprobe_core.monitoring.cumulative_sums import Floats, Risen, height_of, median, risen_lines
 from msprobe_core.monitoring.history import ID
 from msprobe_core.monitoring.monitoring_codes import AnomalyCode
 from msprobe_core.monitoring.quantities import Quantity
 
-Floats = npt.NDArray[np.floating[Any]]
 Integers = npt.NDArray[np.int64]
 
 _SHARED = [
@@ -46,18 +44,6 @@ _EQUAL = 0.9
 _LEAST_SAME = 3
 """Names that must be equal if two ranks have the same data; the input of a model may be listed by two names."""
 
-_SLACK = 0.25
-"""Of the cumulative sum, in standard deviations: half of the departure that is found soonest."""
-
-_CLIPPED = 3.0
-"""Standard deviations that one step can add to the sum."""
-
-_LEAST_SPREAD = 0.01
-"""Least standard deviation of a logarithm: departures of less than half of this are not found."""
-
-_TO_DEVIATION = 1.4826
-_OVERSHOOT = 1.166
-_LEAST_STEPS = 20
 _LEAST_RANKS = 3
 """Of two ranks, either may be the one that departs."""
 
@@ -203,7 +189,9 @@ def _differing(alike: _Alike, group: list[int]) -> pl.DataFrame:
     )
     share = in_first.group_by("quantity").agg(pl.col("_differs").mean())
     kept = share.filter(pl.col("_differs") <= 1 - _EQUAL)["quantity"]
-    at = shared.with_columns(_at=pl.int_range(pl.len())).filter(pl.Series(differs) & pl.col("quantity").is_in(kept))
+    at = shared.with_columns(_at=pl.int_range(pl.len())).filter(
+        pl.Series(differs) & pl.col("quantity").is_in(kept.to_list())
+    )
     at = at.unique(ID, keep="first", maintain_order=True)
     ranks = [alike.ranks[group[_odd_one(digests[:, place])]] for place in at["_at"].to_list()]
     return _rows(alike, at["_row"].to_list(), ranks, AnomalyCode.REPLICAS_DIFFER)
@@ -251,69 +239,27 @@ def _departing(alike: _Alike, group: list[int], false_alarms: float) -> pl.DataF
     All values of a quantity together are judged, and each value in excess of these.
     """
     local = _local(alike)
-    places: list[int] = []
-    ranks: list[int] = []
-    percents: list[float] = []
-    until: list[int] = []
     num_kinds = int(local.kinds.max(initial=-1)) + 1
-    if len(group) >= _LEAST_RANKS and len(local.steps) > _LEAST_STEPS and num_kinds:
-        firsts = np.array([int(np.flatnonzero(local.kinds == kind)[0]) for kind in range(num_kinds)])
-        num_tests = 2 * len(group) * (len(local.rows) + num_kinds) * len(local.steps)
-        height = math.log(2 * _SLACK**2 * num_tests / false_alarms) / (2 * _SLACK) - _OVERSHOOT
-        middle = _median(np.stack([alike.logs[each] for each in group]), axis=0)
+    most: dict[int, tuple[int, Risen]] = {}
+    if len(group) >= _LEAST_RANKS and num_kinds:
+        height = height_of(len(group) * (len(local.rows) + num_kinds) * len(local.steps), false_alarms)
+        middle = median(np.stack([alike.logs[each] for each in group]), axis=0)
         for own in group:
             apart = np.where(local.rows >= 0, (alike.logs[own] - middle)[local.rows], np.nan)
-            common = np.stack([_median(apart[local.kinds == kind], axis=0) for kind in range(num_kinds)])
-            for values, lines in ((common, firsts), (apart - common[local.kinds], np.arange(len(apart)))):
-                for risen in _risen(values, height):
-                    place = int(local.rows[lines[risen.line], risen.begin])
-                    if place >= 0:
-                        places.append(place)
-                        ranks.append(alike.ranks[own])
-                        percents.append(100 * math.expm1(risen.mean))
-                        until.append(local.steps[risen.until])
-    return _rows(alike, places, ranks, AnomalyCode.RANK_DEPARTS, _percent=percents, _steps=until)
-
-
-def _median(values: Floats, axis: int) -> Floats:
-    """Return the median of what is not NaN; NaN if nothing is."""
-    ordered = np.sort(values, axis=axis)  # NaN come last
-    count = np.sum(~np.isnan(values), axis=axis, keepdims=True)
-    low, high = np.maximum(count - 1, 0) // 2, np.minimum(count // 2, values.shape[axis] - 1)
-    middle = np.take_along_axis(ordered, low, axis) + np.take_along_axis(ordered, high, axis)
-    return np.squeeze(middle / 2, axis)
-
-
-@dataclass(frozen=True)
-class _Risen:
-    """A cumulative sum that exceeds its height: in which line, from which column on and up to which, and its mean."""
-
-    line: int
-    begin: int
-    until: int
-    mean: float
-
-
-def _risen(values: Floats, height: float) -> Iterator[_Risen]:
-    """Yield the lines whose cumulative sum exceeds a height, in either direction."""
-    is_there = ~np.isnan(values)
-    changes = np.abs(np.diff(values, axis=1))
-    count = np.sum(~np.isnan(changes), axis=1)
-    # By changes from step to step, which a departure that stays does not widen; more of what few steps show.
-    spread = _TO_DEVIATION * _median(changes, axis=1) / math.sqrt(2) * (1 + 2 / np.sqrt(np.maximum(count, 1)))
-    spread = np.maximum(np.where(np.isnan(spread), np.inf, spread), _LEAST_SPREAD)
-    scores = np.minimum(np.maximum(np.where(is_there, values, 0) / spread[:, None], -_CLIPPED), _CLIPPED)
-    for sign in (1, -1):
-        total, is_open = np.zeros(len(values)), count >= _LEAST_STEPS
-        for step in range(values.shape[1]):
-            total = np.maximum(total + np.where(is_there[:, step], sign * scores[:, step] - _SLACK, 0), 0)
-            for line in np.flatnonzero(is_open & (total > height)).tolist():
-                begin = _onset(sign * scores[line, : step + 1])
-                yield _Risen(line, begin, step, float(np.nanmean(values[line, begin : step + 1])))
-                is_open[line] = False
-
-
-def _onset(scores: Floats) -> int:
-    """Return the most likely step of a change of the mean, by maximum likelihood: all before have mean 0."""
-    sums = np.cumsum(scores[::-1])[::-1]
-    return int(np.argmax(np.maximum(sums, 0) ** 2 / np.arange(len(scores), 0, -1)))
+            common = np.stack([median(apart[local.kinds == kind], axis=0) for kind in range(num_kinds)])
+            for risen in risen_lines(np.concatenate([common, apart - common[local.kinds]]), height):
+                # A rank that departs moves the median, so that others seem to depart the other way.
+                if risen.line not in most or abs(risen.mean) > abs(most[risen.line][1].mean):
+                    most[risen.line] = own, risen
+    firsts = [int(np.flatnonzero(local.kinds == kind)[0]) for kind in range(num_kinds)]
+    lines = [*firsts, *range(len(local.rows))]
+    found = [(int(local.rows[lines[line], risen.begin]), own, risen) for line, (own, risen) in most.items()]
+    found = [each for each in found if each[0] >= 0]
+    return _rows(
+        alike,
+        [place for place, _, _ in found],
+        [alike.ranks[own] for _, own, _ in found],
+        AnomalyCode.RANK_DEPARTS,
+        _percent=[100 * math.expm1(risen.mean) for _, _, risen in found],
+        _steps=[local.steps[risen.until] for _, _, risen in found],
+    )
