@@ -6,6 +6,7 @@ import atexit
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,7 @@ class Collector:
 
     def _before_update(self, is_updated: Callable[[Any], bool] | None = None) -> None:
         parameters, parts = self._training.parameters, self._parts
-        with self._framework.quiet(self._note_failure), parameters.narrowed(is_updated):
+        with parts.own_time, self._framework.quiet(self._note_failure), parameters.narrowed(is_updated):
             if parts.buffer.is_open:
                 for source in parts.sources:
                     source.before_update(parts.buffer)
@@ -134,10 +135,11 @@ class Collector:
             self.end_step()
 
     def _after_update(self) -> None:
-        with self._framework.quiet(self._note_failure):
-            if self._parts.buffer.is_open:
-                for source in self._parts.sources:
-                    source.after_update(self._parts.buffer)
+        parts = self._parts
+        with parts.own_time, self._framework.quiet(self._note_failure):
+            if parts.buffer.is_open:
+                for source in parts.sources:
+                    source.after_update(parts.buffer)
 
     def end_step(self) -> None:
         """End a step, unless the optimizer's steps do."""
@@ -147,12 +149,17 @@ class Collector:
             self._before_update()
             self._after_update()
         # Outside of the guard, inside of which nothing can be attached to or removed from the framework's modes.
+        parts, is_recorded = self._parts, self.window is not None
         if self._alarm_dump is not None:
             self._alarm_dump.end_step()
-        with self._framework.quiet(self._note_failure):
-            if self._parts.buffer.is_open:
-                self._parts.schedule.note_collected()
-            self._pass_on(self._parts.buffer.finish())
+        with parts.own_time, self._framework.quiet(self._note_failure):
+            is_collected = parts.buffer.is_open
+            if is_collected:
+                parts.schedule.note_collected()
+            self._pass_on(parts.buffer.finish())
+            if parts.governor is not None:
+                end_step = partial(parts.governor.end_step, is_collected=is_collected, is_recorded=is_recorded)
+                self._try("how much the monitor takes", end_step, self._step)
             self._step += 1
             if self._switch is not None:
                 self._try("switching the monitor by its file", self._follow, self._switch)
@@ -184,6 +191,8 @@ class Collector:
         self._try("the last steps", lambda: self._pass_on(self._parts.end()))
         for sink in self._parts.sinks:
             self._try("the last steps", sink.close)
+        if self._parts.governor is not None:
+            self._try("how much the monitor takes", self._parts.governor.close)
 
     def _pass_on(self, steps: Iterable[Step]) -> None:
         added = [Written(writer, self._training.plan) for writer in self._added]

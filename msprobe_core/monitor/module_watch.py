@@ -7,6 +7,7 @@ from typing import Any
 
 from msprobe_core.capture.window import Interception, Model
 from msprobe_core.model import Level, RiskLevel
+from msprobe_core.monitor.governor import OwnTime
 from msprobe_core.monitor.module_calls import MonitorRecorder
 from msprobe_core.monitor.targets import Targets
 from msprobe_core.monitor.training import Take, Training
@@ -57,6 +58,14 @@ class ModuleWatch:
             )
             for stage, model in training.models
         ]
+
+    def count_calls(self, own_time: OwnTime) -> None:
+        """Count the time of what calls and gradients of modules report."""
+        for recorder in self._recorders:
+            own_time.count_calls(
+                recorder, "open_module", "record_inputs", "record_outputs", "input_gradients", "output_gradients",
+                "record_gradient", "record_parameter_gradient",
+            )  # fmt: skip
 
     def begin_step(self) -> None:
         """Count calls from 0, and attach if nothing is attached."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from msprobe_core.errors import ConfigError
 from msprobe_core.guard import plugin_call
 from msprobe_core.monitor.coverage import Coverage
+from msprobe_core.monitor.governor import Governor, OwnTime
 from msprobe_core.monitor.layout import Layout
 from msprobe_core.monitor.module_watch import OF_MODULES, ModuleWatch
 from msprobe_core.monitor.plan import MonitorPlan
@@ -57,6 +58,16 @@ class Parts:
         self.sources = [layout, *sources_of(training)]
         self.modules = ModuleWatch(framework, training, targets, self.buffer, on_failure)
         self.sinks: Sequence[Sink] = [*writers, layout, Coverage(lambda: _expected(training, layout), directory)]
+        self.own_time = OwnTime()
+        self.governor = self._governed(plan.extensions.max_overhead, directory)
+
+    def _governed(self, bound: float | None, directory: Path) -> Governor | None:
+        """Return what chooses the interval, and begin to measure; ``None`` if the plan sets no bound."""
+        if bound is None:
+            return None
+        self.own_time.count_calls(self.buffer, "tensor")
+        self.modules.count_calls(self.own_time)
+        return Governor(self.schedule, self.own_time, bound, directory)
 
     def end(self) -> Iterator[Step]:
         """Detach, wait for the device, and return the steps that have not been passed on."""

@@ -20,6 +20,8 @@ class Schedule:
         self._is_of_rank = not plan.module_ranks or rank in plan.module_ranks
         self.is_on = is_on
         self.num_collected = 0
+        self.interval = plan.step_interval
+        """Distance between steps to collect; a `msprobe_core.monitor.governor.Governor` widens it."""
 
     @property
     def is_done(self) -> bool:
@@ -30,7 +32,7 @@ class Schedule:
         """Whether to collect a step."""
         plan = self._plan
         since = step - plan.start_step
-        is_due = since >= 0 and since % plan.step_interval == 0 and (plan.stop_step is None or step < plan.stop_step)
+        is_due = since >= 0 and since % self.interval == 0 and (plan.stop_step is None or step < plan.stop_step)
         return self.is_on and self._is_of_rank and is_due and not self.is_done
 
     def note_collected(self) -> None:

@@ -8,6 +8,7 @@ and statistics. Files grow while a training runs, so the last line may be incomp
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 from collections.abc import Collection

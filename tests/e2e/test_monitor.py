@@ -403,3 +403,21 @@ def test_the_calibrated_alarm_names_what_the_files_say_afterwards(factor, monito
     (found, *_) = json.loads((out / "anomaly_analyse.json").read_text())
     assert (found["quantity"], found["name"], found["step"]) == ("grad_reduced", "down.weight", 60)
     assert found["message"].partition(" usual deviations")[0] in first["message"]
+
+
+def test_a_bound_of_the_overhead_widens_the_interval_and_says_so(monitored):
+    begin, out = monitored
+    bare = Net().train()
+    expected = train(bare, torch.optim.AdamW(bare.parameters()), steps=40)
+    model = Net().train()
+    optimizer = torch.optim.AdamW(model.parameters())
+    monitor = begin(model, optimizer, steps_of_batch=2, msprobe={"max_overhead": 1e-4}, **QUANTITIES)
+    assert same(train(model, optimizer, steps=40), expected)
+    monitor.close()
+    (path,) = out.glob("*/overhead.json")
+    found = json.loads(path.read_text())
+    # Whatever the machine: four collected steps of such a small training take more than this.
+    assert found["intervals"][0]["interval"] > 100
+    assert found["intervals"][0]["expected_share"] <= 1e-4
+    assert (found["num_collected"], read_monitored(out).steps) == (3, [0, 1, 2, 3])
+    assert 0 < found["share"] < 1
