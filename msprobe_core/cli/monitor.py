@@ -1,4 +1,4 @@
-"""``msprobe monitor``: what the monitor's files say of a training; each subcommand is a module ``monitor_…``."""
+"""``msprobe monitor``: what the monitor's files say of a training."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import click
 from msprobe_core.cli.monitor_alarms import alarms
 from msprobe_core.cli.monitor_analyze import analyze
 from msprobe_core.cli.monitor_compare import compare
+from msprobe_core.cli.monitor_norms import norms
+from msprobe_core.cli.monitor_selftest import selftest
 
 
 @click.group()
@@ -14,5 +16,5 @@ def monitor() -> None:
     """Analyze the files that a training monitor has written."""
 
 
-for _command in (alarms, analyze, compare):
+for _command in (alarms, analyze, compare, norms, selftest):
     monitor.add_command(_command)

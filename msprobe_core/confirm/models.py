@@ -11,32 +11,33 @@ from typing import Any
 from msprobe_core.errors import ConfigError
 
 
-def load_model(reference: str) -> object:
+def load_model(reference: str, *, argument: str = "--model") -> object:
     """Call the function that ``reference`` names, and return its result.
 
     Args:
         reference: ``FILE.py:FUNCTION`` or ``package.module:function``. This runs the user's own program; the reference
             comes from the command line, never from a dump.
+        argument: Of the command line that has the reference, for errors.
 
     Raises:
         ConfigError: the function cannot be found, or it failed.
     """
     place, _, name = reference.rpartition(":")
     if not place or not name.isidentifier():
-        raise ConfigError(f"--model {reference!r}: give FILE.py:FUNCTION or package.module:function")
+        raise ConfigError(f"{argument} {reference!r}: give FILE.py:FUNCTION or package.module:function")
     try:
         module = _from_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except Exception as error:
         raise ConfigError(
-            f"--model {reference}: {place} cannot be imported ({type(error).__name__}: {error})"
+            f"{argument} {reference}: {place} cannot be imported ({type(error).__name__}: {error})"
         ) from error
     function: Any = getattr(module, name, None)
     if not callable(function):
-        raise ConfigError(f"--model {reference}: {place} has no function {name!r}")
+        raise ConfigError(f"{argument} {reference}: {place} has no function {name!r}")
     try:
         return function()
     except Exception as error:
-        raise ConfigError(f"--model {reference}: {name}() failed ({type(error).__name__}: {error})") from error
+        raise ConfigError(f"{argument} {reference}: {name}() failed ({type(error).__name__}: {error})") from error
 
 
 def _from_file(path: Path) -> object:
