@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 def selftest(*, training: str, micro_batches: int, skip: str) -> int:
     """Train two steps with everything monitored, and say what of it was seen and whether it is right.
 
-    FUNCTION returns a model, its optimizer, and a function without arguments that runs one step. With torchrun each rank
-    tests what it sees.
+    FUNCTION returns a model, its optimizer, and a function without arguments that runs one step. With torchrun each
+    rank tests what it sees.
 
     Exit status: 0 if everything expected was seen and what was measured by other means agrees, 1 if a value is wrong, 2
     if less was seen than expected or the training cannot be monitored.

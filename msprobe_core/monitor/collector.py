@@ -77,6 +77,7 @@ class Collector:
         self._training = _training_of(plan, framework, models, optimizer, grad_acc_steps, has_main_grad, groups or {})
         self._failures_said: set[str] = set()
         self._is_closed = False
+        self._has_changed = self._is_refreshed = False
         self._ends_steps = ends_steps
         self._added = list(writers)
         rank = self._training.rank
@@ -117,15 +118,21 @@ class Collector:
         if not parts.schedule.selects(self._step):
             parts.modules.detach()
             return
-        if self._training.parameters.refresh():
-            parts.modules.detach()  # its hooks are on parameters that the model no longer has
+        if self._has_changed:
+            self._has_changed = False
+            parts.modules.detach()  # its hooks are on parameters that the model had before
         parts.buffer.begin(self._step)
         parts.modules.begin_step()
 
     def _before_update(self, is_updated: Callable[[Any], bool] | None = None) -> None:
         parameters, parts = self._training.parameters, self._parts
-        with parts.own_time, self._framework.quiet(self._note_failure), parameters.narrowed(is_updated):
-            if parts.buffer.is_open:
+        with parts.own_time, self._framework.quiet(self._note_failure):
+            if not parts.buffer.is_open:
+                return
+            if not self._is_refreshed:
+                self._is_refreshed = True
+                self._has_changed = parameters.refresh()
+            with parameters.narrowed(is_updated):
                 for source in parts.sources:
                     source.before_update(parts.buffer)
 
@@ -153,7 +160,7 @@ class Collector:
         if self._alarm_dump is not None:
             self._alarm_dump.end_step()
         with parts.own_time, self._framework.quiet(self._note_failure):
-            is_collected = parts.buffer.is_open
+            self._is_refreshed, is_collected = False, parts.buffer.is_open
             if is_collected:
                 parts.schedule.note_collected()
             self._pass_on(parts.buffer.finish())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -46,7 +46,7 @@ class LiveParameters(Mapping[tuple[int, str], Any]):
         return True
 
     @contextmanager
-    def narrowed(self, keeps: Callable[[Any], bool] | None) -> Iterator[None]:
+    def narrowed(self, keeps: Callable[[Any], bool] | None) -> Generator[None]:
         """Show only some of them inside of the block.
 
         Args:

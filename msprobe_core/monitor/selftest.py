@@ -108,7 +108,7 @@ def run_selftest(
         DumpError: the monitor has written nothing that can be read.
     """
     model, optimizer, step = _parts_of(given)
-    models: list[Any] = list(cast("Sequence[Any]", model)) if isinstance(model, list | tuple) else [model]
+    models = _listed(model)
     framework = find_framework(None, next((each for each in models if each is not None), None))
     plan = MonitorPlan(
         xy_distribution=True, wg_distribution=True, mv_distribution=True, param_distribution=True,
@@ -128,13 +128,17 @@ def run_selftest(
 
 
 def _parts_of(given: Any) -> tuple[Any, Any, Callable[[], object]]:
-    parts: Sequence[Any] = cast("Sequence[Any]", given) if isinstance(given, list | tuple) else ()
-    if len(parts) != 3 or not callable(parts[2]):  # noqa: PLR2004  # as the message says
+    kind, parts = type(cast("object", given)).__name__, _listed(given) if isinstance(given, list | tuple) else []
+    if len(parts) != 3 or not callable(parts[2]):  # as the message says
         raise SessionError(
-            f"the self-test got {type(given).__name__}; the function must return a model, its optimizer, and a function "
-            "without arguments that runs one step of the training"
+            f"the self-test got {kind}; the function must return a model, its optimizer, and a function without "
+            "arguments that runs one step of the training"
         )
     return parts[0], parts[1], parts[2]
+
+
+def _listed(given: Any) -> list[Any]:
+    return list(cast("Sequence[Any]", given)) if isinstance(given, list | tuple) else [given]
 
 
 class _OwnMeasures:
@@ -150,9 +154,10 @@ class _OwnMeasures:
         self._sums: dict[tuple[int, str], Any] = {}
         self._step = 0
         self._removals = [self._hook(place, each) for place, each in self._parameters().items()]
-        steps: list[Any] = list(cast("Sequence[Any]", optimizer)) if isinstance(optimizer, list | tuple) else [optimizer]
-        self._patches = [FunctionPatch(each, "step", self._handle) for each in steps[:1]]
-        for patch in self._patches if len(steps) == 1 else ():
+        self._optimizer = optimizer
+        # Of several, none steps all parameters.
+        self._patches = [] if isinstance(optimizer, list | tuple) else [FunctionPatch(optimizer, "step", self._handle)]
+        for patch in self._patches:
             patch.install()
 
     def _parameters(self) -> Mapping[tuple[int, str], Any]:
@@ -171,14 +176,16 @@ class _OwnMeasures:
 
         return self._framework.watch_gradient(parameter, arrived)
 
-    def _handle(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _handle(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         with self._framework.quiet(self._note):
-            found = {
-                (Quantity.GRADIENT_UNREDUCED, stage, name): total for (stage, name), total in self._sums.items()
-            }
+            found = {(Quantity.GRADIENT_UNREDUCED, stage, name): total for (stage, name), total in self._sums.items()}
             for (stage, name), parameter in self._parameters().items():
                 found[Quantity.PARAM_ORIGIN, stage, name] = parameter
                 found[Quantity.GRADIENT_REDUCED, stage, name] = self._tools.gradient_of(parameter, is_main=True)
+                if hasattr(self._optimizer, "state"):
+                    first, second = self._tools.moments_of(self._optimizer, parameter)
+                    found[Quantity.EXP_AVG, stage, name] = first
+                    found[Quantity.EXP_AVG_SQ, stage, name] = second
             self._measure(found)
         result = original(*args, **kwargs)
         with self._framework.quiet(self._note):
@@ -211,9 +218,7 @@ class _OwnMeasures:
                 remove()
 
 
-def _judged(
-    directory: Path, own: _OwnMeasures, plan: MonitorPlan, not_expected: frozenset[Quantity]
-) -> SelfTest:
+def _judged(directory: Path, own: _OwnMeasures, plan: MonitorPlan, not_expected: frozenset[Quantity]) -> SelfTest:
     run = read_monitored(directory)
     (rank_directory,) = {path.parent for path in directory.glob(f"*/{FILE}")}
     coverage = msgspec.json.decode(read_plain(rank_directory / FILE), type=dict[Quantity, Seen])
@@ -258,6 +263,6 @@ def _is_comparable(place: tuple[Quantity, int, int, str], layout: Layouts) -> bo
     parts = layout.parts.get(f"{stage}:{name}", Parts())
     if quantity is Quantity.GRADIENT_UNREDUCED:
         return not {*layout.trainers} - {"ddp", "dtensor"}
-    if quantity is Quantity.GRADIENT_REDUCED:
+    if quantity not in {Quantity.PARAM_ORIGIN, Quantity.PARAM_UPDATED}:
         return parts.value == parts.update and not {*layout.trainers} & {"megatron", "zero-1-2", "zero-3"}
     return "zero-3" not in layout.trainers

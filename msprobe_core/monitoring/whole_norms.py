@@ -1,7 +1,7 @@
 """Norms of whole parameters and gradients, put together from the files of ranks that have parts of them.
 
-Ranks with the same part of a parameter are replicas, of which one counts. Squares of the norms of disjoint parts add up.
-Nothing is communicated for this in the training.
+Ranks with the same part of a parameter are replicas, of which one counts. Squares of the norms of disjoint parts add
+up. Nothing is communicated for this in the training.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from msprobe_core.protocols.monitoring import Part
 
 _OF_UPDATES = (Quantity.GRADIENT_REDUCED.value, Quantity.EXP_AVG.value, Quantity.EXP_AVG_SQ.value)
 _OF_VALUES = (Quantity.PARAM_ORIGIN.value, Quantity.PARAM_UPDATED.value)
+
+_MAX_DIGITS = 9
+"""Of the position of a model in a list."""
 
 _KEYS = ["quantity", "pp", "stage", "name", "step"]
 _PARTS = {
@@ -108,6 +111,8 @@ def _part_rows(layouts: Mapping[int, Layouts]) -> Iterator[tuple[int, int, str, 
     for rank, layout in layouts.items():
         for place, parts in layout.parts.items():
             stage, _, name = place.partition(":")
+            if not stage.isdecimal() or len(stage) > _MAX_DIGITS:
+                continue
             for is_update, part in ((False, parts.value), (True, parts.update)):
                 yield rank, int(stage), name, is_update, *_key_of(part, rank), parts.is_tensor_parallel
 

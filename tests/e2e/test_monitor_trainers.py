@@ -1,4 +1,4 @@
-"""The monitor under the trainers of PyTorch: the gradients and moments of every rank, in trainings that stay the same."""
+"""The monitor under the trainers of PyTorch: gradients and moments of every rank, in trainings that stay the same."""
 
 import json
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -116,7 +116,7 @@ class StepWatch:
         for leaf in leaves:
             self._hook(leaf, lambda leaf=leaf: self._begin(number, leaf), _nothing)
 
-        def step(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def step(original: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
             if not leaves:
                 args, kwargs = _with_closure(args, kwargs, lambda: self._begin(number, root))
             result = original(*args, **kwargs)
@@ -128,13 +128,13 @@ class StepWatch:
             patch.install()
         except (AttributeError, TypeError) as error:
             raise SessionError(
-                f"set_monitor() got the optimizer {type(root).__name__}, whose method step cannot be replaced; give the "
-                "optimizer that it wraps"
+                f"set_monitor() got the optimizer {type(root).__name__}, whose method step cannot be replaced; give "
+                "the optimizer that it wraps"
             ) from error
         self._ends.append(patch.remove)
 
     def _hook(self, optimizer: torch.optim.Optimizer, before: Callable[[], None], after: Callable[[], None]) -> None:
-        def begin(_optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def begin(_optimizer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
             return _with_closure(args, kwargs, before)
 
         self._ends.append(optimizer.register_step_pre_hook(begin).remove)
@@ -169,8 +169,8 @@ def _nothing() -> None:
 
 
 def _with_closure(
-    args: tuple[Any, ...], kwargs: dict[str, Any], before: Callable[[], None]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], before: Callable[[], None]
+) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
     """Call ``before`` now or, if a closure computes the gradients, when it has done so for the first time."""
     place = next((place for place, each in enumerate(args) if _is_closure(each)), None)
     closure = kwargs.get("closure") if place is None else args[place]

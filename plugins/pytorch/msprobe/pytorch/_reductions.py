@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -70,7 +70,7 @@ class ReductionWatch:
         A release that lacks the function reports nothing, which the coverage says.
         """
 
-        def handle(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        def handle(original: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
             with RecordingGuard(self._on_failure):
                 for name, gradient in find(args):
                     if name is not None and gradient is not None:

@@ -34,8 +34,9 @@ class Trained(Monitoring):
         """Names of the trainers that the models and parameters show."""
         models = self._models
         parameters = [parameter for model in models for parameter in model.parameters()]
+        modules = [module for model in models for module in model.modules()]
         signs = {
-            "ddp": any(isinstance(each, nn.parallel.DistributedDataParallel) for model in models for each in model.modules()),
+            "ddp": any(isinstance(each, nn.parallel.DistributedDataParallel) for each in modules),
             "fsdp1": any(fsdp1_handles(model) for model in models),
             "fsdp2": any(fsdp2_groups(model) for model in models),
             "dtensor": any(distribution_of(each) is not None for each in parameters),
