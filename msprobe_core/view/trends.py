@@ -60,6 +60,8 @@ _NUM_DIGITS = 7
 _LIMIT = 100 * DIVERGED
 """Limit of the relative difference, in percent."""
 _MAX_RANKS = 4
+_MAX_BEGIN = 8
+"""Values of the first divergence that come before those of anomalies."""
 _LEAST_STEPS = 16
 """Steps that a line must have: where there is no room for them, whole values are left out."""
 
@@ -150,8 +152,9 @@ def findings_of(
     if runs is None:
         return None
     analysis = analyzed(runs, target, chosen, units or {})
-    others: Sequence[Place] = () if analysis.divergence is None else analysis.divergence.others
-    first = [*analysis.places, *others]
+    divergence = analysis.divergence
+    begin = [] if divergence is None else [divergence.place, *divergence.others]
+    first = [*begin[:_MAX_BEGIN], *analysis.places, *begin]
     notes = list(analysis.notes)
     telling = [event.step for event in analysis.dashboard.events]
     trends = _trends(runs.target, runs.golden, first, analysis.source.places, telling, notes)

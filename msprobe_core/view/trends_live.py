@@ -13,6 +13,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote
 
 from msprobe_core.compare.pairs import Chosen
 from msprobe_core.errors import CompareError, MsprobeError
@@ -24,7 +25,7 @@ from msprobe_core.view.trends_maps import part_map
 
 _logger = logging.getLogger(__name__)
 
-_PART = re.compile(r"(row|rank|step)/(\d{1,16})/([\w.]{1,40})/([\w.-]{1,80})", re.ASCII)
+_PART = re.compile(r"(row|rank|step)/([0-9]{1,16})/([^/]{1,200})/([^/]{1,200})")
 
 
 @dataclass(frozen=True)
@@ -76,13 +77,16 @@ class LiveMonitor:
 
         Args:
             path: ``row/ROW/STATISTIC/-``: ranks and steps of a row; ``rank/RANK/STATISTIC/QUANTITY``: rows of a
-                quantity and steps of a rank; ``step/STEP/STATISTIC/QUANTITY``: rows and ranks of a step.
+                quantity and steps of a rank; ``step/STEP/STATISTIC/QUANTITY``: rows and ranks of a step. Names are
+                percent-encoded.
         """
         match = _PART.fullmatch(path)
         source = self._state.analysis.source
-        if match is None or match[3] not in source.statistics:
+        if match is None:
             return None
-        kind, at, statistic, quantity = match[1], int(match[2]), match[3], match[4]
+        kind, at, statistic, quantity = match[1], int(match[2]), unquote(match[3]), unquote(match[4])
+        if statistic not in source.statistics:
+            return None
         if kind == "row":
             rows: Sequence[int] = [at] if at < len(source.places) else []
         else:

@@ -237,7 +237,7 @@ def part_map(source: Indexed, statistic: str, rows: Sequence[int], rank: int | N
         frame = frame.filter(pl.col("rank") == rank)
     if step is not None:
         recent = [each for each in source.steps if each <= step][-_WINDOW - 1 :]
-        frame = frame.filter(pl.col("step").is_between(recent[0] if recent else step, step))
+        frame = frame.filter(pl.col("step").is_in([*source.steps[:_FIRST], *recent]))
     found = with_usual(frame, source, statistic)
     found = found if step is None else found.filter(pl.col("step") == step)
     of_row = {row: i for i, row in enumerate(rows)}

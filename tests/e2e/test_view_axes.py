@@ -143,7 +143,7 @@ class TestMonitor:
         browser = opened("two")
         assert browser.text(".verdict-state") == "The runs part"
         assert "step 2, rank 1 at fc2.input (actv): its norm is 50 % off" in browser.text("[data-testid='sentence']")
-        assert browser.texts("[role='tab']") == ["Summary", "Trends"]
+        assert browser.texts("[role='tab']") == ["Summary", "Monitor", "Trends"]
         browser.click("show-trend")
         browser.wait_for("[data-testid='plot'] canvas")
         assert browser.text("main h2").split() == ["fc2.input", "actv", "·", "Micro", "step", "0"]
@@ -152,14 +152,14 @@ class TestMonitor:
     def test_values_that_are_not_finite_are_told_where_no_line_shows_them(self, opened):
         browser = opened("one")
         assert browser.text(".verdict-state") == "Not finite"
-        browser.keys("2")
+        browser.keys("3")
         assert browser.wait_for("[data-testid='not-finite']").text == "Not finite: rank 1, step 3"
         browser.search("fc2.bias grad_unreduced")
         browser.until(lambda: browser.texts(".found") == ["1 found"], "the quantity is not found")
 
     def test_keys_of_graphs_do_nothing(self, opened):
         browser = opened("two")
-        browser.keys("n", "p", "s", "f", "+", "5", "3", "2")
+        browser.keys("n", "p", "s", "f", "+", "5", "2", "3")
         assert browser.find("[role='tab'][aria-selected='true']").text == "Trends"
         browser.find(".rows").send_keys(Keys.ARROW_DOWN)
         browser.until(lambda: "fc2.output" in browser.text("main h2"), "the arrow chooses nothing")

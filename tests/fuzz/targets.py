@@ -161,6 +161,13 @@ def _monitors(directory: Path) -> None:
             shutil.copy(place / name, directory / side / place.name)
 
 
+def _beside_monitors(directory: Path) -> None:
+    from monitored_runs import Training, alarm, write_alarms
+
+    Training(ranks=1, layers=1, steps=1).write(directory)
+    write_alarms(directory, 0, alarm(0, "grad_reduced", "head.weight", 0, 2.5), alarm(0, "actv", "x", 0, "nan"))
+
+
 def _verl(directory: Path) -> None:
     from rl_runs import Recipe, write_run
 
@@ -311,6 +318,7 @@ TARGETS = {
     "monitors": Target(
         ["monitoring/files"], _monitors, command("view", "{}/target", "{}/golden", "-o", "{}/x.html"), "*/*/*.csv"
     ),
+    "beside monitors": Target(["view/trends_beside"], _beside_monitors, one("coverage.json"), "**/*.json"),
     "verl": Target(["verl/_files", "store/json_structs", "store/samples"], _verl, _use_verl),
     "updates": Target(["store/training_metrics"], _updates, _use_updates),
     "locks": Target(["capture/place"], _locks, _use_locks, ".rank0.lock"),

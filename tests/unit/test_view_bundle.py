@@ -98,7 +98,7 @@ def test_refers_to_no_other_file(elements):
     assert not re.findall(r"@import|url\((?!['\"]?data:)", "".join(elements.texts["style"]))
     called = "".join(elements.texts["script"])
     assert not re.findall(r"\bXMLHttpRequest\b|\bWebSocket\b|\bEventSource\b|\bsendBeacon\b|\bimport\(", called)
-    assert len(re.findall(r"[^.\w]fetch\(", called)) == 1  # `fetched` of data.ts, for --serve
+    assert len(re.findall(r"[^.\w]fetch\(", called)) == 1  # `asked` of data.ts, for --serve
 
 
 def test_names_of_a_dump_never_become_markup():

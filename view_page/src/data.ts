@@ -268,22 +268,27 @@ export async function fetchGraph(source: Source, unit: number): Promise<Graph> {
 }
 
 export async function fetchPart(source: Source, part: string): Promise<MonitorMap | null> {
-  const answer = await fetch((source.monitor ?? "").replace("{part}", part), { credentials: "same-origin" });
+  const answer = await asked((source.monitor ?? "").replace("{part}", part));
   return answer.ok ? (await answer.json() as MonitorMap) : null;
 }
 
 /** The data as they are now, and what to give to be told next time only if they are others; null if they are the same. */
 export async function fetchNewer(source: Source, tag: string): Promise<{ data: ViewData; tag: string } | null> {
-  const answer = await fetch(source.index, { credentials: "same-origin", cache: "no-store", headers: tag ? { "If-None-Match": tag } : {} });
-  if (answer.status === 304) return null;
-  if (!answer.ok) throw new DataError(`${answer.status} ${answer.statusText}`);
-  return { data: checked(await answer.json()), tag: answer.headers.get("ETag") ?? "" };
+  const answer = await asked(source.index, tag ? { "If-None-Match": tag } : {});
+  return answer.status === 304 ? null : { data: checked(await contentOf(answer)), tag: answer.headers.get("ETag") ?? "" };
 }
 
 async function fetched(address: string): Promise<unknown> {
-  const answer = await fetch(address, { credentials: "same-origin" });
+  return contentOf(await asked(address));
+}
+
+async function contentOf(answer: Response): Promise<unknown> {
   if (!answer.ok) throw new DataError(`${answer.status} ${answer.statusText}`);
   return answer.json();
+}
+
+function asked(address: string, headers: Record<string, string> = {}): Promise<Response> {
+  return fetch(address, { credentials: "same-origin", cache: "no-store", headers });
 }
 
 /** A number of the data as a number, with NaN and infinities. */

@@ -144,7 +144,7 @@ function useRow(board: Dashboard, lines: Lines, row: number, statistic: string):
   const source = useStore((state) => state.source);
   const trend = lines.of(row, statistic);
   const here = useMemo(() => (trend ? rowOfTrend(trend, board) : null), [trend, board]);
-  const fetched = useFetched(here || !source?.monitor ? null : `row/${row}/${statistic}/-`, board);
+  const fetched = useFetched(here || !source?.monitor ? null : `row/${row}/${encodeURIComponent(statistic)}/-`, board);
   return useMemo(() => here ?? (fetched && fetched !== "waits" ? rowOfMap(fetched, board) : fetched), [here, fetched, board]);
 }
 
@@ -167,7 +167,7 @@ function useShown(board: Dashboard, lines: Lines, chosen: Chosen, place: Place, 
   const { quantity, statistic, rank, micro, view } = chosen;
   const at = view === "model" ? rank : view === "step" ? place.step : null;
   const kind = view === "model" ? "rank" : "step";
-  const fetched = useFetched(at !== null && source?.monitor ? `${kind}/${at}/${statistic}/${quantity}` : null, board);
+  const fetched = useFetched(at !== null && source?.monitor ? `${kind}/${at}/${encodeURIComponent(statistic)}/${encodeURIComponent(quantity)}` : null, board);
   const shown = useMemo(() => {
     const names = namesOf(board, quantity, micro);
     const map = board.maps.find((each) => each.statistic === statistic);
@@ -195,7 +195,8 @@ function useShown(board: Dashboard, lines: Lines, chosen: Chosen, place: Place, 
       const c = trend?.steps.indexOf(place.step) ?? -1;
       if (!trend || c < 0) return null;
       const value = board.ranks.map((own) => trend.target[String(own)]?.[c] ?? null);
-      const usual = board.ranks.map((own) => { const line = trend.target[String(own)]; return line ? usualOf(line.slice(Math.max(0, c - 60), c + 1)).at(-1) ?? null : null; });
+      const begin = Math.max(0, c - 60);
+      const usual = board.ranks.map((own) => usualOf((trend.target[String(own)] ?? []).slice(begin, Math.max(c + 1, 10)))[c - begin] ?? null);
       return { value, usual, golden: trend.golden && board.ranks.map((own) => trend.golden?.[String(own)]?.[c] ?? null) };
     });
   }, [board, lines, quantity, statistic, rank, micro, view, view === "ranks" ? place.row : view === "step" ? place.step : 0, row, fetched]);
