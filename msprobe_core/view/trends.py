@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
+import msgspec
 import polars as pl
 
 from msprobe_core._version import __version__
@@ -232,6 +233,7 @@ def analyzed(runs: Runs, target: Path, chosen: Chosen, units: Mapping[tuple[int 
     sentence = verdict.sentence if isinstance(verdict.sentence, Said) else None
     found = events_of(source, own, None if sentence is None else (divergence, sentence), around, units)
     dashboard, said = dashboard_of(source, found, around)
+    verdict = _with_anomalies(verdict, dashboard)
     return Analysis(verdict, divergence, found.places, source, dashboard, [*notes, *around.notes, *said])
 
 
@@ -273,19 +275,37 @@ def _verdict_of_two(target: Monitored, golden: Monitored, divergence: Divergence
     )
 
 
+def _with_anomalies(verdict: Verdict, dashboard: Dashboard) -> Verdict:
+    """Return the answer with the first value that its own past does not explain."""
+    first = next((event for event in dashboard.events if event.kind == "anomaly" and event.row >= 0), None)
+    if first is None or not isinstance(first.text, Said):
+        return verdict
+    fields: dict[str, Field] = {
+        "count": dashboard.num_anomalies,
+        "place": _where(first.step, dashboard.rows.micro_step[first.row], first.ranks),
+        "value": f"{dashboard.rows.name[first.row]} ({dashboard.rows.quantity[first.row]})",
+        "finding": first.text.finding,
+    }
+    unusual = said_of(Finding(TrendsCode.UNUSUAL, Level.ERROR, fields))
+    return msgspec.structs.replace(verdict, detail=[*verdict.detail, unusual])
+
+
 def _place(divergence: Divergence) -> dict[str, Field]:
     """Return the fields for the location of an event: ``place`` and ``value``."""
-    parts = [Finding(TrendsCode.STEP, fields={"step": divergence.step})]
-    if divergence.place.micro_step:
-        parts.append(Finding(TrendsCode.MICRO_STEP, fields={"micro_step": divergence.place.micro_step}))
-    ranks = divergence.ranks
+    place = _where(divergence.step, divergence.place.micro_step, divergence.ranks)
+    return {"place": place, "value": f"{divergence.place.shown} ({divergence.place.quantity})"}
+
+
+def _where(step: int, micro_step: int | None, ranks: Sequence[int]) -> Finding:
+    parts = [Finding(TrendsCode.STEP, fields={"step": step})]
+    if micro_step:
+        parts.append(Finding(TrendsCode.MICRO_STEP, fields={"micro_step": micro_step}))
     if len(ranks) == 1:
         parts.append(Finding(TrendsCode.RANK, fields={"rank": ranks[0]}))
     else:
         code = TrendsCode.RANKS if len(ranks) <= _MAX_RANKS else TrendsCode.MANY_RANKS
         parts.append(Finding(code, fields={"ranks": ranks[:_MAX_RANKS]}))
-    place = Finding(TrendsCode.PLACE, fields={"parts": parts})
-    return {"place": place, "value": f"{divergence.place.shown} ({divergence.place.quantity})"}
+    return Finding(TrendsCode.PLACE, fields={"parts": parts})
 
 
 def _parting(divergence: Divergence) -> Finding:

@@ -30,6 +30,7 @@ class TrendsCode(Code):
     PLACE = "trends.place"
     NO_ROOM = "trends.no-room"
     OF_SIDE = "trends.of-side"
+    UNUSUAL = "trends.unusual"
     ALARM = "trends.alarm"
     NOT_A_FILE = "trends.not-a-file"
     ONLY_STATISTIC = "trends.only-statistic"

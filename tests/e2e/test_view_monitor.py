@@ -247,7 +247,7 @@ class TestEvents:
 
     def test_alarms_name_the_dump_beside_the_files(self, monitor, runs):
         browser = monitor("one")
-        assert "3 alarms while the training ran" in browser.text("[data-testid='events']")
+        assert "alarms while the training ran: 3" in browser.text("[data-testid='events']")
         (of_weight, of_unknown) = browser.all(".event[data-kind='alarm']")
         assert of_weight.text.startswith("Alarm step 50 · rank 2 · 2 times")
         assert "AnomalyTurbulence holds: norm is 31.5" in of_weight.text

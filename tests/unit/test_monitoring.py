@@ -291,6 +291,7 @@ FIELDS = {
 SAMPLES = dict.fromkeys(TrendsCode, FIELDS) | {
     TrendsCode.EXTENT: {"ranks": 2, "steps": Finding(TrendsCode.STEPS, fields=FIELDS), "values": 1344},
     TrendsCode.ALARM: FIELDS | {"value": "nan"},
+    TrendsCode.UNUSUAL: FIELDS | {"finding": Finding(TrendsCode.FIRST_OF, fields=FIELDS)},
 }
 
 

@@ -254,11 +254,12 @@ function ValueMap({ shown, board, chosen, place, colourBy, factor, onPick, setCo
     return new Map(found.sort((a, b) => Number(a[1]) - Number(b[1])));
   }, [shown, board, chosen, place.row, place.step]);
   const mark = isShown(place.row) ? spot(place) : null;
+  const gutter = chosen.view === "ranks" ? 76 : Math.min(300, 30 + 6.6 * Math.max(...shown.rows.map((name) => name.length)));
   const factors = [1.05, 1.2, 1.5, 2, 5, 10, 100, 1000];
   return (
     <>
       <HeatMap rows={shown.rows.length} columns={shown.columns.length} label={say(chosen.view === "model" ? "viewModel" : chosen.view === "ranks" ? "viewRanks" : "viewStep")}
-        gutter={chosen.view === "ranks" ? 76 : 210} maxHeight={Math.max(290, window.innerHeight - 500)} cell={{ width: [4, 44], height: [11, 26] }} testid="monitor-map"
+        gutter={Math.round(gutter)} maxHeight={Math.max(290, window.innerHeight - 500)} cell={{ width: [4, 44], height: [12, 26] }} testid="monitor-map"
         colour={colour} describe={describe} rowLabel={(r) => shown.rows[r]} columnLabel={(c) => shown.columns[c]}
         mark={mark} dots={dots} onPick={(r, c) => { const cell = shown.cells[r][c]; if (cell) onPick({ row: cell.row, rank: cell.rank, step: cell.step }); }} />
       <div className="map-foot">
@@ -328,12 +329,14 @@ function PlaceLines({ board, row, place, statistic, log, setPlace }: { board: Da
 
 function Events({ board, place, statistic, choose }: { board: Dashboard; place: Place; statistic: string; choose: (event: MonitorEvent) => void }): ReactNode {
   const say = useText();
+  const listed = board.events.reduce((sum, event) => sum + (event.kind === "anomaly" || event.kind === "alarm" ? event.count : 0), 0);
   return (
     <section className="card" data-testid="events">
       <h2>{say("lookAt")}</h2>
       <p className="muted small">
         {board.num_anomalies > 0 ? say("numAnomalies", board.num_anomalies.toLocaleString("en"), board.num_judged.toLocaleString("en")) : say(board.num_judged > 0 ? "noAnomalies" : "notEnough", board.num_judged.toLocaleString("en"))}
         {board.num_alarms > 0 && <> · {say("numAlarms", board.num_alarms.toLocaleString("en"))}</>}
+        {listed < board.num_anomalies + board.num_alarms && <> · {say("listedOf")}</>}
       </p>
       <ol className="events">{board.events.map((event, i) => (
         <EventItem key={i} event={event} board={board} isFirst={i === 0} choose={choose}
@@ -365,10 +368,11 @@ function EventItem({ event, board, isFirst, isChosen, choose }: { event: Monitor
 
 function Coverage({ rows }: { rows: CoverageRow[] }): ReactNode {
   const say = useText();
+  const ranks = Math.max(...rows.map((row) => row.ranks));
   return (
     <section className="card" data-testid="coverage">
       <h2>{say("coverage")}</h2>
-      <p className="muted small">{say("coverageHint", Math.max(...rows.map((row) => row.ranks)))}</p>
+      <p className="muted small">{ranks > 1 ? say("coverageHint", ranks) : say("coverageHintOne")}</p>
       <table className="coverage">
         <thead><tr>{(["quantity", "expected", "seen", "finite", "firstStep"] as const).map((key) => <th key={key}>{say(key)}</th>)}</tr></thead>
         <tbody>{rows.flatMap((row) => [
