@@ -3,7 +3,8 @@
     python bench/view_scale.py [--calls 50000] [--runs 3]
 
 The model has layers of 50 calls, nested three deep, each of which gets the output of the one before; half of the calls
-are backward. Cases: one run, two runs that differ from the middle on, and four ranks with a quarter of the calls each.
+are backward. Cases: one run, two runs that differ from the middle on, four ranks with a quarter of the calls each, and
+a monitored training: 500 values in 200 steps on `--ranks` ranks.
 """
 
 import argparse
@@ -16,6 +17,10 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+
+from monitored_runs import Training
 
 CALLS_OF_LAYER = 50
 APIS = ("Functional.linear", "Functional.layer_norm", "Tensor.__add__", "Torch.softmax", "Functional.gelu")
@@ -113,6 +118,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--calls", type=int, default=50_000)
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--ranks", type=int, default=16, help="ranks of the monitored training")
     parser.add_argument("--keep", type=Path, help="directory that the pages are kept in")
     arguments = parser.parse_args()
     ours = shutil.which("msprobe", path=str(Path(sys.executable).parent))
@@ -121,9 +127,14 @@ def main() -> None:
     print(f"{arguments.calls} calls, median of {arguments.runs} runs, {os.cpu_count()} cores")
     print(f"{'case':<22}{'wall s':>8}{'CPU s':>8}{'peak MB':>9}{'page MB':>9}")
     with tempfile.TemporaryDirectory() as scratch:
-        for name, num_ranks, is_pair in (("one run", 1, False), ("two runs", 1, True), ("two runs, 4 ranks", 4, True)):
+        for name, num_ranks, is_pair in (
+            ("one run", 1, False), ("two runs", 1, True), ("two runs, 4 ranks", 4, True), ("monitored", 0, False),
+        ):  # fmt: skip
             root = Path(scratch) / name.replace(" ", "_")
-            sides = [write_run(root / "target", arguments.calls, num_ranks, is_faulty=True)]
+            if num_ranks:
+                sides = [write_run(root / "target", arguments.calls, num_ranks, is_faulty=True)]
+            else:
+                sides = [Training(ranks=arguments.ranks, layers=124, steps=200).write(root / "target")]
             if is_pair:
                 sides.append(write_run(root / "golden", arguments.calls, num_ranks, is_faulty=False))
             page = (arguments.keep or root) / f"{name.replace(' ', '_')}.html"

@@ -6,6 +6,7 @@ import math
 import os
 import re
 import threading
+from pathlib import Path
 
 import pytest
 from browser import CHROMIUM, DRIVER, Browser
@@ -398,3 +399,13 @@ def test_a_training_that_goes_on(browser, tmp_path):
         thread.join()
         server.server_close()
         cache.close()
+
+
+@pytest.mark.skipif(
+    not os.environ.get("MSPROBE_SCREENSHOTS"), reason="MSPROBE_SCREENSHOTS asks for new pictures of the documentation"
+)
+def test_screenshot(monitor):
+    browser = monitor("one")
+    browser.still()
+    picture = Path(__file__).parents[2] / "docs" / "images" / "view-monitor.png"
+    picture.write_bytes(browser.driver.get_screenshot_as_png())
