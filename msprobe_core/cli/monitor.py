@@ -8,6 +8,7 @@ from msprobe_core.cli.monitor_alarms import alarms
 from msprobe_core.cli.monitor_analyze import analyze
 from msprobe_core.cli.monitor_compare import compare
 from msprobe_core.cli.monitor_norms import norms
+from msprobe_core.cli.monitor_reduction import reduction_check
 from msprobe_core.cli.monitor_selftest import selftest
 
 
@@ -16,5 +17,5 @@ def monitor() -> None:
     """Analyze the files that a training monitor has written."""
 
 
-for _command in (alarms, analyze, compare, norms, selftest):
+for _command in (alarms, analyze, compare, norms, reduction_check, selftest):
     monitor.add_command(_command)

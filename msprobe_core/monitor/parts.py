@@ -15,6 +15,7 @@ from msprobe_core.monitor.plan import MonitorPlan
 from msprobe_core.monitor.readings import Step
 from msprobe_core.monitor.schedule import Schedule
 from msprobe_core.monitor.sinks import Sink, Written
+from msprobe_core.monitor.sketch_log import SketchLog
 from msprobe_core.monitor.sources import sources_of
 from msprobe_core.monitor.step_buffer import StepBuffer
 from msprobe_core.monitor.targets import Targets
@@ -57,7 +58,9 @@ class Parts:
         self.buffer = StepBuffer(framework, training.framework, plan, targets.name_of)
         self.sources = [layout, *sources_of(training)]
         self.modules = ModuleWatch(framework, training, targets, self.buffer, on_failure)
-        self.sinks: Sequence[Sink] = [*writers, layout, Coverage(lambda: _expected(training, layout), directory)]
+        sketches = [SketchLog(plan, directory, training.rank)] if plan.extensions.sketch == "grad" else []
+        coverage = Coverage(lambda: _expected(training, layout), directory)
+        self.sinks: Sequence[Sink] = [*writers, *sketches, layout, coverage]
         self.own_time = OwnTime()
         self.governor = self._governed(plan.extensions.max_overhead, directory)
 

@@ -170,7 +170,7 @@ class MonitorPlan(msgspec.Struct, frozen=True, kw_only=True):
         if self.xy_distribution:
             chosen += [] if self.backward_only else [Quantity.ACTIVATION]
             chosen += [] if self.forward_only else [Quantity.ACTIVATION_GRADIENT]
-        if self.wg_distribution:
+        if self.wg_distribution or self.extensions.sketch == "grad":
             chosen += [Quantity.GRADIENT_UNREDUCED, Quantity.GRADIENT_REDUCED]
         if self.mv_distribution:
             chosen += [Quantity.EXP_AVG, Quantity.EXP_AVG_SQ]

@@ -13,6 +13,8 @@ from msprobe_core.monitoring.quantities import Op, Quantity
 from msprobe_core.protocols.capabilities import MonitoringFramework
 from msprobe_core.protocols.framework import Framework, Reducer
 
+_GRADIENTS = frozenset({Quantity.GRADIENT_UNREDUCED, Quantity.GRADIENT_REDUCED})
+
 
 @dataclass
 class _Pending:
@@ -44,6 +46,7 @@ class StepBuffer:
         self._name_of = name_of
         self._selects = plan.selects if plan.selections else None
         self._eps = plan.eps if Op.ZEROS in plan.ops else None
+        self._sketched = _GRADIENTS if plan.extensions.sketch == "grad" else frozenset[Quantity]()
         self._open: _Pending | None = None
         self._sealed: list[_Pending] = []
 
@@ -68,6 +71,8 @@ class StepBuffer:
         meta, digest = self._framework.describe(tensor), Digest()
         reading = Reading(quantity, stage, self._name_of(name), micro_step, meta, digest, identity=id(tensor))
         pending.reducer.statistics(tensor, digest)
+        if quantity in self._sketched:
+            pending.reducer.sketch(tensor, digest)
         if self._eps is not None and (share := self._tools.share_below(tensor, self._eps)) is not None:
             reading.numbers[Op.ZEROS.value] = share
         pending.step.add(reading)

@@ -55,6 +55,12 @@ def rank_directories(path: Path) -> list[RankDirectory]:
     return [each for each in found if each is not None]
 
 
+def rank_of_directory(name: str) -> int | None:
+    """Return the rank whose directory has this name; ``None`` if it is none of a monitor."""
+    match = _DIRECTORY.match(name) or _DIRECTORY_V2.match(name)
+    return None if match is None else int(match["rank"])
+
+
 def began_between(
     directories: Iterable[RankDirectory], start: datetime | None, end: datetime | None
 ) -> list[RankDirectory]:

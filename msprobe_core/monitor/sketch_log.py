@@ -1,0 +1,79 @@
+"""Writes the sketches of gradients, for ``msprobe monitor reduction-check``."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import msgspec
+
+from msprobe_core.monitor.plan import MonitorPlan
+from msprobe_core.monitor.readings import Reading, Step
+from msprobe_core.monitoring.quantities import Op
+from msprobe_core.monitoring.sketch_files import SketchedTensor, SketchFile, sketch_file_name
+from msprobe_core.store.atomic_file import whole_file
+from msprobe_core.store.layout import make_directory
+
+
+class SketchLog:
+    """Writes a file for each range of steps; a `msprobe_core.monitor.sinks.Sink`."""
+
+    def __init__(self, plan: MonitorPlan, directory: Path, rank: int) -> None:
+        """Begin without a file.
+
+        Args:
+            plan: Says how many steps are in a file.
+            directory: Of the files; may not exist yet.
+            rank: Of this process.
+        """
+        self._directory = directory
+        self._rank = rank
+        self._steps_per_file = plan.step_count_per_record
+        self._rows: list[tuple[int, Reading]] = []
+        self._steps: list[int] = []
+
+    def add(self, step: Step) -> None:
+        """Take the sketches of a step, and write the file that it completes.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
+        last = {(each.quantity, each.stage, each.name): each for each in step.readings.values()}  # micro-batch of each
+        self._steps.append(step.number)
+        self._rows += [(step.number, each) for each in last.values() if each.digest.sketch]
+        if len(self._steps) >= self._steps_per_file:
+            self.close()
+
+    def close(self) -> None:
+        """Write what is not written yet.
+
+        Raises:
+            StoreError: it cannot be written.
+        """
+        steps, self._steps = self._steps, []
+        rows, self._rows = self._rows, []
+        if not rows:
+            return
+        places: dict[SketchedTensor, int] = {}
+        content = SketchFile(
+            rank=self._rank,
+            steps=[number for number, _ in rows],
+            places=[places.setdefault(_tensor_of(each), len(places)) for _, each in rows],
+            norms=[float(each.value(Op.NORM)) for _, each in rows],
+            sketches=b"".join(each.digest.sketch or b"" for _, each in rows),
+            tensors=list(places),
+        )
+        make_directory(self._directory)
+        with whole_file(self._directory / sketch_file_name(steps[0], steps[-1])) as file:
+            file.write(msgspec.msgpack.encode(content))
+
+
+def _tensor_of(reading: Reading) -> SketchedTensor:
+    meta = reading.meta
+    shape, begin = (() if meta is None else meta.shape), None
+    spread = None if meta is None else meta.distribution
+    if spread is not None and spread.local_shape != shape:
+        shape = spread.local_shape
+        begin = spread.local_offset or ()  # parts that are no block have no beginning
+    dtype = "" if meta is None else meta.dtype
+    return SketchedTensor(reading.quantity, reading.stage, reading.name, dtype, math.prod(shape), begin)
