@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from limited import grows_linearly
 from part_dumps import ArrayDump, ArraySource, part
 
-from msprobe_core.compare.layouts.patterns import NamePattern
 from msprobe_core.compare.layouts.rank_groups import DeclaredRanks, plan_groups
 from msprobe_core.compare.layouts.rules import Change, Side, load_layouts
 from msprobe_core.compare.layouts.tensors import relaid
@@ -19,6 +18,7 @@ from msprobe_core.compare.shards import sources as shard_sources
 from msprobe_core.compare.shards.assembly import Held, assemble
 from msprobe_core.compare.shards.merged import merged
 from msprobe_core.compare.shards.sources import Assembled, narrowed, permuted, reshaped
+from msprobe_core.config.name_patterns import NamePattern
 from msprobe_core.errors import CompareError, ConfigError, DumpError
 from msprobe_core.model import Placement
 from msprobe_core.store.layout import Unit

@@ -11,7 +11,6 @@ import polars as pl
 
 from msprobe_core import names
 from msprobe_core.compare.layouts.layout_view import LayoutView, Row, sizes_in
-from msprobe_core.compare.layouts.patterns import NamePattern
 from msprobe_core.compare.layouts.rows import called_in
 from msprobe_core.compare.layouts.rules import FusedRule
 from msprobe_core.compare.shards.assembly import (
@@ -26,6 +25,7 @@ from msprobe_core.compare.shards.assembly import (
     merge_statistics,
 )
 from msprobe_core.compare.shards.sources import Assembled
+from msprobe_core.config.name_patterns import NamePattern
 from msprobe_core.fingerprint.shard_ranges import Ranges
 from msprobe_core.model import Phase, Role
 from msprobe_core.protocols.storage import Dump

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from msprobe_core import names
-from msprobe_core.compare.layouts.patterns import NamePattern
 from msprobe_core.compare.layouts.rules import PlacementRule
 from msprobe_core.compare.shards.placement import AxisPlacement
+from msprobe_core.config.name_patterns import NamePattern
 from msprobe_core.errors import EntryNameError
 from msprobe_core.fingerprint.shard_ranges import PARTIAL, REPLICATE, SHARD
 from msprobe_core.model import Phase, Placement, Role, SiteKind
