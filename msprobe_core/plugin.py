@@ -73,6 +73,7 @@ from msprobe_core.protocols.capabilities import (
     KernelChecker,
     KernelDump,
     KernelDumper,
+    MeasuringFramework,
     MonitoringFramework,
     OperatorFramework,
     PerturbingFramework,
@@ -140,9 +141,8 @@ __all__ = [  # noqa: RUF022  # by purpose
     "Framework", "FrameworkOffer", "NamedModel", "AttachOptions", "Attachment", "Reducer", "Removable",
     # Optional capabilities of a framework
     "CallWatcher", "CheckingFramework", "CompilingFramework", "DeviceGauge", "Fp8Reducer", "KernelChecker",
-    "KernelDump", "KernelDumper", "MonitoringFramework", "OperatorFramework", "PerturbingFramework",
-    "ReplayingFramework", "TrainerFramework", "TrainingState",
-    "WatchingFramework",
+    "KernelDump", "KernelDumper", "MeasuringFramework", "MonitoringFramework", "OperatorFramework",
+    "PerturbingFramework", "ReplayingFramework", "TrainerFramework", "TrainingState", "WatchingFramework",
     # Recording
     "Call", "CallRecorder",
     # Storage

@@ -102,18 +102,12 @@ def _first_of_each(alarms: Sequence[Alarm]) -> list[Alarm]:
 
 def message_of(alarm: Alarm, rank: int) -> str:
     """Return an alarm as the established monitor words it; of our own rule, with what the value does."""
-    where = f"({_tag(alarm, rank)!r}, {alarm.op.value!r}) at step {alarm.step}"
+    where = f"({alarm.reading.tag(rank)!r}, {alarm.op.value!r}) at step {alarm.step}"
     said = f"Rule {alarm.rule.rule_name} reports anomaly signal in {where}"
     if alarm.finding is not None:
         return f"{said}: {alarm.finding.text}."
     compared = "" if alarm.history is None else f", history mean {alarm.history}"
     return f"{said}, current value {alarm.value}{compared}."
-
-
-def _tag(alarm: Alarm, rank: int) -> str:
-    reading = alarm.reading
-    micro_step = 0 if reading.micro_step is None else reading.micro_step
-    return f"{reading.stage}:{reading.name}:{micro_step}/rank{rank}/{reading.quantity.value}"
 
 
 def next_step(alarm: Alarm, dump: Path | None) -> str:
@@ -135,7 +129,7 @@ def _capitalised(text: str) -> str:
 def _record_of(answered: _Answered, rank: int) -> tuple[str, dict[str, Any]]:
     """Return the key and the record of an alarm in ``anomaly.json``; the operation is part of the key."""
     alarm, dump = answered.alarm, answered.dump
-    tag = _tag(alarm, rank)
+    tag = alarm.reading.tag(rank)
     record = {
         "rank": rank,
         "step": alarm.step,

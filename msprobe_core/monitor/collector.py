@@ -21,6 +21,7 @@ from msprobe_core.monitor.parameters import LiveParameters
 from msprobe_core.monitor.parts import Parts
 from msprobe_core.monitor.plan import MonitorPlan
 from msprobe_core.monitor.readings import Step
+from msprobe_core.monitor.readout import Readout
 from msprobe_core.monitor.sinks import Written
 from msprobe_core.monitor.switch import Switch
 from msprobe_core.monitor.targets import Targets
@@ -28,7 +29,10 @@ from msprobe_core.monitor.training import Training
 from msprobe_core.protocols.capabilities import MonitoringFramework
 from msprobe_core.protocols.framework import Framework
 from msprobe_core.protocols.monitoring import MonitorWriter
-from msprobe_core.protocols.trainer_tools import TrainerFramework
+from msprobe_core.protocols.trainer_tools import TrainerFramework, TrainerTools
+
+Metrics = Mapping[str, Mapping[str, float]]
+"""Numbers by operation, by the name that a value has in alarms."""
 
 _logger = logging.getLogger(__name__)
 
@@ -74,17 +78,30 @@ class Collector:
             PluginError: a writer cannot begin.
         """
         self._framework = framework
-        self._training = _training_of(plan, framework, models, optimizer, grad_acc_steps, has_main_grad, groups or {})
+        monitored, trainer, present = _checked(plan, framework, models, optimizer)
+        rank = framework.rank() or 0
+        directory = directory_of(plan, rank)
+        self._training = Training(
+            plan=plan,
+            framework=monitored if trainer is None else trainer,
+            trainer=trainer,
+            models=present,
+            parameters=LiveParameters(monitored, present, Targets(plan)),
+            optimizer=optimizer,
+            grad_acc_steps=grad_acc_steps,
+            has_main_grad=has_main_grad,
+            rank=rank,
+            groups=groups or {},
+            directory=directory,
+        )
         self._failures_said: set[str] = set()
         self._is_closed = False
         self._has_changed = self._is_refreshed = False
         self._ends_steps = ends_steps
         self._added = list(writers)
-        rank = self._training.rank
         self._switch = Switch(plan, rank) if is_switched else None
-        directory = directory_of(plan, rank)
         self._step = start_iteration or (step_after(directory) if plan.append_output else 0)
-        self._parts = self._parts_in(directory, self._training, is_on=self._switch is None or self._switch.is_on)
+        self._parts = self._parts_of(self._training, is_on=self._switch is None or self._switch.is_on)
         given = [model for _, model in self._training.models]
         is_dumping = plan.extensions.alarm_action == "dump"
         self._alarm_dump = AlarmDump(plan, framework, given, self._note_failure) if is_dumping else None
@@ -107,8 +124,8 @@ class Collector:
         """Pass the values of the following steps to a further writer too."""
         self._added.append(writer)
 
-    def _parts_in(self, directory: Path, training: Training, *, is_on: bool) -> Parts:
-        return Parts(self._framework, training, directory, is_on=is_on, on_failure=self._note_failure)
+    def _parts_of(self, training: Training, *, is_on: bool) -> Parts:
+        return Parts(self._framework, training, is_on=is_on, on_failure=self._note_failure)
 
     # --- steps ------------------------------------------------------------------------------------------------------
 
@@ -134,7 +151,8 @@ class Collector:
                 self._has_changed = parameters.refresh()
             with parameters.narrowed(is_updated):
                 for source in parts.sources:
-                    source.before_update(parts.buffer)
+                    with self._framework.quiet(self._note_failure):
+                        source.before_update(parts.buffer)
 
     def _updated(self) -> None:
         self._after_update()
@@ -146,7 +164,8 @@ class Collector:
         with parts.own_time, self._framework.quiet(self._note_failure):
             if parts.buffer.is_open:
                 for source in parts.sources:
-                    source.after_update(parts.buffer)
+                    with self._framework.quiet(self._note_failure):
+                        source.after_update(parts.buffer)
 
     def end_step(self) -> None:
         """End a step, unless the optimizer's steps do."""
@@ -162,6 +181,7 @@ class Collector:
         with parts.own_time, self._framework.quiet(self._note_failure):
             self._is_refreshed, is_collected = False, parts.buffer.is_open
             if is_collected:
+                self._try("what is written once", parts.modules.end_step)
                 parts.schedule.note_collected()
             self._pass_on(parts.buffer.finish())
             if parts.governor is not None:
@@ -183,13 +203,30 @@ class Collector:
         if (plan.output, plan.append_output) != (old.output, old.append_output):
             _logger.warning("%s: where results go is not changed while the training runs", plan.source)
         plan = msgspec.structs.replace(plan, output=old.output, append_output=())
-        training = _of_plan(self._training, plan)
-        directory = directory_of(plan, training.rank)
-        parts = self._parts_in(directory, training, is_on=switch.is_on)  # may fail, and then all stays
+        given = self._training
+        parameters = LiveParameters(given.framework, given.models, Targets(plan))
+        training = replace(given, plan=plan, parameters=parameters, directory=directory_of(plan, given.rank))
+        parts = self._parts_of(training, is_on=switch.is_on)  # may fail, and then all stays
         self._end_parts()
         self._training, self._parts = training, parts
         self._alarms.follow(plan)
         _logger.info("the monitor %s step %d", "begins with" if switch.is_on else "pauses from", self._step)
+
+    def follow(self, plan: MonitorPlan, *, finds_modules: bool = False) -> None:
+        """Collect the operations, and the values and gradients of modules, that another plan asks for, from now on.
+
+        Args:
+            plan: Differs from the present one in nothing else.
+            finds_modules: Whether modules may have been replaced.
+        """
+        is_same = plan.quantities == self._training.plan.quantities
+        self._training = replace(self._training, plan=plan)
+        self._parts.follow(self._training, renews_modules=finds_modules or not is_same)
+
+    @property
+    def readout(self) -> Readout:
+        """Reads values of the current step at a program's request."""
+        return Readout(self._framework, self._training, self._parts.buffer, self._note_failure)
 
     # --- results ----------------------------------------------------------------------------------------------------
 
@@ -239,15 +276,14 @@ def _nothing() -> None:
     """Do nothing."""
 
 
-def _training_of(
-    plan: MonitorPlan,
-    framework: Framework,
-    models: Sequence[Any],
-    optimizer: Any,
-    grad_acc_steps: int,
-    has_main_grad: bool,
-    groups: Mapping[str, Any],
-) -> Training:
+def _checked(
+    plan: MonitorPlan, framework: Framework, models: Sequence[Any], optimizer: Any
+) -> tuple[MonitoringFramework, TrainerTools | None, list[tuple[int, Any]]]:
+    """Return what knows the training's tensors and its trainer, and the models that are here with their positions.
+
+    Raises:
+        SessionError: the framework cannot be monitored, or something is no model.
+    """
     if not isinstance(framework, MonitoringFramework):
         raise SessionError(f"the training monitor does not support {framework.name}")
     wrong = next((each for each in models if each is not None and not framework.is_model(each)), None)
@@ -257,21 +293,4 @@ def _training_of(
     present = [(stage, model) for stage, model in enumerate(models, first) if model is not None]
     given = [model for _, model in present]
     trainer = framework.for_training(given, optimizer) if isinstance(framework, TrainerFramework) else None
-    return Training(
-        plan=plan,
-        framework=framework if trainer is None else trainer,
-        trainer=trainer,
-        models=present,
-        parameters=LiveParameters(framework, present, Targets(plan)),
-        optimizer=optimizer,
-        grad_acc_steps=grad_acc_steps,
-        has_main_grad=has_main_grad,
-        rank=framework.rank() or 0,
-        groups=groups,
-    )
-
-
-def _of_plan(training: Training, plan: MonitorPlan) -> Training:
-    """Return the same training with another plan."""
-    parameters = LiveParameters(training.framework, training.models, Targets(plan))
-    return replace(training, plan=plan, parameters=parameters)
+    return framework, trainer, present

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -19,11 +20,12 @@ def _file_name(quantity: str, first: int, last: int) -> str:
 
 def _text_of(ndigits: int, values: Sequence[MonitoredValue]) -> str:
     has_micro_steps, has_tensors = values[0].micro_step is not None, values[0].shape is not None
+    columns = list(dict.fromkeys(column for value in values for column in value.numbers))  # may differ by step
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     micro_step = ["micro_step"] if has_micro_steps else []
     tensor = ["shape", "dtype"] if has_tensors else []
-    rows.writerow(["vpp_stage", "name", "step", *micro_step, *values[0].numbers, *tensor])
+    rows.writerow(["vpp_stage", "name", "step", *micro_step, *columns, *tensor])
     for value in values:
         rows.writerow(
             [
@@ -31,7 +33,7 @@ def _text_of(ndigits: int, values: Sequence[MonitoredValue]) -> str:
                 value.name,
                 value.step,
                 *([value.micro_step] if has_micro_steps else []),
-                *(_rounded(number, ndigits) for number in value.numbers.values()),
+                *(_rounded(value.numbers.get(column, math.nan), ndigits) for column in columns),
                 *([str(list(value.shape or ())), value.dtype] if has_tensors else []),
             ]
         )

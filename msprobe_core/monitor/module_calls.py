@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from msprobe_core import names
 from msprobe_core.capture.recorded_call import as_results
 from msprobe_core.capture.values import ValueBuilder
+from msprobe_core.guard import kept
 from msprobe_core.model import GradientSlot, Value
 from msprobe_core.monitor.training import Take
 from msprobe_core.monitoring.quantities import Quantity
@@ -17,22 +18,66 @@ from msprobe_core.protocols.framework import Framework
 class ModuleCall:
     """A call of a module; implements `msprobe_core.plugin.Call`."""
 
-    __slots__ = ("micro_step", "path", "wants_forward", "wants_gradients")
+    __slots__ = ("micro_step", "observers", "path", "takes_gradients", "wants_forward", "wants_gradients")
 
-    def __init__(self, path: str, micro_step: int, *, wants_forward: bool, wants_gradients: bool) -> None:
+    def __init__(
+        self,
+        path: str,
+        micro_step: int,
+        *,
+        wants_forward: bool,
+        takes_gradients: bool,
+        observers: Sequence[CallObserver] = (),
+    ) -> None:
         self.path = path
         self.micro_step = micro_step
         self.wants_forward = wants_forward
-        self.wants_gradients = wants_gradients
+        self.takes_gradients = takes_gradients
+        self.wants_gradients = takes_gradients or any(each.wants_gradients for each in observers)
+        self.observers = observers
 
 
-_PASSED_OVER = ModuleCall("", 0, wants_forward=False, wants_gradients=False)
+class CallObserver(Protocol):
+    """Looks at calls of some modules for what is no quantity of one tensor. What it raises is logged."""
+
+    @property
+    def wants_gradients(self) -> bool:
+        """Whether to be told of gradients."""
+        ...
+
+    def wants(self, path: str) -> bool:
+        """Whether to be told of calls of the module at a path; asked for each call."""
+        ...
+
+    def see_inputs(self, call: ModuleCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Look at what a module is given, before it runs."""
+        ...
+
+    def see_output(self, call: ModuleCall, output: Any) -> None:
+        """Look at what it makes."""
+        ...
+
+    def see_gradient(self, call: ModuleCall, side: str, place: int, gradient: Any) -> None:
+        """Look at the gradient of one of the tensors that it was given or has made.
+
+        Args:
+            call: Of the module.
+            side: ``input`` or ``output``.
+            place: Of the tensor among those of this side.
+            gradient: A tensor.
+        """
+        ...
+
+
+_PASSED_OVER = ModuleCall("", 0, wants_forward=False, takes_gradients=False)
 
 
 class _Slot(GradientSlot, gc=False):
     """The gradient of one tensor of a call, by the name that its reading will have."""
 
     name: str = ""
+    side: str = ""
+    place: int = 0
 
 
 def _never(_name: str) -> bool:
@@ -58,6 +103,7 @@ class MonitorRecorder:
         grad_acc_steps: int,
         every_micro_batch: bool,
         on_failure: Callable[[str, Exception], None],
+        observers: Sequence[CallObserver] = (),
     ) -> None:
         """Begin a step.
 
@@ -72,7 +118,9 @@ class MonitorRecorder:
             grad_acc_steps: Micro-batches of a step.
             every_micro_batch: Whether gradients of parameters are taken in every micro-batch instead of the last.
             on_failure: Called with what could not be read, and why.
+            observers: Of calls.
         """
+        self.observers = observers
         self._take = take
         self._stage = stage
         self._takes_gradient = framework.takes_gradient
@@ -106,15 +154,20 @@ class MonitorRecorder:
     def open_module(self, prefix: str, path: str, type_name: str, *, is_recomputed: bool = False) -> ModuleCall:
         """Begin a call of a module; a recomputed one has been seen before."""
         del prefix, type_name
-        if is_recomputed or not self.is_open or not self._selects_module(path) or not self._is_training():
+        if is_recomputed or not self.is_open:
+            return _PASSED_OVER
+        is_selected = self._selects_module(path)
+        observers = [each for each in self.observers if each.wants(path)]
+        if not (is_selected or observers) or not self._is_training():
             return _PASSED_OVER
         number = self._num_calls.get(path, 0)
         self._num_calls[path] = number + 1
         return ModuleCall(
             path,
             number % self._grad_acc_steps,
-            wants_forward=self._takes_forward,
-            wants_gradients=self._takes_backward,
+            wants_forward=is_selected and self._takes_forward,
+            takes_gradients=is_selected and self._takes_backward,
+            observers=observers,
         )
 
     def open_api(self, prefix: str, name: str, owner: str | None = None, *, is_recomputed: bool = False) -> ModuleCall:
@@ -137,6 +190,8 @@ class MonitorRecorder:
         del unset
         if call.wants_forward:
             self._take_all(call, self._inputs(call, args, kwargs))
+        for observer in call.observers:
+            self._tell(call, observer.see_inputs, args, kwargs)
 
     def record_parameters(self, call: ModuleCall, parameters: Mapping[str, Any]) -> None:
         """Pass over parameters, which are taken at the optimizer's step."""
@@ -146,6 +201,14 @@ class MonitorRecorder:
         del unset
         if call.wants_forward:
             self._take_all(call, self._outputs(call, output))
+        for observer in call.observers:
+            self._tell(call, observer.see_output, output)
+
+    def _tell(self, call: ModuleCall, see: Callable[..., None], *what: Any) -> None:
+        try:
+            see(call, *what)
+        except BaseException as caught:  # noqa: BLE001  # the other observers, and gradients, are to follow
+            self._on_failure(f"module {call.path}", kept(caught))
 
     def close(self, call: ModuleCall, *, keep: bool = True) -> None:
         """End a call."""
@@ -196,14 +259,18 @@ class MonitorRecorder:
         self, call: ModuleCall, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> list[tuple[GradientSlot, Any]]:
         """Return a slot for each tensor among the arguments that takes a gradient."""
-        return self._slots(self._inputs(call, args, kwargs))
+        return self._slots("input", self._inputs(call, args, kwargs))
 
     def output_gradients(self, call: ModuleCall, output: Any) -> list[tuple[GradientSlot, Any]]:
         """Return a slot for each tensor in the result that takes a gradient."""
-        return self._slots(self._outputs(call, output))
+        return self._slots("output", self._outputs(call, output))
 
-    def _slots(self, named: Iterable[tuple[str, Any]]) -> list[tuple[GradientSlot, Any]]:
-        return [(_Slot(name=name), tensor) for name, tensor in named if self._takes_gradient(tensor)]
+    def _slots(self, side: str, named: Iterable[tuple[str, Any]]) -> list[tuple[GradientSlot, Any]]:
+        return [
+            (_Slot(name=name, side=side, place=place), tensor)
+            for place, (name, tensor) in enumerate(named)
+            if self._takes_gradient(tensor)
+        ]
 
     def expect_gradients(self, call: ModuleCall, num_outputs: int, num_inputs: int) -> None:
         """Pass over the number of gradients: each is a reading of its own."""
@@ -211,10 +278,12 @@ class MonitorRecorder:
     def record_gradient(self, call: ModuleCall, slot: Any, gradient: Any, backward_pass: int = -1) -> None:
         """Take one gradient."""
         del backward_pass
-        if self.is_open:
+        if self.is_open and call.takes_gradients:
             self._take.tensor(
                 Quantity.ACTIVATION_GRADIENT, slot.name, gradient, stage=self._stage, micro_step=call.micro_step
             )
+        for observer in call.observers if self.is_open else ():
+            self._tell(call, observer.see_gradient, slot.side, slot.place, gradient)
 
     def expect_parameter_gradients(self, stem: str, parameters: Collection[str]) -> None:
         """Pass over which parameters will report."""

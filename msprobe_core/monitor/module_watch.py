@@ -7,8 +7,10 @@ from typing import Any
 
 from msprobe_core.capture.window import Interception, Model
 from msprobe_core.model import Level, RiskLevel
+from msprobe_core.monitor.call_features import features_of_calls
 from msprobe_core.monitor.governor import OwnTime
 from msprobe_core.monitor.module_calls import MonitorRecorder
+from msprobe_core.monitor.structure import FirstStep
 from msprobe_core.monitor.targets import Targets
 from msprobe_core.monitor.training import Take, Training
 from msprobe_core.monitoring.quantities import Quantity
@@ -16,6 +18,7 @@ from msprobe_core.protocols.framework import Framework, Removable
 from msprobe_core.protocols.trainer_tools import Reductions
 
 OF_MODULES = frozenset({Quantity.ACTIVATION, Quantity.ACTIVATION_GRADIENT})
+_OF_CALLS = OF_MODULES | {Quantity.ATTENTION, Quantity.ROUTER_LOGIT}
 
 
 class ModuleWatch:
@@ -43,6 +46,9 @@ class ModuleWatch:
         self._quantities = training.plan.quantities
         self._attached: list[Removable] = []
         self._reductions: list[Reductions] = []
+        plan = training.plan
+        self._first_step = FirstStep(framework, training) if plan.print_struct or plan.stack_info else None
+        self._features = {stage: features_of_calls(framework, training, take, stage) for stage, _ in training.models}
         self._recorders = [
             MonitorRecorder(
                 framework,
@@ -55,6 +61,7 @@ class ModuleWatch:
                 grad_acc_steps=training.grad_acc_steps,
                 every_micro_batch=training.plan.monitor_mbs_grad,
                 on_failure=on_failure,
+                observers=[*self._features[stage], *(self._first_step.observers(stage) if self._first_step else [])],
             )
             for stage, model in training.models
         ]
@@ -79,7 +86,7 @@ class ModuleWatch:
         for (_, model), recorder in zip(self._training.models, self._recorders, strict=True):
             recorder.is_open = True
             self._watch_reductions(model, recorder)
-            if self._quantities & OF_MODULES:
+            if self._quantities & _OF_CALLS or self._first_step is not None:
                 self._attached.append(self._framework.attach([Model("", model)], options, recorder))
             elif Quantity.GRADIENT_UNREDUCED in self._quantities:
                 attachment = self._training.framework.watch_accumulation([Model("", model)], recorder)
@@ -91,6 +98,19 @@ class ModuleWatch:
             reductions = trainer.watch_reductions(model, recorder.record_unreduced, recorder.note_failure)
             recorder.is_reported_elsewhere = reductions.claims
             self._reductions.append(reductions)
+
+    def end_step(self) -> None:
+        """Write what is written once, and take out the hooks that it needed.
+
+        Raises:
+            StoreError: a file cannot be written.
+        """
+        first_step, self._first_step = self._first_step, None
+        if first_step is not None and self._attached:
+            self.detach()
+            for (stage, _), recorder in zip(self._training.models, self._recorders, strict=True):
+                recorder.observers = self._features[stage]
+            first_step.write()
 
     def detach(self) -> None:
         """Remove all hooks."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -9,9 +10,10 @@ from msprobe_core.errors import ConfigError
 from msprobe_core.guard import plugin_call
 from msprobe_core.monitor.coverage import Coverage
 from msprobe_core.monitor.governor import Governor, OwnTime
+from msprobe_core.monitor.layer_weights import feature_name, layers_of
 from msprobe_core.monitor.layout import Layout
 from msprobe_core.monitor.module_watch import OF_MODULES, ModuleWatch
-from msprobe_core.monitor.plan import MonitorPlan
+from msprobe_core.monitor.plan import FEATURES, MonitorPlan
 from msprobe_core.monitor.readings import Step
 from msprobe_core.monitor.schedule import Schedule
 from msprobe_core.monitor.sinks import Sink, Written
@@ -25,6 +27,8 @@ from msprobe_core.plugins import registry
 from msprobe_core.protocols.framework import Framework
 from msprobe_core.protocols.monitoring import MonitorWriter
 
+_logger = logging.getLogger(__name__)
+
 
 class Parts:
     """What chooses steps, takes quantities of them, and receives these."""
@@ -33,7 +37,6 @@ class Parts:
         self,
         framework: Framework,
         training: Training,
-        directory: Path,
         *,
         is_on: bool,
         on_failure: Callable[[str, Exception], None],
@@ -43,7 +46,6 @@ class Parts:
         Args:
             framework: Intercepts calls.
             training: Has the plan.
-            directory: Of this rank's results.
             is_on: Whether to collect at all.
             on_failure: Called with what could not be read, and why.
 
@@ -51,7 +53,11 @@ class Parts:
             ConfigError: there is no writer of a name.
             PluginError: a writer cannot begin.
         """
-        plan, targets, layout = training.plan, Targets(training.plan), Layout(training)
+        plan, directory, layout = training.plan, training.directory, Layout(training)
+        self._framework = framework
+        self._targets = targets = Targets(plan)
+        self._on_failure = on_failure
+        _warn_of_features(training)
         writers = [Written(writer, plan) for writer in _writers(plan, directory, training.rank)]
         layout.open(directory)
         self.schedule = Schedule(plan, training.rank, is_on=is_on)
@@ -63,6 +69,23 @@ class Parts:
         self.sinks: Sequence[Sink] = [*writers, *sketches, layout, coverage]
         self.own_time = OwnTime()
         self.governor = self._governed(plan.extensions.max_overhead, directory)
+
+    def follow(self, training: Training, *, renews_modules: bool) -> None:
+        """Collect the operations, and the values and gradients of modules, that another plan asks for, from now on.
+
+        Args:
+            training: Has the plan, which differs from the present one in nothing else.
+            renews_modules: Whether other values of modules are asked for, or modules may have been replaced.
+        """
+        self.buffer.follow(training.plan)
+        for sink in self.sinks:
+            if isinstance(sink, Written):
+                sink.follow(training.plan)
+        if renews_modules:
+            self.modules.detach()
+            self.modules = ModuleWatch(self._framework, training, self._targets, self.buffer, self._on_failure)
+            if self.buffer.is_open:
+                self.modules.begin_step()
 
     def _governed(self, bound: float | None, directory: Path) -> Governor | None:
         """Return what chooses the interval, and begin to measure; ``None`` if the plan sets no bound."""
@@ -81,12 +104,23 @@ class Parts:
 
 def _expected(training: Training, layout: Layout) -> Mapping[Quantity, frozenset[str] | None]:
     """Return the names that should have values in each step, by quantity; ``None`` if not known before."""
-    plan = training.plan
+    plan, name_of = training.plan, Targets(training.plan).name_of
 
-    def names_of(quantity: Quantity) -> frozenset[str]:
+    def names_of(quantity: Quantity) -> frozenset[str] | None:
+        if quantity in FEATURES:
+            paths = layers_of(training, quantity)
+            return frozenset(f"{stage}:{name_of(feature_name(path, quantity))}" for stage, path in paths)
+        if quantity in OF_MODULES:
+            return None
         return frozenset(each for each in layout.names_of(quantity) if plan.selects(quantity, each.partition(":")[2]))
 
-    return {each: None if each in OF_MODULES else names_of(each) for each in Quantity if each in plan.quantities}
+    return {each: names_of(each) for each in Quantity if each in plan.quantities}
+
+
+def _warn_of_features(training: Training) -> None:
+    for quantity in FEATURES:
+        if quantity in training.plan.quantities and not layers_of(training, quantity):
+            _logger.warning("%s: no module of the model is named by 'l2_targets'", quantity.value)
 
 
 def _writers(plan: MonitorPlan, directory: Path, rank: int) -> Sequence[MonitorWriter]:

@@ -12,6 +12,9 @@ from msprobe_core.monitoring.quantities import Op, Quantity
 
 DEFAULT_OUTPUT = "./monitor_output"
 
+FEATURES = (Quantity.LINEAR, Quantity.ATTENTION, Quantity.ROUTER_WEIGHT, Quantity.ROUTER_LOGIT)
+"""Quantities that ``l2_targets`` names layers of."""
+
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True):
     """An alarm: see `msprobe_core.monitor.alarms`.
@@ -176,6 +179,10 @@ class MonitorPlan(msgspec.Struct, frozen=True, kw_only=True):
             chosen += [Quantity.EXP_AVG, Quantity.EXP_AVG_SQ]
         if self.param_distribution:
             chosen += [Quantity.PARAM_ORIGIN, Quantity.PARAM_UPDATED]
+        chosen += [Quantity.UPDATE] if self.ur_distribution else []
+        chosen += [Quantity.DIRECTION] if self.mg_direction else []
+        if self.recording_l2_features:
+            chosen += [quantity for quantity in FEATURES if quantity.value in self.l2_targets]
         return frozenset(chosen)
 
     def ops_of(self, quantity: Quantity) -> tuple[Op, ...]:

@@ -15,7 +15,7 @@ import msgspec
 from msprobe_core.config.text import given_path, read_text
 from msprobe_core.errors import ConfigError
 from msprobe_core.monitor.alarm_dump import dump_config
-from msprobe_core.monitor.plan import DEFAULT_OUTPUT, Extensions, MonitorPlan, Rule
+from msprobe_core.monitor.plan import DEFAULT_OUTPUT, FEATURES, Extensions, MonitorPlan, Rule
 from msprobe_core.monitoring.quantities import Op
 from msprobe_core.monitoring.rank_directories import parse_time
 
@@ -24,11 +24,6 @@ _logger = logging.getLogger(__name__)
 OUTPUT_VARIABLE = "MONITOR_OUTPUT_DIR"
 
 NOT_COLLECTED = {
-    "ur_distribution": "sizes of updates",
-    "mg_direction": "agreement of gradient and momentum",
-    "recording_l2_features": "features of single layers",
-    "stack_info": "call stacks of modules",
-    "print_struct": "the structure of modules",
     "cc_distribution": "communication",
 }
 """Settings of the established monitor that this release does not act on."""
@@ -120,12 +115,22 @@ def _checked_plan(plan: MonitorPlan, where: str) -> MonitorPlan:
         dump_config(plan)  # raises if it is wrong
     if plan.forward_only and plan.backward_only:
         raise ConfigError(f"{where}: 'forward_only' and 'backward_only' leave nothing of 'xy_distribution'; remove one")
-    if not plan.quantities:
+    _check_features(plan, where)
+    if not plan.quantities and not plan.print_struct and not plan.stack_info:
         raise ConfigError(
             f"{where}: nothing is to be collected; set one of xy_distribution, wg_distribution, mv_distribution and "
             "param_distribution to true"
         )
     return plan
+
+
+def _check_features(plan: MonitorPlan, where: str) -> None:
+    known = [quantity.value for quantity in FEATURES]
+    for name in plan.l2_targets:
+        if name not in known:
+            raise ConfigError(f"{where}: 'l2_targets' has {name!r}; known: {', '.join(known)}")
+    if plan.recording_l2_features and not plan.l2_targets:
+        _logger.warning("%s: 'recording_l2_features' has no effect, as 'l2_targets' names no modules", where)
 
 
 def warn_unknown(name: str, known: Sequence[str], where: str) -> None:
@@ -189,7 +194,7 @@ def extensions_of(value: Any, where: str) -> Extensions:
     return found
 
 
-def ops_of(listed: list[Any], where: str) -> tuple[Op, ...]:
+def ops_of(listed: Sequence[Any], where: str) -> tuple[Op, ...]:
     """Return the operations of a list; shape and dtype are in every file, and others are left out with a warning.
 
     Raises:

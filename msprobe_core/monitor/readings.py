@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from msprobe_core.model import Digest, TensorMeta
+from msprobe_core.monitor.measures import FP8
 from msprobe_core.monitoring.quantities import Op, Quantity
 from msprobe_core.protocols.monitoring import MonitoredValue
 
@@ -25,6 +27,7 @@ class Reading:
         digest: Statistics, there after `Step.collect`.
         numbers: Further numbers by column, 0-d tensors until `Step.collect`.
         identity: Of the tensor's object.
+        finish: Computes the columns from the numbers when these have arrived.
     """
 
     quantity: Quantity
@@ -35,10 +38,17 @@ class Reading:
     digest: Digest
     numbers: dict[str, Any] = field(default_factory=dict[str, Any])
     identity: int = 0
+    finish: Callable[[Mapping[str, float]], Mapping[str, float]] | None = None
+
+    def tag(self, rank: int) -> str:
+        """Return the name of the value in alarms and in results of `TrainerMon`'s methods."""
+        micro_step = 0 if self.micro_step is None else self.micro_step
+        return f"{self.stage}:{self.name}:{micro_step}/rank{rank}/{self.quantity.value}"
 
     def value(self, op: Op) -> float | int:
         """Return the result of an operation; NaN if the tensor has none, as one without elements."""
-        return _VALUES[op](self)
+        value = _VALUES.get(op)
+        return _number(self.numbers.get(op.value)) if value is None else value(self)
 
 
 def _num_nan(reading: Reading) -> float | int:
@@ -54,14 +64,19 @@ def _number(value: Any) -> float | int:
     return float("nan") if value is None else value
 
 
+def _lost(reading: Reading, field: str) -> float | int:
+    fp8 = reading.digest.fp8
+    return _number(fp8 and getattr(fp8, field))
+
+
 _VALUES: Mapping[Op, Callable[[Reading], float | int]] = {
     Op.NORM: lambda reading: _number(reading.digest.stats and reading.digest.stats.l2_norm),
     Op.MIN: lambda reading: _number(reading.digest.stats and reading.digest.stats.min),
     Op.MAX: lambda reading: _number(reading.digest.stats and reading.digest.stats.max),
     Op.MEAN: lambda reading: _number(reading.digest.stats and reading.digest.stats.mean),
-    Op.ZEROS: lambda reading: _number(reading.numbers.get(Op.ZEROS.value)),
     Op.NANS: _num_nan,
     Op.ID: lambda reading: reading.identity,
+    **{op: partial(_lost, field=name) for op, name in FP8.items()},
 }
 
 
@@ -83,16 +98,32 @@ class Step:
         """Take a reading."""
         self.readings[reading.quantity, reading.stage, reading.name, reading.micro_step] = reading
 
+    @property
+    def waiting(self) -> list[Any]:
+        """The 0-d tensors that are to be fetched."""
+        return [reading.numbers[column] for reading, column in self._waiting()]
+
+    def _waiting(self) -> list[tuple[Reading, str]]:
+        return [
+            (reading, column)
+            for reading in self.readings.values()
+            for column, number in reading.numbers.items()
+            if not isinstance(number, float)
+        ]
+
     def collect(self, floats: Callable[[Sequence[Any]], Sequence[float]]) -> None:
         """Fetch what is still a tensor.
 
         Args:
             floats: Returns the numbers of 0-d tensors, in one transfer.
         """
-        waiting = [(reading, column) for reading in self.readings.values() for column in reading.numbers]
+        waiting = self._waiting()
         found = floats([reading.numbers[column] for reading, column in waiting])
         for (reading, column), number in zip(waiting, found, strict=True):
             reading.numbers[column] = number
+        for reading in self.readings.values():
+            if reading.finish is not None:
+                reading.numbers, reading.finish = dict(reading.finish(reading.numbers)), None
 
     def values(self, ops_of: Callable[[Quantity], Sequence[Op]]) -> list[MonitoredValue]:
         """Return the collected step as writers receive it.

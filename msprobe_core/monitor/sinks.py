@@ -28,6 +28,10 @@ class Written:
         self._writer = writer
         self._ops_of = plan.ops_of
 
+    def follow(self, plan: MonitorPlan) -> None:
+        """Write the operations of another plan from now on."""
+        self._ops = plan.ops
+
     def add(self, step: Step) -> None:
         """Take a step."""
         self._writer.add(step.number, step.values(self._ops_of))

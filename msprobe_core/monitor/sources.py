@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from msprobe_core.monitor.directions import Directions
+from msprobe_core.monitor.layer_weights import LayerWeights
 from msprobe_core.monitor.training import Take, Training
+from msprobe_core.monitor.updates import Updates
 from msprobe_core.monitoring.quantities import Quantity
 
 
@@ -88,6 +91,9 @@ _SOURCES: Sequence[tuple[frozenset[Quantity], Callable[[Training], Source]]] = (
     (frozenset({Quantity.GRADIENT_REDUCED}), Gradients),
     (frozenset({Quantity.EXP_AVG, Quantity.EXP_AVG_SQ}), Moments),
     (frozenset({Quantity.PARAM_ORIGIN, Quantity.PARAM_UPDATED}), Parameters),
+    (frozenset({Quantity.UPDATE}), Updates),
+    (frozenset({Quantity.DIRECTION}), Directions),
+    (frozenset({Quantity.LINEAR, Quantity.ROUTER_WEIGHT}), LayerWeights),
 )
 """Sources, which are made when parameters exist and no step has run, and the quantities that they take."""
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from msprobe_core.model import Digest
+from msprobe_core.monitor.measures import Measures
 from msprobe_core.monitor.plan import MonitorPlan
 from msprobe_core.monitor.readings import Reading, Step
+from msprobe_core.monitor.training import Finish
 from msprobe_core.monitoring.quantities import Op, Quantity
-from msprobe_core.protocols.capabilities import MonitoringFramework
+from msprobe_core.protocols.capabilities import MeasuringFramework, MonitoringFramework
 from msprobe_core.protocols.framework import Framework, Reducer
 
 _GRADIENTS = frozenset({Quantity.GRADIENT_UNREDUCED, Quantity.GRADIENT_REDUCED})
+
+Place = tuple[Quantity, int, str, int | None]
+"""Quantity, position of the model, name and micro-batch of a value."""
 
 
 @dataclass
@@ -45,8 +50,8 @@ class StepBuffer:
         self._tools = tools
         self._name_of = name_of
         self._selects = plan.selects if plan.selections else None
-        self._eps = plan.eps if Op.ZEROS in plan.ops else None
         self._sketched = _GRADIENTS if plan.extensions.sketch == "grad" else frozenset[Quantity]()
+        self._measures = Measures(tools, plan.ops, plan.eps)
         self._open: _Pending | None = None
         self._sealed: list[_Pending] = []
 
@@ -68,23 +73,59 @@ class StepBuffer:
         pending = self._open
         if pending is None or (self._selects is not None and not self._selects(quantity, name)):
             return
+        self._enqueue(pending, (quantity, stage, name, micro_step), tensor, self._measures)
+
+    def _enqueue(self, pending: _Pending, place: Place, tensor: Any, measures: Measures) -> Reading:
+        quantity, stage, name, micro_step = place
         meta, digest = self._framework.describe(tensor), Digest()
         reading = Reading(quantity, stage, self._name_of(name), micro_step, meta, digest, identity=id(tensor))
         pending.reducer.statistics(tensor, digest)
         if quantity in self._sketched:
             pending.reducer.sketch(tensor, digest)
-        if self._eps is not None and (share := self._tools.share_below(tensor, self._eps)) is not None:
-            reading.numbers[Op.ZEROS.value] = share
+        measures.add(tensor, digest, pending.reducer, reading.numbers)
         pending.step.add(reading)
+        return reading
 
     def numbers(
-        self, quantity: Quantity, name: str, numbers: Mapping[str, Any], *, stage: int, micro_step: int | None = None
+        self,
+        quantity: Quantity,
+        name: str,
+        numbers: Mapping[str, Any],
+        *,
+        stage: int,
+        micro_step: int | None = None,
+        finish: Finish | None = None,
     ) -> None:
-        """Take 0-d tensors."""
+        """Take 0-d tensors or numbers."""
         if self._open is not None:
             self._open.step.add(
-                Reading(quantity, stage, self._name_of(name), micro_step, None, Digest(), dict(numbers))
+                Reading(quantity, stage, self._name_of(name), micro_step, None, Digest(), dict(numbers), finish=finish)
             )
+
+    def follow(self, plan: MonitorPlan) -> None:
+        """Compute the operations of another plan from now on."""
+        self._measures = Measures(self._tools, plan.ops, plan.eps)
+
+    def so_far(self, quantities: Iterable[Quantity]) -> list[Reading]:
+        """Wait for the device, and return the readings of some quantities in the step that is being collected."""
+        if self._open is None:
+            return []
+        self._collect(self._open)
+        wanted = frozenset(quantities)
+        return [reading for reading in self._open.step.readings.values() if reading.quantity in wanted]
+
+    def read_now(self, tensors: Mapping[Place, Any], ops: Sequence[Op], eps: float) -> list[Reading]:
+        """Wait for the device, and return readings of some tensors, which become part of no step.
+
+        Args:
+            tensors: By quantity, position of the model, name and micro-batch.
+            ops: Operations.
+            eps: Magnitude below which an element counts as zero.
+        """
+        pending, measures = _Pending(Step(0), self._framework.reducer()), Measures(self._tools, ops, eps)
+        found = [self._enqueue(pending, place, tensor, measures) for place, tensor in tensors.items()]
+        self._collect(pending)
+        return found
 
     def finish(self) -> list[Step]:
         """End the step that is being collected, and return the steps whose results have arrived, in their order."""
@@ -92,7 +133,12 @@ class StepBuffer:
         if current is not None:
             self._sealed.append(current)
         # What a device still computes is read a step later.
-        return self._fetch(keeps_last=current is not None and not current.reducer.is_complete)
+        return self._fetch(keeps_last=current is not None and self._is_on_device(current))
+
+    def _is_on_device(self, pending: _Pending) -> bool:
+        tools = self._tools
+        knows = isinstance(tools, MeasuringFramework)
+        return not pending.reducer.is_complete or (knows and not tools.are_on_host(pending.step.waiting))
 
     def finish_all(self) -> list[Step]:
         """Wait for the device, and return the remaining steps."""
@@ -102,6 +148,9 @@ class StepBuffer:
         done = self._sealed[:-1] if keeps_last else self._sealed[:]
         del self._sealed[: len(done)]
         for pending in done:
-            pending.reducer.collect()
-            pending.step.collect(self._tools.floats)
+            self._collect(pending)
         return [pending.step for pending in done]
+
+    def _collect(self, pending: _Pending) -> None:
+        pending.reducer.collect()
+        pending.step.collect(self._tools.floats)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
+from msprobe_core.errors import SessionError
 from msprobe_core.monitor.parameters import LiveParameters
 from msprobe_core.monitor.plan import MonitorPlan
 from msprobe_core.monitoring.quantities import Quantity
-from msprobe_core.protocols.capabilities import MonitoringFramework
+from msprobe_core.protocols.capabilities import MeasuringFramework, MonitoringFramework
 from msprobe_core.protocols.trainer_tools import TrainerTools
 
 
@@ -28,6 +30,7 @@ class Training:
         has_main_grad: Whether gradients are in ``main_grad`` where parameters have one.
         rank: Of this process.
         groups: Process groups that the training was given, by what is parallel in them.
+        directory: Of the results of this rank; may not exist yet.
     """
 
     plan: MonitorPlan
@@ -39,11 +42,31 @@ class Training:
     grad_acc_steps: int
     has_main_grad: bool
     rank: int
+    directory: Path
     groups: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def value_of(self, parameter: Any) -> Any:
         """Return what this rank has of a parameter's values; ``None`` if it has nothing."""
         return parameter if self.trainer is None else self.trainer.value_of(parameter)
+
+
+def measuring(framework: MonitoringFramework, what: str) -> MeasuringFramework:
+    """Return the framework, if it can compute from elements.
+
+    Args:
+        framework: Of the training.
+        what: To be monitored, for the message.
+
+    Raises:
+        SessionError: it cannot.
+    """
+    if isinstance(framework, MeasuringFramework):
+        return framework
+    raise SessionError(f"the training monitor has no {what} for this framework; leave them out of the configuration")
+
+
+Finish = Callable[[Mapping[str, float]], Mapping[str, float]]
+"""Returns columns from numbers; does not raise."""
 
 
 class Take(Protocol):
@@ -54,7 +77,23 @@ class Take(Protocol):
         ...
 
     def numbers(
-        self, quantity: Quantity, name: str, numbers: Mapping[str, Any], *, stage: int, micro_step: int | None = None
+        self,
+        quantity: Quantity,
+        name: str,
+        numbers: Mapping[str, Any],
+        *,
+        stage: int,
+        micro_step: int | None = None,
+        finish: Finish | None = None,
     ) -> None:
-        """Take 0-d tensors, of a quantity with columns of its own."""
+        """Take 0-d tensors or numbers, of a quantity with columns of its own.
+
+        Args:
+            quantity: Which one.
+            name: Of the parameter or module.
+            numbers: By column.
+            stage: Position of the model.
+            micro_step: Micro-batch; ``None`` if they belong to the whole step.
+            finish: Computes the columns from the numbers when these have arrived on the host.
+        """
         ...

@@ -10,13 +10,20 @@ class Quantity(str, Enum):
     """Monitored quantities, in the order in which a step computes them; files may have others."""
 
     PARAM_ORIGIN = "param_origin"
+    LINEAR = "linear_hook"
+    ROUTER_WEIGHT = "moe_router_weight_hook"
     ACTIVATION = "actv"
+    ATTENTION = "attention_hook"
+    ROUTER_LOGIT = "moe_router_logit_hook"
     ACTIVATION_GRADIENT = "actv_grad"
     GRADIENT_UNREDUCED = "grad_unreduced"
     GRADIENT_REDUCED = "grad_reduced"
+    DIRECTION = "mg_direction"
     EXP_AVG = "exp_avg"
     EXP_AVG_SQ = "exp_avg_sq"
+    UPDATE = "update"
     PARAM_UPDATED = "param_updated"
+    ADHOC = "adhoc"
 
 
 MONITORS: Mapping[str, Sequence[Quantity]] = {
@@ -40,7 +47,8 @@ class Op(str, Enum):
     """One number about the values of one tensor, in the order in which files list them.
 
     ``zeros`` is the share of elements whose magnitude is below ``eps``, ``nans`` the number of NaN, ``id`` the identity
-    of the tensor in its process.
+    of the tensor in its process. ``p01`` to ``p99`` are percentiles. Underflow is the share of elements that are not 0
+    and would be 0 in a format, overflow the share of finite elements beyond its range; ``fp8`` is E4M3.
     """
 
     NORM = "norm"
@@ -50,3 +58,18 @@ class Op(str, Enum):
     ZEROS = "zeros"
     NANS = "nans"
     ID = "id"
+    P01 = "p01"
+    P05 = "p05"
+    P25 = "p25"
+    P50 = "p50"
+    P75 = "p75"
+    P95 = "p95"
+    P99 = "p99"
+    FP8_UNDERFLOW = "fp8_underflow"
+    FP8_OVERFLOW = "fp8_overflow"
+    FP8_E5M2_UNDERFLOW = "fp8_e5m2_underflow"
+    FP8_E5M2_OVERFLOW = "fp8_e5m2_overflow"
+    FP16_UNDERFLOW = "fp16_underflow"
+    FP16_OVERFLOW = "fp16_overflow"
+    BF16_UNDERFLOW = "bf16_underflow"
+    BF16_OVERFLOW = "bf16_overflow"

@@ -282,6 +282,53 @@ class MonitoringFramework(Protocol):
 
 
 @runtime_checkable
+class MeasuringFramework(Protocol):
+    """Optional part of a `MonitoringFramework`: what quantities need that are computed from elements.
+
+    Their arithmetic is in `msprobe_core.monitor`, in operators and methods that tensors of all frameworks have. Nothing
+    here waits for a device.
+    """
+
+    def elements(self, tensor: Any) -> Any:
+        """Return what this process has of a tensor's elements, detached, in a dtype with arithmetic.
+
+        Not a copy if possible. ``None`` if there are no elements, or if they are no real numbers.
+        """
+        ...
+
+    def sampled(self, tensors: Sequence[Any], most: int) -> Sequence[Any] | None:
+        """Return the same elements of several tensors of one shape, each as a vector, and a view if possible.
+
+        Args:
+            tensors: Tensors whose `elements` belong together.
+            most: All are returned if there are not more than these, else some at equal distances in memory. The
+                distance has no common factor with the number of elements, so that rows and columns are met evenly.
+
+        Returns: ``None`` if one cannot be read, or if their shapes differ.
+        """
+        ...
+
+    def kth_smallest(self, values: Any, ranks: Sequence[int]) -> Sequence[Any]:
+        """Return the elements of a vector at some ranks, which count from 1, as 0-d tensors; NaN counts as largest."""
+        ...
+
+    def are_on_host(self, numbers: Sequence[Any]) -> bool:
+        """Whether `MonitoringFramework.floats` would not wait for a device."""
+        ...
+
+    def masters_of(self, optimizer: Any, parameters: Sequence[Any]) -> Sequence[Any]:
+        """Return for each parameter the tensor that the optimizer updates, which the parameter is then copied from.
+
+        It is the parameter itself if the optimizer updates that directly, and ``None`` if it is not known.
+        """
+        ...
+
+    def modules_of(self, model: Any) -> Mapping[str, Any]:
+        """Return all modules of a model by path; their matrices are in the attribute ``weight``."""
+        ...
+
+
+@runtime_checkable
 class DeviceGauge(Protocol):
     """Optional, for ``msprobe estimate``; called at the end of a step, outside of windows."""
 
