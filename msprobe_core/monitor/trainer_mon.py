@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
+
+import msgspec
 
 from msprobe_core.capture.framework_choice import find_framework
 from msprobe_core.errors import SessionError
 from msprobe_core.monitor.collector import Collector
-from msprobe_core.monitor.plan_file import load_plan
+from msprobe_core.monitor.plan_file import load_plan, ops_of
+from msprobe_core.monitor.readout import Metrics
 from msprobe_core.monitor.switch import is_switched
+from msprobe_core.monitoring.quantities import Quantity
 from msprobe_core.protocols.monitoring import MonitorWriter
 
 
@@ -67,6 +71,20 @@ class TrainerMon:
         A script that saves a checkpoint now can repeat the step elsewhere, and compare.
         """
         return None if self._collector is None else self._collector.window
+
+    @ops.setter
+    def ops(self, names: Sequence[str]) -> None:
+        """Collect other operations from now on.
+
+        Raises:
+            ConfigError: none of them is known.
+        """
+        self._follow(ops=ops_of(names, "TrainerMon.ops"))
+
+    def _follow(self, *, finds_modules: bool = False, **changes: Any) -> None:
+        self._plan = msgspec.structs.replace(self._plan, **changes)
+        if self._collector is not None:
+            self._collector.follow(self._plan, finds_modules=finds_modules)
 
     def set_monitor(
         self,
@@ -133,6 +151,70 @@ class TrainerMon:
     ) -> None:
         """Begin to monitor, by the name of older scripts; see `set_monitor`."""
         self.set_monitor(model, optimizer, grad_acc_steps, tp_group, dp_group, start_iteration)
+
+    def set_wrapped_optimizer(self, optimizer: Any) -> None:
+        """Do nothing: `set_monitor` gets the optimizer. Older scripts call it."""
+
+    def reload_xy(self, xy_distribution: bool = False) -> None:  # as scripts call it
+        """Begin or end to collect what modules are given and make; also finds modules that were replaced.
+
+        Args:
+            xy_distribution: Whether to collect it.
+        """
+        self._follow(finds_modules=True, xy_distribution=xy_distribution)
+
+    def generate_wgrad_metrics(self, post_grad_dict: Mapping[str, Any] | None = None) -> tuple[Metrics, Metrics]:
+        """Return numbers about the gradients of the current step, before they are used. Waits for the device.
+
+        Args:
+            post_grad_dict: Reduced gradients by name; ``None`` for those that the parameters have.
+
+        Returns: of reduced gradients and of those before the reduction, by operation, by names such as
+            ``0:fc1.weight:0/rank0/grad_reduced``.
+
+        Raises:
+            SessionError: `set_monitor` has not been called.
+        """
+        collector = self._running()
+        return collector.readout.gradients(post_grad_dict), collector.readout.so_far({Quantity.GRADIENT_UNREDUCED})
+
+    def generate_xy_metrics(self) -> tuple[Metrics, Metrics]:
+        """Return numbers about what modules were given and made in the current step, and about its gradients.
+
+        Waits for the device; see `generate_wgrad_metrics` for the form. Empty in a step that is not collected.
+
+        Raises:
+            SessionError: `set_monitor` has not been called.
+        """
+        collector = self._running()
+        found = (collector.readout.so_far({each}) for each in (Quantity.ACTIVATION, Quantity.ACTIVATION_GRADIENT))
+        return next(found), next(found)
+
+    def adhoc_check(
+        self, tensor: Any, module_name: str, tensor_name: str, rank_list: Sequence[int], ops_list: Sequence[str]
+    ) -> Mapping[str, float]:
+        """Return numbers about any tensor, and write them with the current step. Waits for the device.
+
+        Args:
+            tensor: Any tensor.
+            module_name: First part of its name in the files ``adhoc``.
+            tensor_name: Last part.
+            rank_list: Ranks that do this; empty for all. Others return nothing.
+            ops_list: Operations.
+
+        Raises:
+            SessionError: `set_monitor` has not been called.
+            ConfigError: no operation is known.
+        """
+        collector, ops = self._running(), ops_of(ops_list, "adhoc_check()")
+        if rank_list and collector.readout.rank not in rank_list:
+            return {}
+        return collector.readout.check(f"{module_name}.{tensor_name}", tensor, ops)
+
+    def _running(self) -> Collector:
+        if self._collector is None:
+            raise SessionError("set_monitor() has not been called, so there is no step to return values of; call it")
+        return self._collector
 
     def close(self) -> None:
         """End, and write what has been collected; happens by itself when the program ends."""

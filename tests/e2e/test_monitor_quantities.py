@@ -15,6 +15,7 @@ from msprobe.pytorch._reduce import TorchReducer
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from msprobe_core.errors import ConfigError, SessionError
 from msprobe_core.monitor import call_features, layer_features, measures, updates
 from msprobe_core.monitor.directions import Directions
 from msprobe_core.monitor.layer_features import spectral_columns, spectrum_of
@@ -131,7 +132,12 @@ def test_the_training_is_the_same_to_the_bit(monitored, dtype):
     optimizer = torch.optim.AdamW(model.parameters())
     monitor = begin(model, optimizer, steps_of_batch=2, step_interval=2, **EVERYTHING)
 
-    assert same(train(model, optimizer, steps=5), expected)
+    def between():
+        monitor.generate_wgrad_metrics()
+        monitor.generate_xy_metrics()
+        monitor.adhoc_check(model.gate.weight, "gate", "weight", [], ["norm"])
+
+    assert same(train(model, optimizer, steps=5, between=between), expected)
     monitor.close()
     (coverage,) = out.glob("*/coverage.json")
     seen = json.loads(coverage.read_text())
@@ -577,6 +583,74 @@ def test_a_structure_that_cannot_be_written_does_not_end_the_training(monitored,
     train(model, optimizer)
     monitor.close()
     assert "training goes on" in caplog.text
+
+
+# --- what programs call ---------------------------------------------------------------------------------------------
+
+
+def test_programs_may_ask_for_values_of_the_current_step(monitored):
+    begin, out = monitored
+    model = Net().train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = begin(model, optimizer, ops=["norm", "max"], xy_distribution=True, wg_distribution=True)
+    monitor.set_wrapped_optimizer(optimizer)
+    asked = []
+
+    def ask():
+        tensor = torch.tensor([3.0, 4.0])
+        asked.append((monitor.generate_wgrad_metrics(), monitor.generate_xy_metrics()))
+        assert monitor.adhoc_check(tensor, "loss", "parts", [0], ["norm", "p50", "max"]) == {
+            "norm": 5.0, "p50": 3.0, "max": 4.0,
+        }  # fmt: skip
+        assert monitor.adhoc_check(tensor, "loss", "others", [1], ["norm"]) == {}
+        asked.append(model.query.weight.grad.norm().item())
+
+    train(model, optimizer, steps=1, micro_batches=1, between=ask)
+    given = monitor.generate_wgrad_metrics({"mine": torch.full((4,), 2.0)})[0]
+    assert given == {"0:mine:0/rank0/grad_reduced": {"norm": 4.0, "max": 2.0}}
+    monitor.close()
+    ((reduced, unreduced), (given, gradients)), norm = asked
+    for kind, metrics in (("grad_reduced", reduced), ("grad_unreduced", unreduced)):
+        assert metrics[f"0:query.weight:0/rank0/{kind}"]["norm"] == pytest.approx(norm, rel=1e-6)
+    run = read_monitored(out)
+    for quantity, metrics in (("actv", given), ("actv_grad", gradients)):
+        assert metrics[f"0:gate.output:0/rank0/{quantity}"]["norm"] == pytest.approx(
+            row(run, quantity, "gate.output", 0, 0)["norm"]
+        )
+    assert row(run, "adhoc", "loss.parts", 0)["p50"] == 3.0
+
+
+def test_operations_and_modules_may_be_changed_while_it_trains(monitored):
+    begin, out = monitored
+    model = Net().train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = begin(model, optimizer, ops=["norm"], wg_distribution=True, step_count_per_record=3)
+    train(model, optimizer, steps=1)
+    monitor.ops = ["norm", "p50"]
+    monitor.reload_xy(xy_distribution=True)
+    train(model, optimizer, steps=1)
+    monitor.reload_xy()
+    train(model, optimizer, steps=1)
+    monitor.close()
+    assert monitor.ops == ["norm", "p50"]
+    run = read_monitored(out)
+    medians = [row(run, "grad_reduced", "gate.weight", step)["p50"] for step in range(3)]
+    assert math.isnan(medians[0])
+    assert all(map(math.isfinite, medians[1:]))
+    assert set(run.frame.filter(quantity="actv")["step"]) == {1}
+
+
+def test_wrong_uses_are_said(tmp_path):
+    path = tmp_path / "monitor.json"
+    path.write_text(json.dumps({"wg_distribution": True}))
+    monitor = TrainerMon(path)
+    with pytest.raises(SessionError, match="has not been called"):
+        monitor.generate_xy_metrics()
+    with pytest.raises(ConfigError, match="lists no operation"):
+        monitor.ops = ["median"]
+    path.write_text(json.dumps({"recording_l2_features": True, "l2_targets": {"linear": ["fc1"]}}))
+    with pytest.raises(ConfigError, match="'l2_targets' has 'linear'; known: linear_hook, attention_hook"):
+        TrainerMon(path)
 
 
 def test_a_list_of_models_has_places_of_other_ranks(monitored):
