@@ -30,6 +30,15 @@ PLANS = {
         **dict.fromkeys(("xy_distribution", "wg_distribution", "mv_distribution", "param_distribution"), True),
         "ops": FOUR,
     },
+    "updates": {"ur_distribution": True},
+    "directions": {"mg_direction": True},
+    "wg, norm and 3 percentiles": {"wg_distribution": True, "ops": ["norm", "p01", "p50", "p99"]},
+    "wg, norm and losses in 16 bits": {"wg_distribution": True, "ops": ["norm", "bf16_underflow", "fp16_underflow"]},
+    "wg, norm and losses in 8 bits": {"wg_distribution": True, "ops": ["norm", "fp8_underflow", "fp8_overflow"]},
+    "spectra of all linear layers": {
+        "recording_l2_features": True,
+        "l2_targets": {"linear_hook": ["model.layers.*_proj"]},
+    },
 }
 
 
@@ -69,6 +78,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--models", nargs="+", default=["large", "small"])
+    parser.add_argument("--cases", nargs="+", default=list(PLANS), help="names of what is collected")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.case:
@@ -77,8 +87,8 @@ def main() -> None:
     print(f"medians of {arguments.steps} steps with and without, {arguments.threads} threads")
     print(f"{'model':<7}{'collected':<40}{'bare ms':>9}{'ms':>9}{'factor':>8}{'kB/step':>9}")
     for model in arguments.models:
-        for name, plan in PLANS.items():
-            base = {"model": model, "steps": arguments.steps, "threads": arguments.threads, "plan": plan}
+        for name in arguments.cases:
+            base = {"model": model, "steps": arguments.steps, "threads": arguments.threads, "plan": PLANS[name]}
             found = measure(base)
             bare, collected = (1000 * statistics.median(found[key]) for key in ("others", "collected"))
             print(

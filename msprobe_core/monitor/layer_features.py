@@ -127,7 +127,7 @@ def attention_columns(query: Any, key: Any, order: str) -> dict[str, Any]:
     stride = max(1, math.ceil(num_heads * length * num_keys / _MOST_SCORES))
     places = queries.new_ones(max(length, num_keys)).cumsum(0)
     # From the last row, which sees all keys.
-    rows, queries = places[:length].flip(0)[::stride], queries.flip(1)[:, ::stride]
+    rows, queries = places[:length].flip((0,))[::stride], queries.flip((1,))[:, ::stride]
     grouped = queries.reshape(num_groups, num_heads // num_groups, -1, width)
     scores = grouped @ keys.swapaxes(1, 2).unsqueeze(1) / math.sqrt(width)
     is_later = places[:num_keys].reshape(1, -1) > rows.reshape(-1, 1) + (num_keys - length)

@@ -101,7 +101,7 @@ def sums_of(before: Any, after: Any, fraction_bits: int | None) -> dict[str, Any
         "unchanged": (change == 0).float().mean(),
     }
     if fraction_bits is not None:
-        unit = abs(after).log2().floor().exp2() * 2.0**-fraction_bits
+        unit = 2.0 ** (abs(after).log2().floor() - fraction_bits)
         sums["units"] = (unit * unit).sum()
     return sums
 
