@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from mindspore import Parameter, nn
 
@@ -17,6 +17,17 @@ PREFIX = "Cell"
 
 _RECOMPUTE_CELL = "_recompute_cell"
 """Attribute that `Cell.recompute` adds to a Cell: it calls the Cell's own construct, which is recorded anyway."""
+
+
+_HOOK_TABLES = ("_forward_pre_hook", "_forward_hook", "_forward_hook_always_called")
+"""Attributes of a Cell for its hooks; releases that create them on first use keep them as ``_lazy_forward_hook``."""
+
+
+class Unnamed(NamedTuple):
+    """A single net; see `msprobe_core.plugin.NamedModel`."""
+
+    model: nn.Cell
+    name: str = ""
 
 
 def cells_of(models: Sequence[NamedModel]) -> Iterator[FoundModule]:
@@ -51,11 +62,70 @@ class CellTraits:
         """Do nothing: the parameters have their own hooks."""
 
 
-class CellHooks:
-    """All hooks in the Cells of some nets; ``remove`` removes every one of them.
+class ParameterHooks:
+    """Hooks that report the gradients of the parameters of some nets; ``remove`` removes every one of them.
 
     The hooks are absent during compilation, which would compile them too, or fail to.
     """
+
+    def __init__(self, models: Sequence[NamedModel], recorder: CallRecorder) -> None:
+        """Prepare; ``install`` begins.
+
+        Args:
+            models: Nets whose parameters report.
+            recorder: Receives every gradient.
+        """
+        self._models = models
+        self._recorder = recorder
+        self._parameters: list[tuple[Parameter, Callable[[Any], None]]] = []
+        self._handles: list[Handle] = []
+        self._compiling = Compiling(self._step_aside, self._come_back)
+
+    def install(self) -> None:
+        """Install the hooks."""
+        known: set[int] = set()
+        for path, type_name, cell in cells_of(self._models):
+            self._find(path, type_name, cell)
+            stem = module_stem(PREFIX, path, type_name)
+            hooked: list[str] = []
+            for name, parameter in own_parameters(cell).items():
+                if parameter.requires_grad and id(parameter) not in known:
+                    known.add(id(parameter))
+                    hooked.append(name)
+                    self._parameters.append((parameter, self._parameter_hook(stem, name)))
+            if hooked:
+                self._recorder.expect_parameter_gradients(stem, hooked)
+        self._come_back()
+        self._compiling.install()
+
+    def remove(self) -> None:
+        """Remove all hooks."""
+        self._compiling.remove()
+        self._step_aside()
+
+    def _find(self, path: str, type_name: str, cell: nn.Cell) -> None:
+        """Prepare what else is hooked of a Cell."""
+
+    def _parameter_hook(self, stem: str, name: str) -> Callable[[Any], None]:
+        # Called once in each backward pass, with the sum of the gradients from all uses of the parameter.
+        recorder = self._recorder
+
+        def report(gradient: Any) -> None:
+            if recorder.is_open:
+                with RecordingGuard(recorder.note_failure):
+                    recorder.record_parameter_gradient(stem, name, gradient)
+
+        return report
+
+    def _come_back(self) -> None:
+        self._handles += [parameter.register_hook(hook) for parameter, hook in self._parameters]
+
+    def _step_aside(self) -> None:
+        _remove_all(self._handles)
+
+
+class CellHooks(ParameterHooks):
+    """All hooks in the Cells of some nets and in their parameters."""
 
     def __init__(
         self,
@@ -72,56 +142,58 @@ class CellHooks:
             unsettled: See `msprobe_core.interception.gradients.GraphGradients`.
             visit: See `msprobe_core.interception.modules.ModuleCalls`.
         """
-        self._models = models
-        self._recorder = recorder
+        super().__init__(models, recorder)
         self._unsettled = unsettled
         self._visit = visit
-        self._cells: list[tuple[nn.Cell, ModuleCalls]] = []
-        self._parameters: list[tuple[Parameter, Callable[[Any], None]]] = []
-        self._handles: list[Handle] = []
-        self._compiling = Compiling(self._take_out, self._put_in)
+        self._traits = CellTraits()
+        self._cells: list[nn.Cell] = []
+        self._cell_handles: list[Handle] = []
+        self._hidden: list[Callable[[], None]] = []
 
-    def install(self) -> None:
-        """Install the hooks."""
-        traits = CellTraits()
-        known: set[int] = set()
-        for path, type_name, cell in cells_of(self._models):
-            calls = ModuleCalls(self._recorder, path, type_name, traits, self._unsettled, self._visit)
-            self._cells.append((cell, calls))
-            stem = module_stem(PREFIX, path, type_name)
-            hooked: list[str] = []
-            for name, parameter in own_parameters(cell).items():
-                if parameter.requires_grad and id(parameter) not in known:
-                    known.add(id(parameter))
-                    hooked.append(name)
-                    self._parameters.append((parameter, self._parameter_hook(stem, name)))
-            if hooked:
-                self._recorder.expect_parameter_gradients(stem, hooked)
-        self._put_in()
-        self._compiling.install()
+    def _find(self, path: str, type_name: str, cell: nn.Cell) -> None:
+        calls = ModuleCalls(self._recorder, path, type_name, self._traits, self._unsettled, self._visit)
+        self._cells.append(cell)
+        self._cell_handles.append(cell.register_forward_pre_hook(Hook(calls.before), with_kwargs=True))
+        self._cell_handles.append(register_after(cell, Hook(calls.after)))
 
     def remove(self) -> None:
         """Remove all hooks."""
-        self._compiling.remove()
-        self._take_out()
+        super().remove()
+        self._show()
+        _remove_all(self._cell_handles)
 
-    def _parameter_hook(self, stem: str, name: str) -> Callable[[Any], None]:
-        # Called once in each backward pass, with the sum of the gradients from all uses of the parameter.
-        recorder = self._recorder
+    def _step_aside(self) -> None:
+        super()._step_aside()
+        self._hidden = [_hide_hooks(cell) for cell in self._cells]
 
-        def report(gradient: Any) -> None:
-            if recorder.is_open:
-                with RecordingGuard(recorder.note_failure):
-                    recorder.record_parameter_gradient(stem, name, gradient)
+    def _come_back(self) -> None:
+        self._show()
+        super()._come_back()
 
-        return report
+    def _show(self) -> None:
+        while self._hidden:
+            self._hidden.pop()()
 
-    def _put_in(self) -> None:
-        for cell, calls in self._cells:
-            self._handles.append(cell.register_forward_pre_hook(Hook(calls.before), with_kwargs=True))
-            self._handles.append(register_after(cell, Hook(calls.after)))
-        self._handles += [parameter.register_hook(hook) for parameter, hook in self._parameters]
 
-    def _take_out(self) -> None:
-        while self._handles:
-            self._handles.pop().remove()
+def _remove_all(handles: list[Handle]) -> None:
+    while handles:
+        handles.pop().remove()
+
+
+def _hide_hooks(cell: nn.Cell) -> Callable[[], None]:
+    """Replace the tables of a Cell's hooks by copies without ours, until the returned function is called.
+
+    The tables themselves stay as they are: a hook of the user may be running that calls the compiled function.
+    """
+    stored = {name: name if name in vars(cell) else f"_lazy{name}" for name in _HOOK_TABLES}
+    tables: dict[str, dict[int, Any]] = {key: found for key in stored.values() if (found := vars(cell).get(key))}
+    ours = {number for table in tables.values() for number, hook in table.items() if isinstance(hook, Hook)}
+    for key, table in tables.items():
+        others = ((number, hook) for number, hook in table.items() if number not in ours)
+        object.__setattr__(cell, key, type(table)(others))
+
+    def show() -> None:
+        for key, table in tables.items():
+            object.__setattr__(cell, key, table)
+
+    return show

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import mindspore as ms
@@ -16,7 +15,7 @@ from msprobe.mindspore.graph.collector import station
 from msprobe.mindspore.graph.compiling import compilation
 from msprobe.mindspore.graph.recording import Recording
 from msprobe.mindspore.graph.tensordump import arrivals
-from msprobe_core.interception import module_stem
+from msprobe_core.interception import Function, FunctionPatch, module_stem
 from msprobe_core.plugin import AttachOptions, CallRecorder, ConfigError, NamedModel, TensorMeta
 
 
@@ -86,31 +85,25 @@ class GraphTaps:
         if compilation().has_files:
             arrivals().drop()
         station().add(self._recording)
-        self._replaced: Callable[..., Any] = api._JitExecutor.__call__
+        self._functions = FunctionPatch(api._JitExecutor, "__call__", self._run)
         if not graph_mode():
-            self._stand_around_functions()
+            self._functions.install()
 
-    def _stand_around_functions(self) -> None:
-        recorder, recording, replaced = self._recorder, self._recording, self._replaced
-
-        @functools.wraps(replaced)
-        def run(*args: Any, **kwargs: Any) -> Any:
-            recording.around = recorder.nesting()
-            try:
-                result = replaced(*args, **kwargs)
-                # Wait on the host, so that the graph's calls are recorded within this call, before later calls of the
-                # program. Do not wait for a device: its files are read at the end of the window.
-                if not compilation().writes_files:
-                    executor.sync()
-            finally:
-                recording.around = ()
-            return result
-
-        api._JitExecutor.__call__ = run
+    def _run(self, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        self._recording.around = self._recorder.nesting()
+        try:
+            result = function(*args, **kwargs)
+            # Wait on the host, so that the graph's calls are recorded within this call, before later calls of the
+            # program. Do not wait for a device: its files are read at the end of the window.
+            if not compilation().writes_files:
+                executor.sync()
+        finally:
+            self._recording.around = ()
+        return result
 
     def detach(self) -> None:
         """Wait until running graphs have finished, and record no new calls."""
-        api._JitExecutor.__call__ = self._replaced
+        self._functions.remove()
         try:
             # Errors of a graph that runs asynchronously surface here; they are the training's own, so let them pass.
             executor.sync()

@@ -11,12 +11,12 @@ import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import mindspore as ms
 from mindspore import Parameter, nn
 
-from msprobe.mindspore._cells import cells_of, own_parameters
+from msprobe.mindspore._cells import Unnamed, cells_of, own_parameters
 from msprobe.mindspore._compiling import api
 from msprobe.mindspore.graph.attempts import Attempts
 from msprobe.mindspore.graph.collector import station
@@ -32,13 +32,6 @@ _BARE = "msprobe_bare"
 
 _FRONT_END_ONLY = "MS_DEV_PRECOMPILE_ONLY"
 """With it MindSpore builds a graph but no kernels."""
-
-
-class _Unnamed(NamedTuple):
-    """See `msprobe_core.plugin.NamedModel`."""
-
-    model: nn.Cell
-    name: str = ""
 
 
 class Compilation:
@@ -98,7 +91,7 @@ class Compilation:
         try:
             # In the dynamic graph, a Cell that is compiled by itself is called like others, and has hooks.
             skipped = source if ms.get_context("mode") == ms.PYNATIVE_MODE else None
-            cells = [cell for _, _, cell in cells_of([_Unnamed(model) for model in models])]
+            cells = [cell for _, _, cell in cells_of([Unnamed(model) for model in models])]
             for cell in cells:
                 if hasattr(cell, "bprop"):
                     put.leave_parameters_of(cell)
