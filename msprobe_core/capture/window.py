@@ -56,6 +56,7 @@ class Interception:
     risk_level: str
     custom_op_namespaces: Sequence[str]
     aten: bool = False
+    inside_graphs: bool = True
 
 
 class Windows:

@@ -10,11 +10,6 @@ from typing import Final
 
 # --- parts of the established tools that msprobe does not have ---------------------------------------------------
 
-TRAINING_MONITOR: Final = (
-    "the training monitor is part of msprobe for PyTorch only (`from msprobe.pytorch import TrainerMon`); record the "
-    "steps with PrecisionDebugger at level L0, and read them, or the CSV files of an earlier monitor, with "
-    "`msprobe view` and `msprobe monitor analyze`"
-)
 MONITOR_FILES: Final = "the files of a monitor are read by `msprobe view` and `msprobe monitor analyze`"
 API_CHECK: Final = (
     "checks of single APIs with generated inputs are not part of msprobe yet; `msprobe confirm TARGET GOLDEN ENTRY` "
@@ -142,8 +137,6 @@ ABSENT: Final = {
     "msprobe.core.response_anomaly": RESPONSES,
     "msprobe.core.single_save": SINGLE_SAVE,
     "msprobe.mindspore.MsprobeInitStep": INIT_STEP,
-    "msprobe.mindspore.TrainerMon": TRAINING_MONITOR,
-    "msprobe.mindspore.monitor": TRAINING_MONITOR,
     "msprobe.mindspore.code_mapping": CODE_MAPPING,
     "msprobe.mindspore.compare.ms_graph_compare": (
         "dumps of static graphs are compared by `msprobe compare` too, which finds their ranks and steps"

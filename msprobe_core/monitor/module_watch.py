@@ -82,7 +82,7 @@ class ModuleWatch:
             self._attach()
 
     def _attach(self) -> None:
-        options = Interception(Level.L0, RiskLevel.CORE.value, ())
+        options = Interception(Level.L0, RiskLevel.CORE.value, (), inside_graphs=False)
         for (_, model), recorder in zip(self._training.models, self._recorders, strict=True):
             recorder.is_open = True
             self._watch_reductions(model, recorder)

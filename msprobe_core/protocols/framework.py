@@ -139,6 +139,14 @@ class AttachOptions(Protocol):
         """Whether operators below the APIs are recorded too; true only for an `OperatorFramework`."""
         ...
 
+    @property
+    def inside_graphs(self) -> bool:
+        """Whether to compile something into graphs, so that calls inside them are recorded too.
+
+        It stays in a graph and makes it slower, so the training monitor does without.
+        """
+        ...
+
 
 class Framework(Protocol):
     """A training framework, as far as the core needs it."""

@@ -3,7 +3,7 @@
 ::
 
     from msprobe.mindspore import MsprobeStep, PrecisionDebugger, compare, compare_distributed, seed_all
-    from msprobe.mindspore import module_dump, module_dump_end, save, save_grad, step
+    from msprobe.mindspore import TrainerMon, module_dump, module_dump_end, save, save_grad, step
 """
 
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from msprobe.mindspore._random import random_save
     from msprobe.mindspore._seed import seed_all
     from msprobe.mindspore.debugger import PrecisionDebugger
+    from msprobe.mindspore.monitor import TrainerMon
     from msprobe.mindspore.saving import save, save_grad, step
     from msprobe_core.comparison import compare, compare_distributed
     from msprobe_core.recording import calibration, module_dump, module_dump_end
@@ -27,6 +28,7 @@ else:  # imported on first use: finding this plugin must not import MindSpore
             "msprobe.mindspore._random": "random_save",
             "msprobe.mindspore._seed": "seed_all",
             "msprobe.mindspore.debugger": "PrecisionDebugger",
+            "msprobe.mindspore.monitor": "TrainerMon",
             "msprobe.mindspore.saving": "save save_grad step",
             "msprobe_core.comparison": "compare compare_distributed",
             "msprobe_core.recording": "calibration module_dump module_dump_end",
@@ -37,6 +39,7 @@ else:  # imported on first use: finding this plugin must not import MindSpore
 __all__ = [
     "MsprobeStep",
     "PrecisionDebugger",
+    "TrainerMon",
     "__version__",
     "calibration",
     "compare",

@@ -21,6 +21,7 @@ from msprobe.mindspore._device import WITH_ARITHMETIC, is_host
 from msprobe.mindspore._functions import ApiPatches
 from msprobe.mindspore._gradients import takes_gradient, watch_gradient
 from msprobe.mindspore._jit import JitPatches, is_tracing
+from msprobe.mindspore._monitor import Monitoring
 from msprobe.mindspore._perturb import perturb
 from msprobe.mindspore._primitives import PrimitivePatches
 from msprobe.mindspore._quiet import RecordingGuard
@@ -62,7 +63,7 @@ _TENSORS = (Tensor, *SPARSE, GraphValues, Unwritten)
 _DTYPE: Any = ms.common.dtype.Type
 
 
-class MindSporeFramework:
+class MindSporeFramework(Monitoring):
     """See `msprobe_core.plugin.Framework`."""
 
     name = "mindspore"
@@ -76,6 +77,7 @@ class MindSporeFramework:
             defers: Whether tensors are reduced as on a device, and fetched at the end of the window; ``None``: if they
                 are on one.
         """
+        super().__init__()
         self._defers = not is_host() if defers is None else defers
         self._dtypes: dict[Any, str] = {}
         self._apis: dict[RiskLevel, ApiPatches] = {}
@@ -141,7 +143,7 @@ class MindSporeFramework:
     def attach(self, models: Sequence[NamedModel], options: AttachOptions, recorder: CallRecorder) -> Attachment:
         """Hook Cells, patch APIs, or both, depending on the level; in GRAPH_MODE, receive values from graphs."""
         graphs = None
-        if options.level.has_modules:
+        if options.level.has_modules and options.inside_graphs:
             graphs = GraphTaps(models, recorder, self.describe, self._say)
         return _Attachment(models, options, recorder, self._apis_for(options), graphs)
 
