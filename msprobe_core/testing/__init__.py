@@ -13,6 +13,7 @@ Needs pytest (``pip install msprobe-core[testing]``). ``docs/plugins.md`` walks 
 """
 
 from msprobe_core.testing.contract import FrameworkContract
-from msprobe_core.testing.rig import TrainingRig
+from msprobe_core.testing.monitor_contract import MonitorContract
+from msprobe_core.testing.rig import MonitoredRig, TrainingRig
 
-__all__ = ["FrameworkContract", "TrainingRig"]
+__all__ = ["FrameworkContract", "MonitorContract", "MonitoredRig", "TrainingRig"]

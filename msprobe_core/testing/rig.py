@@ -56,3 +56,15 @@ class TrainingRig(Protocol):
     def traces_in(self, model: Any) -> object:
         """Return an object that compares equal as long as nothing is hooked or patched, in the model or elsewhere."""
         ...
+
+
+class MonitoredRig(TrainingRig, Protocol):
+    """A framework whose trainings can be monitored; see `msprobe_core.plugin.MonitoringFramework`."""
+
+    def make_adam(self, model: Any) -> Any:
+        """Return Adam for a model's parameters: learning rate 0.01, decay rates 0.9 and 0.999, nothing else."""
+        ...
+
+    def train_with(self, model: Any, optimizer: Any, step: int) -> float:
+        """Run forward, backward and the optimizer's step on the data of this step; return the loss."""
+        ...

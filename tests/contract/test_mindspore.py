@@ -5,7 +5,7 @@ import pytest
 from msprobe_core.capture import Session
 from msprobe_core.config import load_config
 from msprobe_core.plugins import registry
-from msprobe_core.testing import FrameworkContract
+from msprobe_core.testing import FrameworkContract, MonitorContract
 from msprobe_core.testing.contract import MODES
 
 pytest.importorskip("mindspore")
@@ -55,3 +55,11 @@ class TestMindSporeDeferred(FrameworkContract):
             return list(self._dump(self._record(rig, session)))
         finally:
             session.close()
+
+
+class TestMonitor(MonitorContract):
+    @pytest.fixture(params=[False, True], ids=["host", "deferred"])
+    def rig(self, request):
+        from mindspore_rig import MindSporeRig
+
+        return MindSporeRig(defers=request.param)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from msprobe_core.testing import FrameworkContract
+from msprobe_core.testing import FrameworkContract, MonitorContract
 
 torch = pytest.importorskip("torch")
 
@@ -30,3 +30,11 @@ class TestPyTorchDeferred(FrameworkContract):
         rig = TorchRig()
         rig.framework.reducer = lambda: TorchReducer(defer_host=True)
         return rig
+
+
+class TestMonitor(MonitorContract):
+    @pytest.fixture
+    def rig(self):
+        from torch_rig import TorchRig
+
+        return TorchRig()

@@ -76,6 +76,17 @@ class MindSporeRig:
         model.last_gradients = gradients
         return float(loss.asnumpy())
 
+    def make_adam(self, model: Network) -> nn.Adam:
+        return nn.Adam(model.trainable_params(), learning_rate=0.01)
+
+    def train_with(self, model: Network, optimizer: nn.Cell, step: int) -> float:
+        x = Tensor(np.random.RandomState(100 + step).normal(size=(5, 4)).astype(np.float32))
+        parameters = model.trainable_params()
+        loss, gradients = ms.value_and_grad(lambda x: model(x).square().mean(), None, parameters)(x)
+        optimizer(gradients)
+        model.last_gradients = gradients
+        return float(loss.asnumpy())
+
     def fail_in_step(self, model: Network) -> None:
         model.second.fails = True
         try:

@@ -69,6 +69,17 @@ class TorchRig:
                 parameter -= 0.1 * parameter.grad
         return loss.item()
 
+    def make_adam(self, model: Network) -> torch.optim.Adam:
+        return torch.optim.Adam(model.parameters(), lr=0.01)
+
+    def train_with(self, model: Network, optimizer: torch.optim.Optimizer, step: int) -> float:
+        torch.manual_seed(100 + step)
+        optimizer.zero_grad()
+        loss = model(torch.randn(5, 4)).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
     def fail_in_step(self, model: Network) -> None:
         model.second.fails = True
         try:
