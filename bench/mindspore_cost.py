@@ -25,7 +25,8 @@ NUM_WARM = 3
 
 
 def make_step(case: dict):
-    """Return the model, and a function that trains it for one step."""
+    """Return the model, its optimizer, and a function that trains it for one step."""
+    sys.path.insert(0, str(EXAMPLE))
     import mindspore as ms
     import mindspore_llama
     from llama_config import LlamaConfig, batch
@@ -43,7 +44,7 @@ def make_step(case: dict):
         optimizer(gradients)
         loss.asnumpy()
 
-    return model, step
+    return model, optimizer, step
 
 
 def make_debugger(case: dict):
@@ -61,8 +62,7 @@ def make_debugger(case: dict):
 
 def run_case(case: dict) -> dict:
     """Train with one setting in this process; return the times of both kinds of steps in seconds, and the bytes."""
-    sys.path.insert(0, str(EXAMPLE))
-    model, step = make_step(case)
+    model, _, step = make_step(case)
     debugger = make_debugger(case)
     times: dict[str, list[float]] = {"bare": [], "recorded": []}
     for _ in range(case["steps"] + NUM_WARM):

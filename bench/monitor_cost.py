@@ -1,14 +1,15 @@
 """Cost of the training monitor: the time of a training step with and without it.
 
-    python bench/monitor_cost.py [--steps 15] [--threads 2] [--models large small]
+    python bench/monitor_cost.py [--steps 15] [--threads 2] [--models large small] [--framework pytorch]
 
-The Llamas of ``capture_cost.py``. Every second step is collected, so that collected steps and others alternate in one
-process; the result is the ratio of the two medians. Hooks are set at the end of the step before, once in a training
-that collects every step, so they are not part of it. ``off`` collects nothing at all, which shows the noise. A step
-includes that of the optimizer, at whose end the monitor writes its files.
+The Llamas of ``capture_cost.py``; of MindSpore, those of ``mindspore_cost.py``. Every second step is collected, so that
+collected steps and others alternate in one process; the result is the ratio of the two medians. Hooks are set at the
+end of the step before, once in a training that collects every step, so they are not part of it. ``off`` collects
+nothing at all, which shows the noise. A step includes that of the optimizer, at whose end the monitor writes its files.
 """
 
 import argparse
+import importlib
 import json
 import os
 import statistics
@@ -18,9 +19,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from capture_cost import make_training
-
 FOUR = ["norm", "min", "max", "mean"]
+MODELS = {"pytorch": ["large", "small"], "mindspore": ["wide", "small"]}
 PLANS = {
     "off": {"wg_distribution": True, "start_step": 1_000_000},
     "wg, norm": {"wg_distribution": True, "ops": ["norm"]},
@@ -42,22 +42,37 @@ PLANS = {
 }
 
 
+def training_of(case: dict):
+    """Return a model, its optimizer, and a function that trains it for one step."""
+    if case["framework"] == "mindspore":
+        from mindspore_cost import make_step
+
+        return make_step({"size": case["model"], "variant": "nn"})
+    from capture_cost import make_training
+
+    model, optimizer, tokens = make_training(case)
+
+    def step() -> None:
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return model, optimizer, step
+
+
 def run_case(case: dict) -> dict:
     """Train in this process; return the seconds of steps that are collected, and of the others."""
-    model, optimizer, tokens = make_training(case)
+    model, optimizer, train = training_of(case)
     plan = Path("monitor.json")
     plan.write_text(json.dumps({"targets": {}, "step_interval": 2, **case["plan"]}))
     os.environ["MONITOR_OUTPUT_DIR"] = str(Path("out").absolute())
-    from msprobe.pytorch import TrainerMon
-
-    monitor = TrainerMon(plan, params_have_main_grad=False)
+    trainer_mon = importlib.import_module(f"msprobe.{case['framework']}").TrainerMon
+    monitor = trainer_mon(plan, params_have_main_grad=False)
     monitor.set_monitor(model, optimizer)
     times: dict[bool, list[float]] = {True: [], False: []}
     for step in range(2 * case["steps"] + 4):
         begin = time.perf_counter()
-        model(input_ids=tokens, labels=tokens).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        train()
         times[step % 2 == 0].append(time.perf_counter() - begin)
     monitor.close()
     size = sum(path.stat().st_size for path in Path("out").rglob("*.csv"))
@@ -77,7 +92,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--models", nargs="+", default=["large", "small"])
+    parser.add_argument("--framework", choices=MODELS, default="pytorch")
+    parser.add_argument("--models", nargs="+", help="those of the framework by default")
     parser.add_argument("--cases", nargs="+", default=list(PLANS), help="names of what is collected")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -86,9 +102,10 @@ def main() -> None:
         return
     print(f"medians of {arguments.steps} steps with and without, {arguments.threads} threads")
     print(f"{'model':<7}{'collected':<40}{'bare ms':>9}{'ms':>9}{'factor':>8}{'kB/step':>9}")
-    for model in arguments.models:
+    for model in arguments.models or MODELS[arguments.framework]:
         for name in arguments.cases:
-            base = {"model": model, "steps": arguments.steps, "threads": arguments.threads, "plan": PLANS[name]}
+            base = {"framework": arguments.framework, "model": model, "plan": PLANS[name]}
+            base |= {"steps": arguments.steps, "threads": arguments.threads}
             found = measure(base)
             bare, collected = (1000 * statistics.median(found[key]) for key in ("others", "collected"))
             print(
