@@ -30,7 +30,7 @@ class Written:
 
     def follow(self, plan: MonitorPlan) -> None:
         """Write the operations of another plan from now on."""
-        self._ops = plan.ops
+        self._ops_of = plan.ops_of
 
     def add(self, step: Step) -> None:
         """Take a step."""

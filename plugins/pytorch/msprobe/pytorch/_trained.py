@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from msprobe.pytorch._masters import Master, master_of, zero_3_range
+from msprobe.pytorch._measuring import Measuring
 from msprobe.pytorch._monitor import Monitoring, moments_in
 from msprobe.pytorch._optimizer_steps import StepWatch, all_of, leaves_of
 from msprobe.pytorch._placements import distribution_of
@@ -17,7 +18,7 @@ from msprobe.pytorch._reductions import ReductionWatch, fsdp1_handles, fsdp2_gro
 from msprobe_core.plugin import BeforeUpdate, Part
 
 
-class Trained(Monitoring):
+class Trained(Monitoring, Measuring):
     """See `msprobe_core.plugin.TrainerTools`."""
 
     def __init__(self, models: Sequence[nn.Module], optimizer: Any) -> None:
@@ -81,6 +82,19 @@ class Trained(Monitoring):
 
     def _all_with_state(self) -> Sequence[Any]:
         return self._leaves or [each for each in self._optimizers if isinstance(getattr(each, "state", None), Mapping)]
+
+    def masters_of(self, optimizer: Any, parameters: Sequence[Any]) -> Sequence[Any]:
+        """Return this rank's elements in the trainer's master, or what one of the optimizers keeps."""
+        del optimizer
+        found: list[Any] = [None] * len(parameters)
+        for leaf in self._leaves:
+            kept = super().masters_of(leaf, parameters)
+            found = [one if one is not None else other for one, other in zip(found, kept, strict=True)]
+        for place, parameter in enumerate(parameters):
+            master = self._master(parameter)
+            if master is not None and master.tensor is not None:
+                found[place] = master.cut(master.tensor)
+        return found
 
     def value_of(self, parameter: Any) -> Any:
         """Return the parameter, or this rank's partition of one that is gathered only while it is used."""
