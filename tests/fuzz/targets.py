@@ -168,6 +168,15 @@ def _beside_monitors(directory: Path) -> None:
     write_alarms(directory, 0, alarm(0, "grad_reduced", "head.weight", 0, 2.5), alarm(0, "actv", "x", 0, "nan"))
 
 
+def _alarms(directory: Path) -> None:
+    for rank in range(2):
+        names = {"tag_name": f"0:fc1.output:0/rank{rank}/actv", "message": "Rule AnomalyNan reports anomaly signal"}
+        numbers = dict.fromkeys(("step", "micro_step", "pp_stage", "vpp_stage", "call_id"), 3)
+        (directory / f"rank{rank}").mkdir(exist_ok=True)
+        record = {"rank": rank, **numbers, **names, "group_mates": [0, 1]}
+        (directory / f"rank{rank}" / "anomaly.json").write_text(json.dumps({"key": record}))
+
+
 def _verl(directory: Path) -> None:
     from rl_runs import Recipe, write_run
 
@@ -282,6 +291,9 @@ TARGETS = {
             '"alert": {"rules": [{"rule_name": "AnomalyTurbulence", "args": {"threshold": 5}}], "dump": true}}',
         ),
         one("monitor.json"),
+    ),
+    "monitor alarms": Target(
+        ["monitoring/alarm_files"], _alarms, command("monitor", "alarms", "-d", "{}", "-o", "{}/out"), "rank*/*.json"
     ),
     "limits": Target(["judge/limits"], written("limits.yaml", example("relative:")), one("limits.yaml")),
     "mappings": Target(["compare/mapping_files"], _mappings, _use_mappings),

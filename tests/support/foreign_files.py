@@ -133,11 +133,17 @@ def _beside_monitor(path):
         raise DumpError(found.notes[0].text)
 
 
+def _alarms(path):
+    from msprobe_core.monitoring.alarm_files import _read
+
+    return _read(path)
+
+
 READERS = {
     "x.pt": _tensor, "x.npy": _tensor, "shard-0.safetensors": _shard, "dump.json": _dump, "dump.arrow": _arrow,
     "statistic.csv": _kernels, "samples.json": _struct, "config.json": _config, "config.yaml": _config,
     "live.json": _edit, "apis.yaml": _apis, "limits.yaml": _limits, "mapping.yaml": _mapping, "layouts.yaml": _layouts,
     "noise_profile.parquet": _profile, "merge.yaml": _merge, "table.csv": _table, "table.xlsx": _table,
-    "monitor.json": _monitor_plan, "coverage.json": _beside_monitor, "locate.json": _location,
-    "compare.json": _request, "request.json": _compare_request,
+    "monitor.json": _monitor_plan, "coverage.json": _beside_monitor, "anomaly.json": _alarms,
+    "locate.json": _location, "compare.json": _request, "request.json": _compare_request,
 }  # fmt: skip

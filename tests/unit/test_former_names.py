@@ -84,7 +84,7 @@ def test_members_of_older_debuggers():
 
 def test_the_page_has_the_tables():
     page = (REPOSITORY / "docs" / "migration.md").read_text().splitlines()
-    places = {name: f"`{place.replace(':', '.')}`" for name, place in MOVED.items()}
+    places = {name: f"`{place.replace(':', '.')}`" for name, place in (MOVED | PROGRAMS).items()}
     expected = [f"| `{name}` | {text} |" for table in (places, ABSENT, COMMANDS, TASKS) for name, text in table.items()]
     # Line by line, so that what is missing can be copied from the message.
     assert [line for line in expected if line not in page] == []

@@ -325,6 +325,7 @@ SAMPLES = {
     LocateCode.NEXT_RUN: {"command": "msprobe locate target golden --confirm"},
     LocateCode.NEXT_RECORD_AND_COMPARE: {"config": "{}"},
     LocateCode.NEXT_RECORD_AND_CONFIRM: {"config": "{}"},
+    LocateCode.NEXT_ZOOM: {"config": "{}", "command": "msprobe control config.json set level=mix"},
 }
 
 
