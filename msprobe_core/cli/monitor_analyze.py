@@ -46,15 +46,14 @@ def analyze(*, directory: Path, output_path: Path | None, top_k: int, steps: str
     from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT, EXIT_FAILED
     from msprobe_core.findings import each_once
     from msprobe_core.monitoring.anomalies import anomalies_of_ranks  # imports polars, which --help does not need
-    from msprobe_core.monitoring.files import ranks_of, read_monitored
+    from msprobe_core.monitoring.files import read_ranks
 
     chosen = steps_of(steps)
     path = _found(directory)
     notes: list[Finding] = []
 
     def runs() -> Iterator[Monitored]:
-        for rank in ranks_of(path):
-            run = read_monitored(path, ranks=[rank])
+        for run in read_ranks(path):
             notes.extend(run.notes)
             yield run
 

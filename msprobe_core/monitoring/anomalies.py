@@ -111,15 +111,14 @@ def anomalies_of_ranks(
 ) -> Anomalies:
     """Return the same of a training whose ranks are given one after the other, so that they need not fit in memory."""
     replicas = Replicas()
-    num_judged, num_ranks = 0, 0
+    num_judged = 0
     far: list[pl.DataFrame] = []
     found: list[pl.DataFrame] = []
     largest: list[pl.DataFrame] = []
     for run in runs:
         statistics = [name for name in JUDGED if name in run.statistics]
-        if not statistics:
+        if not statistics or not run.frame.height:
             continue
-        num_ranks += 1
         rows = with_decades(with_ids(run.frame), statistics, run.resolution)
         replicas.add(rows, statistics)
         found += [

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,11 +52,6 @@ def find_monitored(path: Path) -> Path | None:
     return next((each for each in (path, path / _SUBDIRECTORY) if is_monitored(each)), None)
 
 
-def ranks_of(path: Path) -> list[int]:
-    """Return the ranks that a directory has files of, ascending."""
-    return sorted({each.rank for each in rank_directories(path)})
-
-
 def read_monitored(
     path: Path, steps: Collection[int] = (), ranks: Collection[int] = (), files: KnownFiles | None = None
 ) -> Monitored:
@@ -79,12 +74,36 @@ def read_monitored(
             f"{path}: holds nothing of a monitor, which makes a directory for each rank, such as "
             "Nov21_05-57-08-rank0-95f81c46 or rank_0, with files such as actv_0-0.csv"
         )
+    chosen = [each for each in directories if not ranks or each.rank in ranks]
+    found = _read(chosen, steps, files)
+    if found is None:
+        raise DumpError(f"{path}: has none of the steps and ranks that were asked for")
+    return found
+
+
+def read_ranks(path: Path) -> Iterator[Monitored]:
+    """Read one rank after the other, so that not all of them are in memory; ranks without rows are left out.
+
+    Args:
+        path: A directory with one directory per rank, or the directory of one rank.
+
+    Raises:
+        DumpError: a file cannot be read.
+    """
+    directories = rank_directories(path)
+    for rank in sorted({each.rank for each in directories}):
+        found = _read([each for each in directories if each.rank == rank], ())
+        if found is not None and found.frame.height:
+            yield found
+
+
+def _read(
+    directories: Sequence[RankDirectory], steps: Collection[int], files: KnownFiles | None = None
+) -> Monitored | None:
     notes: list[Finding] = []
     frames: list[pl.DataFrame] = []
     decimals = [0]
     for directory in sorted(directories, key=lambda each: each.time):
-        if ranks and directory.rank not in ranks:
-            continue
         for path, quantity in _files_of(directory, steps):
             content = _read_file(path, quantity, notes) if files is None else files.content(path, quantity, notes)
             if content is None:
@@ -93,9 +112,8 @@ def read_monitored(
             frames.append(own.with_columns(rank=pl.lit(directory.rank, pl.Int64), _directory=pl.lit(len(decimals))))
             decimals.append(content.decimals)
     if not frames:
-        raise DumpError(f"{path}: has none of the steps and ranks that were asked for")
-    frame = pl.concat(frames, how="diagonal")
-    frame = _latest(frame, notes)
+        return None
+    frame = _latest(pl.concat(frames, how="diagonal"), notes)
     known = [name for name in frame.columns if name not in SCHEMA]
     ordered = [name for name in _COMMON if name in known]
     statistics = [*ordered, *(name for name in known if name not in ordered)]

@@ -44,6 +44,9 @@ _EQUAL = 0.9
 _LEAST_SAME = 3
 """Names that must be equal if two ranks have the same data; the input of a model may be listed by two names."""
 
+_SPARSE = 20
+"""Times as many fields as values that a table of series and steps may have; what has fewer values is not judged."""
+
 _LEAST_RANKS = 3
 """Of two ranks, either may be the one that departs."""
 
@@ -223,6 +226,8 @@ class _Local:
 
 def _local(alike: _Alike) -> _Local:
     local = alike.index.with_row_index("_row").filter(pl.col("quantity").is_in(_LOCAL))
+    if local["step"].n_unique() * local[ID].n_unique() > _SPARSE * local.height:
+        local = local.clear()
     series = local.unique(ID, keep="first", maintain_order=True).sort("quantity", "micro_step", "place")
     numbers = series.select(ID, _line=pl.int_range(pl.len()))
     line = local.select(ID).join(numbers, on=ID, how="left", maintain_order="left")["_line"].to_numpy()
