@@ -42,6 +42,7 @@ _FIELDS: Mapping[AnomalyCode, Mapping[str, str]] = {
     AnomalyCode.UNCHANGED: {},
     AnomalyCode.SAME_DATA: {"other": "_other"},
     AnomalyCode.REPLICAS_DIFFER: {},
+    AnomalyCode.BEYOND_MEAN: {"others": "_before"},
     AnomalyCode.RANK_DEPARTS: {"percent": "_percent", "until": "_steps"},
 }
 """Fields of findings, and the columns that they are in."""
@@ -120,7 +121,7 @@ def anomalies_of_ranks(
         if not statistics or not run.frame.height:
             continue
         rows = with_decades(with_ids(run.frame), statistics, run.resolution)
-        replicas.add(rows, statistics)
+        replicas.add(rows, statistics, run.resolution)
         found += [
             _named(part, statistics[0])
             for part in (

@@ -23,6 +23,7 @@ class AnomalyCode(Code):
     UNCHANGED = "anomaly.unchanged"
     SAME_DATA = "anomaly.same-data"
     REPLICAS_DIFFER = "anomaly.replicas-differ"
+    BEYOND_MEAN = "anomaly.beyond-mean"
     RANK_DEPARTS = "anomaly.rank-departs"
 
 

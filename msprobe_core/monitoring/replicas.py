@@ -5,6 +5,7 @@ their first step. From then on
 
 * what they share, which is reduced gradients, moments and parameters, is equal on all of them;
 * what their data are differs;
+* a reduced gradient is no larger than the mean of the norms that were reduced;
 * what each computes of its own data is as large on average as on the others. A departure is found by the cumulative
   sum of its logarithm's distance from the median of the ranks, so that a small one is found in many steps, and one that
   was there from the beginning too.
@@ -41,6 +42,12 @@ _OF_DATA = [Quantity.ACTIVATION.value, Quantity.GRADIENT_UNREDUCED.value]
 _EQUAL = 0.9
 """Share of the names of a quantity that are equal on replicas. Ranks of a tensor parallelism share about half."""
 
+_ROUNDED = 0.02
+"""Relative excess of a reduced gradient over the mean of norms that rounding may make, in bfloat16 too."""
+
+_TIMES_SHOWN = 1000
+"""Times the least difference of a file that a reduced gradient must have: small ones are mostly rounding."""
+
 _LEAST_SAME = 3
 """Names that must be equal if two ranks have the same data; the input of a model may be listed by two names."""
 
@@ -76,14 +83,19 @@ class Replicas:
     def __init__(self) -> None:
         """Begin without ranks."""
         self._found: dict[int, _Alike] = {}
+        self._least = 0.0
+        self._has_norm = True
 
-    def add(self, rows: pl.DataFrame, statistics: Sequence[str]) -> None:
+    def add(self, rows: pl.DataFrame, statistics: Sequence[str], resolution: float) -> None:
         """Take a rank.
 
         Args:
             rows: Of `with_decades`, in the order of steps.
             statistics: Names of the columns that are compared; the first is the norm, or what there is instead.
+            resolution: Least difference that the files can show.
         """
+        self._least = max(self._least, _TIMES_SHOWN * resolution)
+        self._has_norm = self._has_norm and statistics[0] == "norm"
         kind: int = rows.select(pl.struct(pl.col(ID).unique().sort()).hash().sum()).item()
         rank: int = rows["rank"][0]
         digest = pl.struct(pl.col(name).fill_null(0.0) for name in statistics).hash()
@@ -114,6 +126,7 @@ class Replicas:
             for group in _groups_of(alike)
             for rows in (
                 _same_data(alike, group), _differing(alike, group), _departing(alike, group, false_alarms),
+                *([_beyond(alike, group, self._least)] if self._has_norm else []),
             )
             if rows.height
         ]  # fmt: skip
@@ -204,6 +217,35 @@ def _odd_one(digests: npt.NDArray[np.uint64]) -> int:
     values, counts = np.unique(digests, return_counts=True)
     most = values[counts.argmax()] if counts.max() > 1 else digests[0]
     return int(np.flatnonzero(digests != most)[0])
+
+
+# --- what no mean can be ------------------------------------------------------------------------------------------
+
+
+def _beyond(alike: _Alike, group: list[int], least: float) -> pl.DataFrame:
+    """Return the first step of parameters whose reduced gradient is larger than the mean of the ranks' norms.
+
+    The norm of a mean is no larger than the mean of the norms, whatever the gradients are. Where many parameters are
+    beyond, what reduces them is no mean.
+    """
+    index = alike.index.with_row_index("_row")
+    of_parameter = ["stage", "name", "step"]
+    own = index.filter(pl.col("quantity") == Quantity.GRADIENT_UNREDUCED.value).sort("micro_step")
+    own = own.unique(of_parameter, keep="last").select(*of_parameter, _own="_row")
+    reduced = index.filter(pl.col("quantity") == Quantity.GRADIENT_REDUCED.value)
+    both = reduced.join(own, on=of_parameter, nulls_equal=True, maintain_order="left")
+    of_ranks = both["_own"].to_numpy()
+    mean = np.mean([np.exp(alike.logs[each][of_ranks]) for each in group], axis=0)
+    size = np.exp(alike.logs[group[0]][both["_row"].to_numpy()])
+    is_beyond = (size > (1 + _ROUNDED) * mean) & (size > least)
+    both = both.with_columns(_beyond=pl.Series(is_beyond), _before=pl.Series(mean), _value=pl.Series(size))
+    both = both.filter(pl.col("_beyond") & (pl.col("_beyond").mean().over("step") <= 1 - _EQUAL))
+    first = both.unique(["stage", "name"], keep="first", maintain_order=True)
+    return first.drop("_row", "_own", "_beyond", ID).with_columns(
+        rank=pl.lit(alike.ranks[group[0]], pl.Int64),
+        _statistic=pl.lit("norm"),
+        _code=pl.lit(AnomalyCode.BEYOND_MEAN.value),
+    )
 
 
 # --- what is as large on average ------------------------------------------------------------------------------------

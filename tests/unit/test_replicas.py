@@ -27,6 +27,7 @@ def history(change=None, ranks=RANKS, seed=0):
                 micro_step = None if draw is shared else 0
                 for place, name in enumerate(names):
                     norm = 5.0 * 1.001**step if quantity == "param_updated" else math.exp(draw.gauss(0, 0.1))
+                    norm *= 0.5 if quantity == "grad_reduced" else 1.0  # the mean of what differs is smaller
                     values = [norm * (1 + 1e-4 * draw.random()), draw.random(), -draw.random(), 1e-2 * draw.random()]
                     if change is not None:
                         values = change(rank, step, quantity, name, values)
@@ -162,3 +163,21 @@ def test_what_is_zero_in_all_layers_is_meant():
         return [0.0] * 4 if quantity == "actv" and name.startswith("layers") else values
 
     assert find_anomalies(history(change, ranks=1)).num_found == 0
+
+
+@pytest.mark.parametrize("begin", [0, AT])
+def test_a_reduced_gradient_that_no_mean_can_be(begin):
+    def change(rank, step, quantity, name, values):
+        is_there = (quantity, name) == ("grad_reduced", LAYERS[7]) and step >= begin
+        return [4 * value for value in values] if is_there else values
+
+    assert first(change)[1:] == (0, begin, "grad_reduced", LAYERS[7])
+    found = find_anomalies(history(change), steps=[begin]).found
+    assert {each.finding.code for each in found} >= {"anomaly.beyond-mean"}
+
+
+def test_gradients_that_are_summed_are_no_fault():
+    def change(rank, step, quantity, name, values):
+        return [RANKS * value for value in values] if quantity == "grad_reduced" else values
+
+    assert find_anomalies(history(change)).num_found == 0
