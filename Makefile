@@ -64,7 +64,7 @@ TORCH_TESTS := tests/contract/test_pytorch.py tests/e2e --ignore=tests/e2e/minds
 SECONDS ?= 600
 SEED ?= $(shell date +%s)
 
-.PHONY: fuzz test-lowest demo demo-cross demo-verl findings page test beside test-mindspore test-numpy-1 test-verl test-main test-slow slow-mindspore slow-others test-nightly test-torch \
+.PHONY: fuzz test-lowest demo demo-cross demo-monitor demo-verl findings page test beside test-mindspore test-numpy-1 test-verl test-main test-slow slow-mindspore slow-others test-nightly test-torch \
 	lint bench clean
 
 # $(call install,environment,dependency group,more constraints)
@@ -115,6 +115,17 @@ demo-cross: $(MS_READY)
 		test $$? -eq 1
 	$(MS_BIN)/msprobe locate $(DEMO)/cross/healthy $(DEMO)/cross/golden -o $(DEMO)/cross/agree
 	$(MS_BIN)/msprobe locate $(DEMO)/cross/target $(DEMO)/cross/golden -o $(DEMO)/cross/result; test $$? -eq 1
+
+# Train a small GPT under the monitor: an alarm names a fault that stays from step 180 on, and has the next step recorded;
+# that step is repeated without the fault, and the fault is located.
+demo-monitor: $(READY)
+	rm -rf $(DEMO)/monitor
+	$(BIN)/python examples/monitor/train.py --output $(DEMO)/monitor
+	$(BIN)/msprobe monitor analyze $(DEMO)/monitor/monitor_output; test $$? -eq 1
+	$(BIN)/python examples/monitor/train.py --output $(DEMO)/monitor --repeat
+	$(BIN)/msprobe locate $(DEMO)/monitor/monitor_output/alarm_dump $(DEMO)/monitor/golden \
+		-o $(DEMO)/monitor/result; test $$? -eq 1
+	$(BIN)/msprobe view $(DEMO)/monitor/monitor_output -o $(DEMO)/monitor/view.html
 
 # Write docs/findings.md, the list of all findings, from their templates.
 findings: $(READY)

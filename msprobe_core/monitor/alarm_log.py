@@ -119,7 +119,8 @@ def next_step(alarm: Alarm, dump: Path | None) -> str:
     """
     if dump is None:
         return next_step_without_dump(alarm.step, alarm.reading.name)
-    return f"{dump.name} is recorded: msprobe locate {dump} GOLDEN, with a dump of the same step as GOLDEN"
+    number = dump.name.removeprefix("step")
+    return f"step {number} is recorded: msprobe locate {dump} GOLDEN, with a dump of the same step as GOLDEN"
 
 
 def _capitalised(text: str) -> str:

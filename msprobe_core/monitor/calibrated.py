@@ -26,6 +26,7 @@ from msprobe_core.monitoring.unusual import (
     HISTORY,
     JUDGED,
     LEAST_CHANGE,
+    LEAST_LIMIT,
     LEAST_SPREAD,
     SMOOTH,
     SQUARED,
@@ -212,7 +213,7 @@ class _Pasts:
         if self._num_largest < HISTORY:
             return math.nan
         low, middle, high = np.quantile(self._largest[: self._num_largest], (0.25, 0.5, 0.75)).tolist()
-        return limit_of(low, middle, high, share)
+        return max(limit_of(low, middle, high, share), LEAST_LIMIT)
 
     def _take(self, rows: _Rows, judged: _Floats, apart: _Floats, found: _Judged) -> None:
         is_unusual = found.is_unusual

@@ -35,6 +35,9 @@ TO_DEVIATION = 1.4826
 BLOCKS = 100
 """Steps whose largest distances a limit is taken from, `HISTORY` of them at least."""
 
+LEAST_LIMIT = 5.0
+"""Distance that is never an anomaly: values that drift together are all about as far, which makes limits too narrow."""
+
 JUDGED = ("norm", "max", "min", "mean")
 """Operations, of which the first that a training has is judged."""
 

@@ -2,19 +2,22 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 import torch
-from jobs import run_job
+from jobs import run_job, run_script
 from msprobe.pytorch import PrecisionDebugger, TrainerMon
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+import msprobe_core
 from msprobe_core.cli import main
 from msprobe_core.errors import ConfigError
 from msprobe_core.monitor.window_board import NOTICE, WindowBoard
 
+REPOSITORY = Path(msprobe_core.__file__).parents[1]
 STEPS, AT = 52, 45
 
 
@@ -211,3 +214,24 @@ def test_ranks_agree_on_steps_through_a_directory(tmp_path):
     assert other.ask(20) == 20 + NOTICE
     now[0] += 301
     assert (one.poll(), one.ask(40), other.ask(40)) == ([22], None, None)
+
+
+@pytest.mark.slow
+def test_the_demo_records_and_locates_the_planted_fault(tmp_path):
+    script = REPOSITORY / "examples" / "monitor" / "train.py"
+    trained = run_script(script, tmp_path / "train.log", "--output", tmp_path, "--steps", 64, "--fault-at", 60)
+    (planted,) = re.findall(r"planted a fault in (\S+)", trained)
+    out = tmp_path / "monitor_output"
+    first = alarms(out)[0]
+    assert (first["step"], first["tag_name"]) == (60, f"0:{planted}.output:0/rank0/actv")
+    with pytest.raises(SystemExit) as end:
+        main(["monitor", "analyze", str(out), "-s", "[60]", "-o", str(tmp_path)])
+    assert end.value.code == 1
+    (found, *_) = json.loads((tmp_path / "anomaly_analyse.json").read_text())
+    assert (found["step"], found["name"]) == (60, f"{planted}.output")
+    run_script(script, tmp_path / "repeat.log", "--output", tmp_path, "--repeat")
+    with pytest.raises(SystemExit) as end:
+        main(["locate", str(out / "alarm_dump"), str(tmp_path / "golden"), "-o", str(tmp_path / "result")])
+    assert end.value.code == 1
+    suspect = json.loads((tmp_path / "result" / "locate.json").read_text())["suspects"][0]
+    assert f"Module.{planted}.LayerNorm.forward.0" in json.dumps(suspect)
