@@ -2,6 +2,7 @@
 
 import json
 import os
+from functools import partial
 
 import numpy as np
 import polars as pl
@@ -10,6 +11,7 @@ import torch
 from architectures import ARCHITECTURES
 from jobs import VOCABULARY, make_model, run_job
 from msprobe.pytorch import TrainerMon
+from msprobe.pytorch._reduce import TorchReducer
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -421,3 +423,24 @@ def test_a_bound_of_the_overhead_widens_the_interval_and_says_so(monitored):
     assert found["intervals"][0]["expected_share"] <= 1e-4
     assert (found["num_collected"], read_monitored(out).steps) == (3, [0, 1, 2, 3])
     assert 0 < found["share"] < 1
+
+
+def test_the_host_waits_for_a_device_once_a_step_and_not_inside_of_it(monitored, monkeypatch):
+    begin, out = monitored
+    # Tensors of the host are treated like those of a device, and what fetches a number is counted.
+    monkeypatch.setattr("msprobe.pytorch._framework.TorchReducer", partial(TorchReducer, defer_host=True))
+    waits, tolist, item = [], torch.Tensor.tolist, torch.Tensor.item
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: waits.append("tolist") or tolist(tensor))
+    monkeypatch.setattr(torch.Tensor, "item", lambda tensor: waits.append("item") or item(tensor))
+    model = Net().train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    monitor = begin(model, optimizer, **{**QUANTITIES, "ops": ["norm", "min", "max", "mean", "nans"]})
+    for step in range(4):
+        model(torch.randn(5, 8)).square().mean().backward()
+        assert waits == []
+        optimizer.step()
+        assert waits == ["tolist"] * min(step, 1)  # of the step before
+        waits.clear()
+        optimizer.zero_grad()
+    monitor.close()
+    assert read_monitored(out).steps == [0, 1, 2, 3]
