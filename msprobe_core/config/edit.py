@@ -141,4 +141,6 @@ def _encoded(fields: Mapping[str, Any], text: str, path: Path) -> str:
     if _is_yaml(path):
         return yaml.safe_dump(dict(fields), sort_keys=False, allow_unicode=True)
     indent = re.search(r"\n([ \t]+)\S", text)
-    return json.dumps(fields, indent=indent.group(1) if indent else 2, ensure_ascii=False) + "\n"
+    width = indent.group(1) if indent else 2
+    has_halves = re.search("[\ud800-\udfff]", json.dumps(fields, ensure_ascii=False))  # of surrogates
+    return json.dumps(fields, indent=width, ensure_ascii=has_halves is not None) + "\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import logging
+import operator
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -149,8 +150,8 @@ def checked(name: str, value: Any, kind: Any, where: str) -> Any:
     if name == "ops" and isinstance(value, list):
         return ops_of(cast("list[Any]", value), where)
     found = converted(value, kind, f"{where}: '{name}'")
-    for limits, is_outside, word in ((_LEAST, float.__lt__, "least"), (_MOST, float.__gt__, "most")):
-        if name in limits and found is not None and is_outside(float(found), float(limits[name])):
+    for limits, is_outside, word in ((_LEAST, operator.lt, "least"), (_MOST, operator.gt, "most")):
+        if name in limits and found is not None and is_outside(found, limits[name]):
             raise ConfigError(f"{where}: '{name}' is {value!r}, but must be at {word} {limits[name]}")
     return found
 
@@ -176,7 +177,7 @@ def converted(value: Any, kind: Any, what: str) -> Any:
     """
     try:
         return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:  # the latter of half a pair of surrogates
         reason = str(error).partition(" - at ")[0].replace("`", "'").lower()
         raise ConfigError(f"{what} is {value!r}; {reason}") from error
 
@@ -223,12 +224,12 @@ def _rules_of(value: Any, where: str) -> tuple[tuple[Rule, ...], bool]:
     rules: list[Rule] = []
     try:
         listed = msgspec.convert(alert.get("rules") or [], list[_GivenRule])
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
         raise ConfigError(f"{where}: 'rules' cannot be used ({str(error).lower().replace('`', chr(39))})") from error
     for given in listed:
         try:
             rule = msgspec.convert({"rule_name": given.rule_name, **given.args}, Rule)
-        except msgspec.ValidationError as error:
+        except (msgspec.ValidationError, UnicodeEncodeError) as error:
             raise ConfigError(f"{where}: the rule {given.rule_name!r} cannot be used ({str(error).lower()})") from error
         if rule.rule_name == "AnomalyTurbulence" and rule.threshold is None:
             raise ConfigError(f"{where}: the rule AnomalyTurbulence lacks 'args': {{'threshold': …}}")
