@@ -1,4 +1,4 @@
-"""Read the files of the established monitor: CSV, one directory per rank.
+"""Read the files of a monitor: CSV as the established one writes it, or Arrow; one directory per rank.
 
 Two formats are supported. ``{time}-rank{R}-{8 hex}/{quantity}_{first}-{last}.csv`` has a file for each quantity and
 range of steps, with the columns ``vpp_stage,name,step[,micro_step]``, then statistics, then ``shape,dtype``. Its
@@ -13,16 +13,24 @@ import csv
 import io
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import polars as pl
 
 from msprobe_core.errors import DumpError
 from msprobe_core.findings import Finding
+from msprobe_core.monitoring.arrow_files import read_table
 from msprobe_core.monitoring.history import SCHEMA, Monitored
 from msprobe_core.monitoring.monitoring_codes import MonitoringCode
 from msprobe_core.monitoring.quantities import SCOPES, Quantity
-from msprobe_core.monitoring.rank_directories import VALUE_FILE, RankDirectory, rank_directories
+from msprobe_core.monitoring.rank_directories import (
+    ARROW_FILE,
+    VALUE_FILE,
+    RankDirectory,
+    began_between,
+    rank_directories,
+)
 from msprobe_core.untrusted.files import read_plain
 
 _SUBDIRECTORY = "monitor_output"
@@ -53,7 +61,12 @@ def find_monitored(path: Path) -> Path | None:
 
 
 def read_monitored(
-    path: Path, steps: Collection[int] = (), ranks: Collection[int] = (), files: KnownFiles | None = None
+    path: Path,
+    steps: Collection[int] = (),
+    ranks: Collection[int] = (),
+    files: KnownFiles | None = None,
+    *,
+    between: tuple[datetime | None, datetime | None] = (None, None),
 ) -> Monitored:
     """Read the files of a monitor.
 
@@ -64,6 +77,7 @@ def read_monitored(
         steps: Steps to read; empty for all.
         ranks: Ranks to read; empty for all.
         files: Those that were read before and are not read again; gets the others.
+        between: When trainings to read began, first and last; ``None`` for no bound.
 
     Raises:
         DumpError: there are no files of a monitor, none of the requested steps and ranks, or a file cannot be read.
@@ -74,6 +88,8 @@ def read_monitored(
             f"{path}: holds nothing of a monitor, which makes a directory for each rank, such as "
             "Nov21_05-57-08-rank0-95f81c46 or rank_0, with files such as actv_0-0.csv"
         )
+    if not (directories := began_between(directories, *between)):
+        raise DumpError(f"{path}: no training in it began between the times that were asked for")
     chosen = [each for each in directories if not ranks or each.rank in ranks]
     found = _read(chosen, steps, files)
     if found is None:
@@ -103,13 +119,13 @@ def _read(
     notes: list[Finding] = []
     frames: list[pl.DataFrame] = []
     decimals = [0]
-    for directory in sorted(directories, key=lambda each: each.time):
+    for number, directory in enumerate(sorted(directories, key=lambda each: each.time)):
         for path, quantity in _files_of(directory, steps):
-            content = _read_file(path, quantity, notes) if files is None else files.content(path, quantity, notes)
+            content = _read_any(path, quantity, notes) if files is None else files.content(path, quantity, notes)
             if content is None:
                 continue
             own = content.frame.filter(pl.col("step").is_in(list(steps))) if steps else content.frame
-            frames.append(own.with_columns(rank=pl.lit(directory.rank, pl.Int64), _directory=pl.lit(len(decimals))))
+            frames.append(own.with_columns(rank=pl.lit(directory.rank, pl.Int64), _directory=pl.lit(number)))
             decimals.append(content.decimals)
     if not frames:
         return None
@@ -125,8 +141,11 @@ def _read(
 def _latest(frame: pl.DataFrame, notes: list[Finding]) -> pl.DataFrame:
     """Keep the latest directory's version of each value, and note if an older one was dropped."""
     keys = [name for name in SCHEMA if name != "place"]
-    if frame.select(pl.struct(keys).hash()).to_series().n_unique() == frame.height:  # as nearly always
-        return frame.drop("_directory")
+    if frame.group_by("rank").agg(pl.col("_directory").n_unique())["_directory"].max() == 1:
+        # Hashes are a fifth of the work, and nearly always all there is to do.
+        has_repeated = frame.select(keys).hash_rows().n_unique() < frame.height
+        frame = frame.drop("_directory")
+        return frame.unique(keys, keep="last", maintain_order=True) if has_repeated else frame
     newest = frame.group_by(keys, maintain_order=True).agg(_newest=pl.col("_directory").max())
     kept = frame.join(newest, on=keys, how="inner", nulls_equal=True, maintain_order="left")
     kept = kept.filter(pl.col("_directory") == pl.col("_newest"))
@@ -135,8 +154,8 @@ def _latest(frame: pl.DataFrame, notes: list[Finding]) -> pl.DataFrame:
     return kept.drop("_directory", "_newest").unique(keys, keep="last", maintain_order=True)
 
 
-def _files_of(directory: RankDirectory, steps: Collection[int]) -> list[tuple[Path, str]]:
-    """Return the files of a rank with their quantities, ordered by step."""
+def _files_of(directory: RankDirectory, steps: Collection[int]) -> list[tuple[Path, str | None]]:
+    """Return the files of a rank with their quantities, ordered by step; last those that have all quantities."""
     files: list[tuple[int, str, Path]] = []
     for path in directory.path.iterdir():
         match = VALUE_FILE.match(path.name)
@@ -145,7 +164,8 @@ def _files_of(directory: RankDirectory, steps: Collection[int]) -> list[tuple[Pa
         first, last = (min(int(match[name]), _MAX_STEP) for name in ("first", "last"))
         if not steps or any(first <= step <= last for step in steps):
             files.append((first, match["quantity"], path))
-    return [(path, quantity) for _, quantity, path in sorted(files)]
+    tables = sorted(path for path in directory.path.iterdir() if ARROW_FILE.match(path.name))
+    return [*((path, quantity) for _, quantity, path in sorted(files)), *((path, None) for path in tables)]
 
 
 @dataclass(frozen=True)
@@ -163,7 +183,7 @@ class KnownFiles:
         """Know nothing."""
         self._read: dict[Path, tuple[tuple[int, int], _Content | None, list[Finding]]] = {}
 
-    def content(self, path: Path, quantity: str, notes: list[Finding]) -> _Content | None:
+    def content(self, path: Path, quantity: str | None, notes: list[Finding]) -> _Content | None:
         """Return a file's rows, from memory if it is as it was.
 
         Raises:
@@ -173,7 +193,7 @@ class KnownFiles:
         known = self._read.get(path)
         if known is None or known[0] != state:
             own: list[Finding] = []
-            known = state, _read_file(path, quantity, own), own
+            known = state, _read_any(path, quantity, own), own
             self._read[path] = known
         notes += known[2]
         return known[1]
@@ -185,6 +205,14 @@ def _state_of(path: Path) -> tuple[int, int]:
     except OSError as error:
         raise DumpError(f"{path}: cannot be read ({error.strerror})") from error
     return found.st_mtime_ns, found.st_size
+
+
+def _read_any(path: Path, quantity: str | None, notes: list[Finding]) -> _Content | None:
+    """Return the rows of a file of one quantity, or of a table of all."""
+    if quantity is not None:
+        return _read_file(path, quantity, notes)
+    frame = read_table(path, notes)
+    return _Content(frame, _MAX_DECIMALS) if frame.height else None
 
 
 def _read_file(path: Path, quantity: str, notes: list[Finding]) -> _Content | None:

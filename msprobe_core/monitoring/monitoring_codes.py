@@ -9,6 +9,7 @@ class MonitoringCode(Code):
     """What was left out of a monitor's files."""
 
     CUT_LINE = "monitoring.cut-line"
+    CUT_TABLE = "monitoring.cut-table"
     ODD_LINES = "monitoring.odd-lines"
     SEVERAL_DIRECTORIES = "monitoring.several-directories"
 

@@ -47,7 +47,7 @@ class ArrowDump(StoredDump):
     def recomputed(self) -> frozenset[str]:
         """Entries of forward calls that ran inside a backward pass."""
         columns = {name: DUMP_COLUMNS[name] for name in ("entry", "recompute")}
-        table = _read_stream(self.path, columns, needed=("entry",)).table
+        table = read_stream(self.path, columns, needed=("entry",)).table
         if "recompute" not in table.schema.names:
             return frozenset()
         # A filter is cheaper than converting every row to Python.
@@ -62,7 +62,7 @@ class ArrowDump(StoredDump):
         return dict(zip(names, parents, strict=True))
 
     def _columns_of(self, path: Path, columns: Mapping[str, Cell]) -> list[list[Any]]:
-        stream = _read_stream(path, columns, needed=columns)
+        stream = read_stream(path, columns, needed=columns)
         self.notes.extend(stream.notes)
         return stream.columns()
 
@@ -89,7 +89,7 @@ def read_arrow_dump(path: Path) -> ArrowDump:
         DumpError: the file is missing, not a dump, or damaged before its first whole batch.
         PluginError: pyarrow is not installed.
     """
-    stream = _read_stream(path, DUMP_COLUMNS, needed=NEEDED)
+    stream = read_stream(path, DUMP_COLUMNS, needed=NEEDED)
     try:
         rows = _frame_of(stream.table)
     except Exception as error:  # untrusted content may fail in any way
@@ -102,7 +102,7 @@ def read_arrow_dump(path: Path) -> ArrowDump:
 # --- the file -----------------------------------------------------------------------------------------------------
 
 
-class _Stream(NamedTuple):
+class Stream(NamedTuple):
     """The readable part of a file."""
 
     header: RunHeader
@@ -125,13 +125,16 @@ class BatchReader:
         mark: After iteration, its end mark, decoded; ``None`` if it has none.
     """
 
-    def __init__(self, path: Path, columns: Mapping[str, Cell], needed: Collection[str]) -> None:
+    def __init__(
+        self, path: Path, columns: Mapping[str, Cell], needed: Collection[str], others: Cell | None = None
+    ) -> None:
         """Open a file.
 
         Args:
             path: Path of the file.
             columns: Known columns.
             needed: Required columns.
+            others: Type of columns with other names that are read too; ``None`` to leave them out.
 
         Raises:
             DumpError: there is no such file, or it is of another kind.
@@ -146,6 +149,8 @@ class BatchReader:
             self._stream = pyarrow.ipc.open_stream(pyarrow.py_buffer(content))
             self.header = _header_of(path, self._stream.schema)
             self._known = _known_columns(path, self._stream.schema, columns, needed)
+            if others is not None:
+                self._known += _others_in(self._stream.schema, columns, others)
         except DumpError:
             raise
         except MalformedError as error:
@@ -227,16 +232,16 @@ def _text_bytes(batch: PyArrow) -> int:
     return sum(own.cast(pl.UInt64).sum() for own in used)
 
 
-def _read_stream(path: Path, columns: Mapping[str, Cell], needed: Collection[str]) -> _Stream:
-    """Return the columns of a file that are known here, of all its whole batches.
+def read_stream(path: Path, columns: Mapping[str, Cell], needed: Collection[str], others: Cell | None = None) -> Stream:
+    """Return the columns of a file that are known here, of all its whole batches; see `BatchReader`.
 
     Raises:
         DumpError: there is no such file, or nothing whole in it.
         PluginError: pyarrow is not installed.
     """
-    reader = BatchReader(path, columns, needed)
+    reader = BatchReader(path, columns, needed, others)
     table = import_pyarrow().Table.from_batches(list(reader), reader.schema)
-    return _Stream(reader.header.run, table.unify_dictionaries(), reader.notes, reader.mark)
+    return Stream(reader.header.run, table.unify_dictionaries(), reader.notes, reader.mark)
 
 
 def _said(error: Exception) -> str:
@@ -268,6 +273,14 @@ def _known_columns(path: Path, schema: PyArrow, columns: Mapping[str, Cell], nee
         if schema.names.count(name) != 1 or schema.field(name).type != types()[columns[name]]:
             raise DumpError(f"{path}: its column {name!r} does not hold what it does in a dump")
     return known
+
+
+def _others_in(schema: PyArrow, columns: Collection[str], cell: Cell) -> list[str]:
+    kind = types()[cell]
+    return [
+        name for name in schema.names
+        if name not in columns and schema.names.count(name) == 1 and schema.field(name).type == kind
+    ]  # fmt: skip
 
 
 # --- the frame ----------------------------------------------------------------------------------------------------
