@@ -17,6 +17,7 @@ from msprobe_core.cli.graph import graph, graph_visualize
 from msprobe_core.cli.locate import locate
 from msprobe_core.cli.merge import merge_result
 from msprobe_core.cli.monitor import monitor
+from msprobe_core.cli.monitor_export import data2db
 from msprobe_core.cli.overflow import nan_analyze, overflow_check
 from msprobe_core.cli.plugins import plugins
 from msprobe_core.cli.view import view
@@ -32,6 +33,7 @@ def msprobe_register_commands() -> Sequence[click.Command]:
         confirm,
         control,
         convert,
+        data2db,
         estimate,
         export,
         graph,

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from msprobe_core.errors import StoreError
 from msprobe_core.exports.graphs import SideOf, UnitGraph, sides_of, unit_graphs
+from msprobe_core.exports.sqlite_file import whole_database
 from msprobe_core.protocols.presentation import PageGraphs
-from msprobe_core.store.layout import create_file, make_directory
 from msprobe_core.view.data import Number, Peers, ViewData, encode
 
 ROOT = "DefaultModel"
@@ -77,19 +75,8 @@ def write_database(data: ViewData, page_graphs: PageGraphs, path: Path) -> Path:
     Raises:
         StoreError: it cannot be written; no partial file remains.
     """
-    make_directory(path.parent)
-    part = path.with_name(f".{path.name}.part")
-    create_file(part).close()  # so that SQLite keeps the permissions of the file
-    try:
-        with closing(sqlite3.connect(part)) as connection, connection:
-            _fill(connection, data, page_graphs)
-        part.replace(path)
-    except (sqlite3.Error, OSError) as error:
-        part.unlink(missing_ok=True)
-        raise StoreError(f"{path}: cannot be written ({error}); free space or choose another directory") from error
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+    with whole_database(path) as connection:
+        _fill(connection, data, page_graphs)
     return path
 
 

@@ -27,10 +27,6 @@ PARSER: Final = (
     "converters of ATB and adump files are not part of msprobe yet; `msprobe compare` and `msprobe view` read "
     "dump.json, dump.arrow and the tensors beside them without conversion"
 )
-TREND_DATABASE: Final = (
-    "the database of trends is not part of msprobe; `msprobe view DIR` shows statistics over steps, and "
-    "`msprobe export DIR --tensorboard` writes them as event files"
-)
 OFFLINE_MODELS: Final = (
     "ONNX, OM, ATB and torchair dumps are not part of msprobe; keep mindstudio-probe in a virtual environment of its "
     "own for them"
@@ -88,6 +84,9 @@ _COMPARE = "msprobe_core.compat.functions:compare"
 _COMPARE_RANKS = "msprobe_core.compat.functions:compare_distributed"
 
 MOVED: Final = {
+    "msprobe.pytorch.monitor.csv2tb.csv2tensorboard_by_step": (
+        "msprobe_core.exports.monitor_events:csv2tensorboard_by_step"
+    ),
     "msprobe.core.monitor_v2.trainer.TrainerMonitorV2": "msprobe_core.recording:TrainerMonitorV2",
     "msprobe.pytorch.common.utils.seed_all": _SEED.format("pytorch"),
     "msprobe.pytorch.compare": _COMPARE,
@@ -161,7 +160,6 @@ COMMANDS: Final = {
     "api_precision_compare": API_CHECK,
     "code_mapping": CODE_MAPPING,
     "config_check": CONFIG_CHECK,
-    "data2db": TREND_DATABASE,
     "install_deps": EXTRA_DEPENDENCIES,
     "multi_acc_check": API_CHECK,
     "multi_run_ut": API_CHECK,

@@ -177,6 +177,27 @@ def _alarms(directory: Path) -> None:
         (directory / f"rank{rank}" / "anomaly.json").write_text(json.dumps({"key": record}))
 
 
+def _use_switch(directory: Path) -> None:
+    from msprobe_core.monitor.plan import MonitorPlan
+    from msprobe_core.monitor.switch import Switch
+
+    switch = Switch(MonitorPlan(source=directory / "switched.json", dynamic_on=True), 0)
+    for _ in range(5):
+        switch.poll(is_done=True)
+
+
+def _monitor_table(directory: Path) -> None:
+    from msprobe_core.plugins import registry
+    from msprobe_core.protocols.monitoring import MonitoredValue
+
+    place = directory / "Nov21_05-57-08-rank0-95f81c46"
+    writer = registry().monitor_writers()["arrow"].open(place, 0, steps_per_file=2, ndigits=6)
+    for step in range(5):
+        told = {"name": "up.weight", "micro_step": None, "numbers": {"norm": 1.5, "nans": 0}, "dtype": "torch.float32"}
+        writer.add(step, [MonitoredValue(step=step, quantity="grad_reduced", stage=0, shape=(2, 3), **told)])
+    writer.close()
+
+
 def _verl(directory: Path) -> None:
     from rl_runs import Recipe, write_run
 
@@ -295,6 +316,24 @@ TARGETS = {
     "monitor alarms": Target(
         ["monitoring/alarm_files"], _alarms, command("monitor", "alarms", "-d", "{}", "-o", "{}/out"), "rank*/*.json"
     ),
+    "monitor plan v2": Target(
+        ["monitor/plan_file_v2"],
+        written(
+            "monitor_v2.json",
+            '{"framework": "pt", "output_dir": "out", "rank": [0], "start_step": 1, "stop_step": 9, "monitors":',
+            '{"module": {"targets": ["up"], "ops": ["norm", "max"]}, "weight_grad": {"monitor_mbs_grad": true},',
+            '"optimizer": {"mv_distribution": true}, "cc": {"cc_codeline": ["a.py[3]"]}}}',
+        ),
+        one("monitor_v2.json"),
+    ),
+    "monitor switch": Target(
+        ["monitor/switch"],
+        written("switched.json", '{"wg_distribution": true, "collect_times": 1,', '"dynamic_on": true}'),
+        _use_switch,
+    ),
+    "trend names": Target(
+        ["exports/trend_database"], written("names.json", '{"module.": "", "layers": "blocks"}'), one("names.json")
+    ),
     "limits": Target(["judge/limits"], written("limits.yaml", example("relative:")), one("limits.yaml")),
     "mappings": Target(["compare/mapping_files"], _mappings, _use_mappings),
     "api maps": Target(["compare/map_files"], _api_maps, _use_api_maps),
@@ -331,6 +370,12 @@ TARGETS = {
         ["monitoring/files"], _monitors, command("view", "{}/target", "{}/golden", "-o", "{}/x.html"), "*/*/*.csv"
     ),
     "beside monitors": Target(["view/trends_beside"], _beside_monitors, one("coverage.json"), "**/*.json"),
+    "monitor table": Target(
+        ["monitoring/arrow_files"],
+        _monitor_table,
+        command("monitor", "analyze", "{}"),
+        "*/values_0.arrow",
+    ),
     "verl": Target(["verl/_files", "store/json_structs", "store/samples"], _verl, _use_verl),
     "updates": Target(["store/training_metrics"], _updates, _use_updates),
     "locks": Target(["capture/place"], _locks, _use_locks, ".rank0.lock"),

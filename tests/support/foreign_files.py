@@ -139,11 +139,24 @@ def _alarms(path):
     return _read(path)
 
 
+def _second_plan(path):
+    from msprobe_core.monitor.plan_file_v2 import load_second_plan
+
+    return load_second_plan(path)
+
+
+def _trend_names(path):
+    from msprobe_core.exports.trend_database import read_mapping
+
+    return read_mapping(path)
+
+
 READERS = {
     "x.pt": _tensor, "x.npy": _tensor, "shard-0.safetensors": _shard, "dump.json": _dump, "dump.arrow": _arrow,
     "statistic.csv": _kernels, "samples.json": _struct, "config.json": _config, "config.yaml": _config,
     "live.json": _edit, "apis.yaml": _apis, "limits.yaml": _limits, "mapping.yaml": _mapping, "layouts.yaml": _layouts,
     "noise_profile.parquet": _profile, "merge.yaml": _merge, "table.csv": _table, "table.xlsx": _table,
     "monitor.json": _monitor_plan, "coverage.json": _beside_monitor, "anomaly.json": _alarms,
+    "monitor_v2.json": _second_plan, "names.json": _trend_names,
     "locate.json": _location, "compare.json": _request, "request.json": _compare_request,
 }  # fmt: skip

@@ -328,7 +328,8 @@ def test_plugins(run):
         "processors: fp8, hash, md5, sketch, statistics, xor",
         "writers: arrow, json",
         "readers: arrow, json",
-        "commands: calibrate, compare, confirm, control, convert, estimate, export, graph, graph_visualize, ",
+        "commands: calibrate, compare, confirm, control, convert, data2db, estimate, export, graph, ",
+        "graph_visualize, ",
         "kernel-dump, ",
         "merge_result, monitor, nan_analyze, overflow_check, plugins, verl, view",
     ):

@@ -14,7 +14,7 @@ from rank_dumps import Rank, write_ranks
 
 from msprobe_core.cli.export import export as command
 from msprobe_core.errors import CompareError
-from msprobe_core.exports.tensorboard import crc32c
+from msprobe_core.store.event_file import crc32c
 
 X = np.random.default_rng(5).standard_normal((4, 8))
 MODULE = "Module.layers.0/a.Layer.forward.0"
