@@ -7,7 +7,7 @@ import click
 from msprobe_core.cli.monitor_alarms import alarms
 from msprobe_core.cli.monitor_analyze import analyze
 from msprobe_core.cli.monitor_compare import compare
-from msprobe_core.cli.monitor_export import data2db, to_db, to_tensorboard
+from msprobe_core.cli.monitor_export import to_db, to_tensorboard
 from msprobe_core.cli.monitor_norms import norms
 from msprobe_core.cli.monitor_reduction import reduction_check
 from msprobe_core.cli.monitor_selftest import selftest
@@ -18,5 +18,5 @@ def monitor() -> None:
     """Analyze the files that a training monitor has written."""
 
 
-for _command in (alarms, analyze, compare, data2db, norms, reduction_check, selftest, to_db, to_tensorboard):
+for _command in (alarms, analyze, compare, norms, reduction_check, selftest, to_db, to_tensorboard):
     monitor.add_command(_command)
