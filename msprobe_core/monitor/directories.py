@@ -7,8 +7,10 @@ import secrets
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
+from msprobe_core.errors import DumpError
 from msprobe_core.monitor.plan import MonitorPlan
 from msprobe_core.monitoring.rank_directories import (
+    ARROW_FILE,
     TIME_FORMAT,
     VALUE_FILE,
     began_between,
@@ -57,5 +59,19 @@ def step_after(directory: Path) -> int:
     """Return the step after the last one in a directory's files; 0 if there are none."""
     if not directory.is_dir():
         return 0
-    found = [VALUE_FILE.match(path.name) for path in directory.iterdir()]
-    return max((int(match["last"]) + 1 for match in found if match is not None), default=0)
+    return max(map(_step_after_file, directory.iterdir()), default=0)
+
+
+def _step_after_file(path: Path) -> int:
+    if (match := VALUE_FILE.match(path.name)) is not None:
+        return int(match["last"]) + 1
+    if ARROW_FILE.match(path.name) is None:
+        return 0
+    from msprobe_core.monitoring.arrow_files import read_table  # imports polars, which other trainings do not need
+
+    try:
+        steps = read_table(path, [])["step"].to_list()
+    except DumpError as error:
+        _logger.warning("%s; its steps are not counted", error)
+        return 0
+    return max(steps, default=-1) + 1

@@ -72,7 +72,7 @@ class Parameters:
         self._training = training
 
     def before_update(self, take: Take) -> None:
-        """Take the original ones; without an optimizer nobody says when they change."""
+        """Take the original ones; without an optimizer it is not known when they change."""
         if self._training.optimizer is not None:
             self._take_all(take, Quantity.PARAM_ORIGIN)
 

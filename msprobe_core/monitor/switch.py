@@ -24,7 +24,7 @@ VARIABLE = "DYNAMIC_MONITOR"
 _FIELD = "dynamic_on"
 
 _STEPS_OF_OTHERS = 2
-"""Steps by which other ranks may be behind when this one has collected its last: they see the file later."""
+"""Steps that other ranks may still have to make when this one has collected its last: they see the file later."""
 
 
 def is_switched() -> bool:
@@ -118,7 +118,7 @@ def _switch_off(path: Path) -> None:
         try:
             fields = json.loads(text)
         except (ValueError, RecursionError):
-            return  # somebody is editing it
+            return  # it is being edited
         if isinstance(fields, dict) and _FIELD in fields:
             wanted = {**cast("dict[str, Any]", fields), _FIELD: False}
             write_whole(path, text_with(text, wanted, _FIELD, path))

@@ -223,6 +223,19 @@ def test_a_continued_training_adds_to_the_directory_of_its_rank(tmp_path, out, c
     assert read_monitored(out).ranks == [0, 7]
 
 
+def test_steps_of_a_table_are_continued(tmp_path, out):
+    pytest.importorskip("pyarrow", reason="the extra msprobe-core[arrow] is not installed")
+    settings = {"wg_distribution": True, "msprobe": {"writers": ["arrow"]}}
+    for times in ([], ["Jan01_00-00-00", "Dec31_23-59-59"]):
+        model = Net().train()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        monitor = monitor_v1(tmp_path, model, optimizer, append_output=times, **settings)
+        train(model, optimizer, steps=2)
+        monitor.close()
+    assert read_monitored(out).steps == [0, 1, 2, 3]
+    assert len(list(out.iterdir())) == 1
+
+
 @pytest.mark.parametrize("times", [["yesterday", "today"], ["Jan01_00-00-00"]])
 def test_times_are_checked(times, tmp_path):
     with pytest.raises(ConfigError, match="must be two times"):
