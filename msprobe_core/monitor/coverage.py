@@ -10,11 +10,13 @@ from pathlib import Path
 
 import msgspec
 
+from msprobe_core.errors import DumpError
 from msprobe_core.monitor.readings import Reading, Step
 from msprobe_core.monitoring.parameter_classes import ParameterClass, class_of
 from msprobe_core.monitoring.quantities import Quantity
 from msprobe_core.store.atomic_file import whole_file
 from msprobe_core.store.layout import make_directory
+from msprobe_core.untrusted.files import read_plain
 from msprobe_core.untrusted.paths import encode_json
 
 _logger = logging.getLogger(__name__)
@@ -58,6 +60,24 @@ class Seen(msgspec.Struct, kw_only=True):
     missing: list[str]
     always: int
     by_class: dict[ParameterClass, SeenOfClass]
+
+
+def read_coverage(directory: Path) -> dict[Quantity, Seen]:
+    """Return what the monitor of a rank has seen.
+
+    Args:
+        directory: Of the rank.
+
+    Raises:
+        DumpError: the file cannot be read, or is none of a monitor.
+    """
+    path = directory / FILE
+    try:
+        return msgspec.json.decode(read_plain(path), type=dict[Quantity, Seen])
+    except OSError as error:
+        raise DumpError(f"{path}: cannot be read ({error.strerror})") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DumpError(f"{path}: does not say what a monitor has seen ({error})") from error
 
 
 _MAX_MISSING = 20

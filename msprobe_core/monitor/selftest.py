@@ -13,22 +13,19 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, cast
 
-import msgspec
-
 from msprobe_core.capture.framework_choice import find_framework
 from msprobe_core.errors import SessionError
 from msprobe_core.guard import reason_of
 from msprobe_core.interception import FunctionPatch
 from msprobe_core.model import Digest
 from msprobe_core.monitor.collector import Collector
-from msprobe_core.monitor.coverage import FILE, Seen
+from msprobe_core.monitor.coverage import FILE, Seen, read_coverage
 from msprobe_core.monitor.plan import MonitorPlan
 from msprobe_core.monitoring.files import read_monitored
 from msprobe_core.monitoring.layout_file import Layouts, Parts, read_layout
 from msprobe_core.monitoring.quantities import Quantity
 from msprobe_core.protocols.capabilities import MonitoringFramework
 from msprobe_core.protocols.framework import Framework
-from msprobe_core.untrusted.files import read_plain
 
 STEPS = 2
 _DIGITS = 20
@@ -221,7 +218,7 @@ class _OwnMeasures:
 def _judged(directory: Path, own: _OwnMeasures, plan: MonitorPlan, not_expected: frozenset[Quantity]) -> SelfTest:
     run = read_monitored(directory)
     (rank_directory,) = {path.parent for path in directory.glob(f"*/{FILE}")}
-    coverage = msgspec.json.decode(read_plain(rank_directory / FILE), type=dict[Quantity, Seen])
+    coverage = read_coverage(rank_directory)
     layout = read_layout(rank_directory) or Layouts(rank=0)
     columns = ["quantity", "step", "stage", "name", "norm"]
     rows = run.frame.select(columns).rows() if "norm" in run.statistics else []

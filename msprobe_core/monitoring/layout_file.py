@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from msprobe_core.errors import DumpError
-from msprobe_core.protocols.monitoring import Part
+from msprobe_core.protocols.monitoring import Part, Size
 from msprobe_core.untrusted.files import read_plain
 
 FILE = "layout.json"
@@ -36,8 +36,8 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
         index: Of this rank among them.
     """
 
-    ranks: tuple[int, ...]
-    index: int
+    ranks: tuple[Size, ...]
+    index: Size
 
 
 class Layouts(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +50,7 @@ class Layouts(msgspec.Struct, frozen=True, kw_only=True):
         parts: What this rank has, by ``stage:name``, of parameters that it does not have whole or not alone.
     """
 
-    rank: int
+    rank: Size
     trainers: tuple[str, ...] = ()
     groups: Mapping[str, Group] = {}
     parts: Mapping[str, Parts] = {}
@@ -68,7 +68,7 @@ def read_layout(directory: Path) -> Layouts | None:
         DumpError: the file cannot be read, or is not one of a monitor.
     """
     path = directory / FILE
-    if not path.is_file():
+    if not path.exists():
         return None
     try:
         return msgspec.json.decode(read_plain(path), type=Layouts)

@@ -121,6 +121,6 @@ def _key_of(part: Part | None, rank: int) -> tuple[str, float]:
     """Return what tells disjoint parts apart, and the share of the whole."""
     if part is None:
         return "", 1.0
-    share = math.prod(part.shape) / max(math.prod(part.whole), 1)
+    share = math.prod(map(float, part.shape)) / max(math.prod(map(float, part.whole)), 1.0)
     # A part that is no block cannot be compared with others: if all of them were added, replicas would count twice.
     return (f"{part.offset}", share) if part.offset is not None else (f"rank {rank}", math.nan)

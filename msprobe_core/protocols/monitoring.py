@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import msgspec
+
+Size = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,9 +21,9 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
         shape: Of the part; has a 0 where the rank has nothing of it.
     """
 
-    whole: tuple[int, ...]
-    offset: tuple[int, ...] | None
-    shape: tuple[int, ...]
+    whole: tuple[Size, ...]
+    offset: tuple[Size, ...] | None
+    shape: tuple[Size, ...]
 
     @property
     def is_empty(self) -> bool:

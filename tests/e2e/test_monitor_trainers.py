@@ -63,6 +63,14 @@ def test_gradients_of_shards_are_those_of_one_process_and_the_training_is_the_sa
     check_kinds([("fsdp2", 1)], tmp_path)
 
 
+def test_gradients_in_buffers_and_copies_of_parameters_are_seen_as_by_stand_ins(tmp_path):
+    check_kinds([("main-grad", 2), ("zero", 2)], tmp_path)
+    layouts = layouts_of(tmp_path / "main-grad-2" / "out")
+    assert [layout.trainers for layout in layouts.values()] == [("megatron",)] * WORLD
+    cut = [parts.update for parts in layouts[0].parts.values() if not parts.update.is_empty]
+    assert cut, "a parameter that is on both ranks"
+
+
 @pytest.mark.slow
 def test_so_are_those_of_other_trainers_with_micro_batches_and_hooks(tmp_path):
     check_kinds(RARER_KINDS, tmp_path)

@@ -198,6 +198,21 @@ def _monitor_table(directory: Path) -> None:
     writer.close()
 
 
+def _monitor_layout(directory: Path) -> None:
+    part = {"whole": [16], "offset": [0], "shape": [8]}
+    for rank in (0, 1):
+        place = directory / f"Nov21_05-57-08-rank{rank}-95f81c46"
+        place.mkdir()
+        (place / "grad_reduced_0-0.csv").write_text("vpp_stage,name,step,norm,shape,dtype\n0,up,0,1.5,[8],float32\n")
+        layout = {
+            "rank": rank,
+            "trainers": ["fsdp1"],
+            "groups": {"tp": {"ranks": [0, 1], "index": rank}},
+            "parts": {"0:up": {"value": part, "update": {**part, "offset": [8 * rank]}, "is_tensor_parallel": True}},
+        }
+        (place / "layout.json").write_text(json.dumps(layout))
+
+
 def _verl(directory: Path) -> None:
     from rl_runs import Recipe, write_run
 
@@ -375,6 +390,21 @@ TARGETS = {
         _monitor_table,
         command("monitor", "analyze", "{}"),
         "*/values_0.arrow",
+    ),
+    "monitor coverage": Target(
+        ["monitor/coverage"],
+        written(
+            "coverage.json",
+            '{"grad_reduced": {"expected": 2, "seen": 1, "finite": 1, "first_step": 3, "missing": ["0:up"], "always": 1,',
+            '"by_class": {"dense": {"expected": 2, "seen": 1, "always": 1, "finite": 1}}}}',
+        ),
+        one("coverage.json"),
+    ),
+    "monitor layout": Target(
+        ["monitoring/layout_file"],
+        _monitor_layout,
+        command("monitor", "norms", "{}", "-o", "{}/out"),
+        "*/layout.json",
     ),
     "verl": Target(["verl/_files", "store/json_structs", "store/samples"], _verl, _use_verl),
     "updates": Target(["store/training_metrics"], _updates, _use_updates),

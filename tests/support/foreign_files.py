@@ -119,20 +119,6 @@ def _monitor_plan(path):
     return load_plan(path)
 
 
-def _beside_monitor(path):
-    from msprobe_core.errors import DumpError
-    from msprobe_core.view.trends_beside import beside
-
-    place = path.parent / "a-rank0-x"
-    if path.exists():  # alone, as the tests of all readers have it
-        place.mkdir(exist_ok=True)
-        (place / "actv_0-0.csv").touch()
-        path.replace(place / path.name)
-    found = beside(path.parent, path.parent)
-    if found.notes:  # a page is made without these files, and says so
-        raise DumpError(found.notes[0].text)
-
-
 def _alarms(path):
     from msprobe_core.monitoring.alarm_files import _read
 
@@ -151,12 +137,24 @@ def _trend_names(path):
     return read_mapping(path)
 
 
+def _monitor_layout(path):
+    from msprobe_core.monitoring.layout_file import read_layout
+
+    return read_layout(path.parent)
+
+
+def _coverage(path):
+    from msprobe_core.monitor.coverage import read_coverage
+
+    return read_coverage(path.parent)
+
+
 READERS = {
     "x.pt": _tensor, "x.npy": _tensor, "shard-0.safetensors": _shard, "dump.json": _dump, "dump.arrow": _arrow,
     "statistic.csv": _kernels, "samples.json": _struct, "config.json": _config, "config.yaml": _config,
     "live.json": _edit, "apis.yaml": _apis, "limits.yaml": _limits, "mapping.yaml": _mapping, "layouts.yaml": _layouts,
     "noise_profile.parquet": _profile, "merge.yaml": _merge, "table.csv": _table, "table.xlsx": _table,
-    "monitor.json": _monitor_plan, "coverage.json": _beside_monitor, "anomaly.json": _alarms,
-    "monitor_v2.json": _second_plan, "names.json": _trend_names,
+    "monitor.json": _monitor_plan, "layout.json": _monitor_layout, "coverage.json": _coverage,
+    "anomaly.json": _alarms, "monitor_v2.json": _second_plan, "names.json": _trend_names,
     "locate.json": _location, "compare.json": _request, "request.json": _compare_request,
 }  # fmt: skip

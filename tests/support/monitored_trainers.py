@@ -13,6 +13,7 @@ import torch
 from jobs import VOCABULARY, Network, make_mesh
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from trainer_stand_ins import DistributedMain, MainGradients, ZeroPartitions
 
 STEPS = 2
 QUANTITIES = {"wg_distribution": True, "mv_distribution": True, "param_distribution": True}
@@ -111,10 +112,22 @@ def wrapped(kind: str, world: int) -> nn.Module:
     return fully_shard(model, mesh=mesh)
 
 
+def made(kind: str, world: int) -> tuple[Any, Any]:
+    """Return model and optimizer."""
+    if kind == "main-grad":
+        model = MainGradients(network())
+        return model, DistributedMain(model, lr=1e-2)
+    if kind == "zero":
+        model = network()
+        parameters = list(model.parameters())
+        return model, ZeroPartitions([parameters[:5], parameters[5:]], lr=1e-2)
+    model = wrapped(kind, world)
+    return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
 def train(rank: int, world: int, directory: Path, kind: str, micro_batches: int, *, is_watched: bool) -> list[Any]:
     """Train, and return every loss and every element that this rank has in the end."""
-    model = wrapped(kind, world)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    model, optimizer = made(kind, world)
     monitor = monitor_of(rank, directory, model, optimizer, steps_of_batch=micro_batches) if is_watched else None
     seen: list[Any] = []
     for step in range(STEPS):
@@ -124,8 +137,12 @@ def train(rank: int, world: int, directory: Path, kind: str, micro_batches: int,
                 loss = loss_of(model, batch(step, micro_step, rank), micro_batches)
                 loss.backward()
             seen.append(loss.item().hex())
+        if kind.startswith("main-grad"):
+            model.finish_grad_sync()
         optimizer.step()
-        optimizer.zero_grad()
+        if kind.startswith("main-grad"):
+            model.zero_grad_buffer()
+        model.zero_grad()
     if monitor is not None:
         monitor.close()
     return [*seen, *(bits(each) for each in model.parameters()), torch.get_rng_state().sum().item()]
@@ -136,10 +153,12 @@ def _without_sync(model: Any) -> Any:
     if hasattr(model, "no_sync"):
         with model.no_sync():
             yield
-        return
-    model.set_requires_gradient_sync(False)
-    yield
-    model.set_requires_gradient_sync(True)
+    elif hasattr(model, "set_requires_gradient_sync"):
+        model.set_requires_gradient_sync(False)
+        yield
+        model.set_requires_gradient_sync(True)
+    else:
+        yield
 
 
 def bits(tensor: Any) -> list[Any]:
