@@ -395,8 +395,8 @@ TARGETS = {
         ["monitor/coverage"],
         written(
             "coverage.json",
-            '{"grad_reduced": {"expected": 2, "seen": 1, "finite": 1, "first_step": 3, "missing": ["0:up"], "always": 1,',
-            '"by_class": {"dense": {"expected": 2, "seen": 1, "always": 1, "finite": 1}}}}',
+            '{"grad_reduced": {"expected": 2, "seen": 1, "finite": 1, "first_step": 3, "missing": ["0:up"],',
+            '"always": 1, "by_class": {"dense": {"expected": 2, "seen": 1, "always": 1, "finite": 1}}}}',
         ),
         one("coverage.json"),
     ),

@@ -96,14 +96,25 @@ def wrapped(kind: str, world: int) -> nn.Module:
 
             wrapper.register_comm_hook(None, allreduce_hook)
         return wrapper
-    if kind == "fsdp1":
-        from torch.distributed.fsdp import FullyShardedDataParallel
+    if kind.startswith("fsdp1"):
+        from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
         from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
         policy = ModuleWrapPolicy({type(model.blocks[0])})
+        strategy = ShardingStrategy.NO_SHARD if kind == "fsdp1-whole" else ShardingStrategy.FULL_SHARD
         return FullyShardedDataParallel(
-            model, auto_wrap_policy=policy, use_orig_params=True, device_id=torch.device("cpu")
+            model,
+            sharding_strategy=strategy,
+            auto_wrap_policy=policy,
+            use_orig_params=kind != "fsdp1-flat",
+            device_id=torch.device("cpu"),
         )
+    if kind == "tp":
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+        for block in model.blocks:
+            parallelize_module(block, make_mesh(world), {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        return model
     from torch.distributed.fsdp import fully_shard
 
     mesh = make_mesh(world)
@@ -134,7 +145,7 @@ def train(rank: int, world: int, directory: Path, kind: str, micro_batches: int,
         for micro_step in range(micro_batches):
             is_last = micro_step == micro_batches - 1
             with _without_sync(model) if not is_last else contextlib.nullcontext():
-                loss = loss_of(model, batch(step, micro_step, rank), micro_batches)
+                loss = loss_of(model, batch(step, micro_step, 0 if kind == "tp" else rank), micro_batches)
                 loss.backward()
             seen.append(loss.item().hex())
         if kind.startswith("main-grad"):
