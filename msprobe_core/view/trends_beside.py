@@ -1,4 +1,4 @@
-"""What lies beside a monitor's files: alarms of the running training, how much of it was seen, dumps of its steps."""
+"""What is stored beside a monitor's files: alarms of the running training, how much of it was seen, dumps of its steps."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class AlarmSaid:
 
 @dataclass(frozen=True)
 class Beside:
-    """What lies beside a monitor's files.
+    """What is stored beside a monitor's files.
 
     Attributes:
         alarms: By step and rank.
@@ -88,7 +88,7 @@ class Beside:
 
 
 def beside(target: Path, monitored: Path, steps: Collection[int] = (), ranks: Collection[int] = ()) -> Beside:
-    """Return what lies beside a monitor's files; what cannot be read becomes a note.
+    """Return what is stored beside a monitor's files; what cannot be read becomes a note.
 
     Args:
         target: What the user has named.

@@ -36,7 +36,7 @@ class Indexed:
 
     Attributes:
         places: Rows of maps, in the order of the model.
-        frame: Columns ``row``, ``rank``, ``step``, the statistics, and those of golden with ``_golden`` behind their
+        frame: Columns ``row``, ``rank``, ``step``, the statistics, and those of golden with ``_golden`` after their
             names, sorted by row, rank and step.
         ranks: Ascending.
         steps: Ascending.

@@ -404,8 +404,12 @@ def test_a_training_that_goes_on(browser, tmp_path):
 @pytest.mark.skipif(
     not os.environ.get("MSPROBE_SCREENSHOTS"), reason="MSPROBE_SCREENSHOTS asks for new pictures of the documentation"
 )
-def test_screenshot(monitor):
-    browser = monitor("one")
+def test_screenshot(browser, tmp_path):
+    target = Training(ranks=8, layers=8, steps=60, micro_steps=2, faults=FAULTS).write(tmp_path / "monitor_output")
+    write_alarms(target, 2, alarm(2, "grad_reduced", WEIGHT, 50, 31.5))
+    browser.open(page_of(tmp_path / "page.html", target))
+    browser.click("show-monitor")
+    browser.wait_for("[data-testid='lines'] canvas")
     browser.still()
     picture = Path(__file__).parents[2] / "docs" / "images" / "view-monitor.png"
     picture.write_bytes(browser.driver.get_screenshot_as_png())

@@ -6,7 +6,7 @@ import { HeatMap } from "./heatmap";
 import { Shape } from "./icons";
 import { RankLines } from "./lines";
 import {
-  type Cell, Lines, type MapView, type RowPart, type Shown, distance, factorOf, logRatio, namesOf, nearest, ofRank, ofRow, ofStep, rangeOf,
+  type Cell, FACTORS, Lines, type MapView, type RowPart, type Shown, distance, factorOf, logRatio, namesOf, nearest, ofRank, ofRow, ofStep, rangeOf,
   rowOfMap, rowOfTrend, usualOf, worstOfRanks,
 } from "./monitor_data";
 import { Choice, Command, Name } from "./parts";
@@ -255,7 +255,6 @@ function ValueMap({ shown, board, chosen, place, colourBy, factor, onPick, setCo
   }, [shown, board, chosen, place.row, place.step]);
   const mark = isShown(place.row) ? spot(place) : null;
   const gutter = chosen.view === "ranks" ? 76 : Math.min(300, 30 + 6.6 * Math.max(...shown.rows.map((name) => name.length)));
-  const factors = [1.05, 1.2, 1.5, 2, 5, 10, 100, 1000];
   return (
     <>
       <HeatMap rows={shown.rows.length} columns={shown.columns.length} label={say(chosen.view === "model" ? "viewModel" : chosen.view === "ranks" ? "viewRanks" : "viewStep")}
@@ -270,7 +269,7 @@ function ValueMap({ shown, board, chosen, place, colourBy, factor, onPick, setCo
         {colourBy === "value" && <Ramp from={show(Number(Math.exp(range[0]).toPrecision(3)))} to={show(Number(Math.exp(range[1]).toPrecision(3)))} colour={(at) => sequential(at, theme)} />}
         {colourBy === "usual" && (
           <label className="field">{say("scale")} <select value={factor} onChange={(event) => setFactor(Number(event.target.value))}>
-            <option value={0}>{say("scaleAuto", auto)}</option>{factors.map((each) => <option key={each} value={each}>×{each}</option>)}
+            <option value={0}>{say("scaleAuto", auto)}</option>{FACTORS.map((each) => <option key={each} value={each}>×{each}</option>)}
           </select></label>
         )}
         {colourBy !== "golden" && <span className="legend"><i className="legend-cell" style={{ background: NOT_FINITE[theme] }} /> {say("notFinite")}</span>}

@@ -199,12 +199,12 @@ function lacking(names: Named[], shown: Named[], board: Dashboard, steps: number
   };
 }
 
-const FACTORS = [1.05, 1.2, 1.5, 2, 5, 10, 100, 1000, 1e6];
+export const FACTORS = [1.05, 1.1, 1.2, 1.5, 2, 3, 5, 10, 30, 100, 1000];
 
-/** The smallest factor that all but one in a hundred cells are within: what is unusual has a full colour. */
+/** A factor that leaves what most cells do pale, and gives what is unusual a full colour: thrice what 19 of 20 are within. */
 export function factorOf(shown: Shown): number {
   const sizes = shown.cells.flat().filter((cell) => cell !== null).map((cell) => Math.abs(logRatio(cell))).filter(Number.isFinite).sort((a, b) => a - b);
-  const most = sizes[Math.floor(0.99 * (sizes.length - 1))] ?? 0;
+  const most = Math.min(3 * (sizes[Math.floor(0.95 * (sizes.length - 1))] ?? 0), sizes.at(-1) ?? 0);
   return FACTORS.find((factor) => Math.log(factor) >= most) ?? FACTORS[FACTORS.length - 1];
 }
 
