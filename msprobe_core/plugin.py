@@ -67,6 +67,7 @@ from msprobe_core.model import (
 from msprobe_core.protocols.capabilities import (
     CallWatcher,
     CheckingFramework,
+    CommunicatingFramework,
     CompilingFramework,
     DeviceGauge,
     Fp8Reducer,
@@ -140,8 +141,8 @@ __all__ = [  # noqa: RUF022  # by purpose
     # Frameworks
     "Framework", "FrameworkOffer", "NamedModel", "AttachOptions", "Attachment", "Reducer", "Removable",
     # Optional capabilities of a framework
-    "CallWatcher", "CheckingFramework", "CompilingFramework", "DeviceGauge", "Fp8Reducer", "KernelChecker",
-    "KernelDump", "KernelDumper", "MeasuringFramework", "MonitoringFramework", "OperatorFramework",
+    "CallWatcher", "CheckingFramework", "CommunicatingFramework", "CompilingFramework", "DeviceGauge", "Fp8Reducer",
+    "KernelChecker", "KernelDump", "KernelDumper", "MeasuringFramework", "MonitoringFramework", "OperatorFramework",
     "PerturbingFramework", "ReplayingFramework", "TrainerFramework", "TrainingState", "WatchingFramework",
     # Recording
     "Call", "CallRecorder",

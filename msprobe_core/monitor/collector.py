@@ -133,13 +133,13 @@ class Collector:
         """Attach what the step needs, or take it out where the step is not collected."""
         parts = self._parts
         if not parts.schedule.selects(self._step):
-            parts.modules.detach()
+            parts.detach()
             return
         if self._has_changed:
             self._has_changed = False
             parts.modules.detach()  # its hooks are on parameters that the model had before
         parts.buffer.begin(self._step)
-        parts.modules.begin_step()
+        parts.begin_step()
 
     def _before_update(self, is_updated: Callable[[Any], bool] | None = None) -> None:
         parameters, parts = self._training.parameters, self._parts

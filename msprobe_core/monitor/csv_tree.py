@@ -25,7 +25,7 @@ def _text_of(ndigits: int, values: Sequence[MonitoredValue]) -> str:
     rows = csv.writer(text, lineterminator="\n")
     micro_step = ["micro_step"] if has_micro_steps else []
     tensor = ["shape", "dtype"] if has_tensors else []
-    rows.writerow(["vpp_stage", "name", "step", *micro_step, *columns, *tensor])
+    rows.writerow(["vpp_stage", "name", "step", *micro_step, *values[0].labels, *columns, *tensor])
     for value in values:
         rows.writerow(
             [
@@ -33,6 +33,7 @@ def _text_of(ndigits: int, values: Sequence[MonitoredValue]) -> str:
                 value.name,
                 value.step,
                 *([value.micro_step] if has_micro_steps else []),
+                *value.labels.values(),
                 *(_rounded(value.numbers.get(column, math.nan), ndigits) for column in columns),
                 *([str(list(value.shape or ())), value.dtype] if has_tensors else []),
             ]

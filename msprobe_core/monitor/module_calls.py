@@ -10,6 +10,7 @@ from msprobe_core.capture.recorded_call import as_results
 from msprobe_core.capture.values import ValueBuilder
 from msprobe_core.guard import kept
 from msprobe_core.model import GradientSlot, Value
+from msprobe_core.monitor.passing_recorder import PASSED_OVER, PassedOver, PassingRecorder
 from msprobe_core.monitor.training import Take
 from msprobe_core.monitoring.quantities import Quantity
 from msprobe_core.protocols.framework import Framework
@@ -69,9 +70,6 @@ class CallObserver(Protocol):
         ...
 
 
-_PASSED_OVER = ModuleCall("", 0, wants_forward=False, takes_gradients=False)
-
-
 class _Slot(GradientSlot, gc=False):
     """The gradient of one tensor of a call, by the name that its reading will have."""
 
@@ -84,11 +82,8 @@ def _never(_name: str) -> bool:
     return False
 
 
-class MonitorRecorder:
+class MonitorRecorder(PassingRecorder):
     """Receives calls of the modules of one model; a `msprobe_core.plugin.CallRecorder`."""
-
-    is_outside_modules = False
-    clock = 0
 
     def __init__(
         self,
@@ -121,6 +116,7 @@ class MonitorRecorder:
             observers: Of calls.
         """
         self.observers = observers
+        super().__init__(on_failure)
         self._take = take
         self._stage = stage
         self._takes_gradient = framework.takes_gradient
@@ -133,16 +129,10 @@ class MonitorRecorder:
         self._is_training = is_training
         self._grad_acc_steps = max(grad_acc_steps, 1)
         self._every_micro_batch = every_micro_batch
-        self._on_failure = on_failure
-        self.is_open = True
         self._num_calls: dict[str, int] = {}
         self._num_accumulated: dict[str, int] = {}
         self.is_reported_elsewhere: Callable[[str], bool] = _never
         """Whether the trainer reduces the gradient of a parameter before it is accumulated; see `record_unreduced`."""
-
-    def note_failure(self, where: str, error: Exception) -> None:
-        """Pass on what could not be read."""
-        self._on_failure(where, error)
 
     def restart(self) -> None:
         """Begin a new step: count calls from 0 again."""
@@ -151,15 +141,17 @@ class MonitorRecorder:
 
     # --- calls --------------------------------------------------------------------------------------------------
 
-    def open_module(self, prefix: str, path: str, type_name: str, *, is_recomputed: bool = False) -> ModuleCall:
+    def open_module(
+        self, prefix: str, path: str, type_name: str, *, is_recomputed: bool = False
+    ) -> ModuleCall | PassedOver:
         """Begin a call of a module; a recomputed one has been seen before."""
         del prefix, type_name
         if is_recomputed or not self.is_open:
-            return _PASSED_OVER
+            return PASSED_OVER
         is_selected = self._selects_module(path)
         observers = [each for each in self.observers if each.wants(path)]
         if not (is_selected or observers) or not self._is_training():
-            return _PASSED_OVER
+            return PASSED_OVER
         number = self._num_calls.get(path, 0)
         self._num_calls[path] = number + 1
         return ModuleCall(
@@ -170,19 +162,6 @@ class MonitorRecorder:
             observers=observers,
         )
 
-    def open_api(self, prefix: str, name: str, owner: str | None = None, *, is_recomputed: bool = False) -> ModuleCall:
-        """Pass over a call of an API."""
-        del prefix, name, owner, is_recomputed
-        return _PASSED_OVER
-
-    def open_operator(self, prefix: str, name: str, around: Any, *, is_in_backward: bool = False) -> ModuleCall:
-        """Pass over an operator."""
-        del prefix, name, around, is_in_backward
-        return _PASSED_OVER
-
-    def open_call(self) -> None:
-        """Return nothing: no API asks."""
-
     def record_inputs(
         self, call: ModuleCall, args: Sequence[Any], kwargs: Mapping[str, Any], unset: Sequence[Any] = ()
     ) -> None:
@@ -192,9 +171,6 @@ class MonitorRecorder:
             self._take_all(call, self._inputs(call, args, kwargs))
         for observer in call.observers:
             self._tell(call, observer.see_inputs, args, kwargs)
-
-    def record_parameters(self, call: ModuleCall, parameters: Mapping[str, Any]) -> None:
-        """Pass over parameters, which are taken at the optimizer's step."""
 
     def record_outputs(self, call: ModuleCall, output: Any, unset: Sequence[Any] = ()) -> None:
         """Take what a module makes."""
@@ -209,9 +185,6 @@ class MonitorRecorder:
             see(call, *what)
         except BaseException as caught:  # noqa: BLE001  # the other observers, and gradients, are to follow
             self._on_failure(f"module {call.path}", kept(caught))
-
-    def close(self, call: ModuleCall, *, keep: bool = True) -> None:
-        """End a call."""
 
     def _take_all(self, call: ModuleCall, named: Iterable[tuple[str, Any]]) -> None:
         for name, tensor in named:
@@ -272,9 +245,6 @@ class MonitorRecorder:
             if self._takes_gradient(tensor)
         ]
 
-    def expect_gradients(self, call: ModuleCall, num_outputs: int, num_inputs: int) -> None:
-        """Pass over the number of gradients: each is a reading of its own."""
-
     def record_gradient(self, call: ModuleCall, slot: Any, gradient: Any, backward_pass: int = -1) -> None:
         """Take one gradient."""
         del backward_pass
@@ -284,9 +254,6 @@ class MonitorRecorder:
             )
         for observer in call.observers if self.is_open else ():
             self._tell(call, observer.see_gradient, slot.side, slot.place, gradient)
-
-    def expect_parameter_gradients(self, stem: str, parameters: Collection[str]) -> None:
-        """Pass over which parameters will report."""
 
     def record_parameter_gradient(self, stem: str, name: str, gradient: Any, contribution: Any = None) -> None:
         """Take the gradient of a parameter as this rank has accumulated it, before ranks exchange it."""
@@ -318,14 +285,3 @@ class MonitorRecorder:
             micro_step = self._num_accumulated.get(name, 0)
             self._num_accumulated[name] = micro_step + 1
         self._take.tensor(Quantity.GRADIENT_UNREDUCED, name, gradient, stage=self._stage, micro_step=micro_step)
-
-    # --- threads and order, which no reading has ------------------------------------------------------------------
-
-    def nesting(self) -> None:
-        """Return nothing."""
-
-    def nest_in(self, nesting: Any) -> None:
-        """Pass over the nesting."""
-
-    def set_clock(self, moment: int, floor: int | None = None) -> None:
-        """Pass over the order."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from msprobe_core.errors import ConfigError
 from msprobe_core.guard import plugin_call
+from msprobe_core.monitor.communication import CallerLog, CommunicationWatch
 from msprobe_core.monitor.coverage import Coverage
 from msprobe_core.monitor.governor import Governor, OwnTime
 from msprobe_core.monitor.layer_weights import feature_name, layers_of
@@ -64,9 +65,12 @@ class Parts:
         self.buffer = StepBuffer(framework, training.framework, plan, targets.name_of)
         self.sources = [layout, *sources_of(training)]
         self.modules = ModuleWatch(framework, training, targets, self.buffer, on_failure)
+        callers = CallerLog(directory) if plan.cc_distribution.enable and plan.cc_distribution.cc_log_only else None
+        self.communication = CommunicationWatch(framework, plan.cc_distribution, self.buffer, callers, on_failure)
+        logs: list[Sink] = [] if callers is None else [callers]
         sketches = [SketchLog(plan, directory, training.rank)] if plan.extensions.sketch == "grad" else []
         coverage = Coverage(lambda: _expected(training, layout), directory)
-        self.sinks: Sequence[Sink] = [*writers, *sketches, layout, coverage]
+        self.sinks: Sequence[Sink] = [*writers, *sketches, *logs, layout, coverage]
         self.own_time = OwnTime()
         self.governor = self._governed(plan.extensions.max_overhead, directory)
 
@@ -95,9 +99,19 @@ class Parts:
         self.modules.count_calls(self.own_time)
         return Governor(self.schedule, self.own_time, bound, directory)
 
+    def begin_step(self) -> None:
+        """Attach what the step needs, if it is not attached."""
+        self.modules.begin_step()
+        self.communication.begin_step()
+
+    def detach(self) -> None:
+        """Take everything out."""
+        self.modules.detach()
+        self.communication.detach()
+
     def end(self) -> Iterator[Step]:
         """Detach, wait for the device, and return the steps that have not been passed on."""
-        self.modules.detach()
+        self.detach()
         self.buffer.drop()
         yield from self.buffer.finish_all()
 
@@ -110,7 +124,7 @@ def _expected(training: Training, layout: Layout) -> Mapping[Quantity, frozenset
         if quantity in FEATURES:
             paths = layers_of(training, quantity)
             return frozenset(f"{stage}:{name_of(feature_name(path, quantity))}" for stage, path in paths)
-        if quantity in OF_MODULES:
+        if quantity in OF_MODULES or quantity is Quantity.COMMUNICATION:
             return None
         return frozenset(each for each in layout.names_of(quantity) if plan.selects(quantity, each.partition(":")[2]))
 

@@ -183,6 +183,8 @@ class MonitorPlan(msgspec.Struct, frozen=True, kw_only=True):
         chosen += [Quantity.DIRECTION] if self.mg_direction else []
         if self.recording_l2_features:
             chosen += [quantity for quantity in FEATURES if quantity.value in self.l2_targets]
+        if self.cc_distribution.enable and not self.cc_distribution.cc_log_only:
+            chosen.append(Quantity.COMMUNICATION)
         return frozenset(chosen)
 
     def ops_of(self, quantity: Quantity) -> tuple[Op, ...]:

@@ -24,11 +24,6 @@ _logger = logging.getLogger(__name__)
 
 OUTPUT_VARIABLE = "MONITOR_OUTPUT_DIR"
 
-NOT_COLLECTED = {
-    "cc_distribution": "communication",
-}
-"""Settings of the established monitor that this release does not act on."""
-
 
 class _GivenRule(msgspec.Struct):
     """A rule as files have it."""
@@ -76,7 +71,6 @@ _NOT_GIVEN = (
 """Fields of a plan that files have under another name, or not at all."""
 
 _TYPES = {name: kind for name, kind in get_type_hints(MonitorPlan).items() if name not in _NOT_GIVEN}
-_DEFAULTS = MonitorPlan()
 _LEAST = {
     "step_count_per_record": 1, "step_interval": 1, "start_step": 0, "stop_step": 0, "collect_times": 0, "ndigits": 0,
     "eps": 0,
@@ -95,8 +89,6 @@ def _plan_of(fields: dict[str, Any], where: str) -> MonitorPlan:
             values["extensions"] = extensions_of(value, where)
         elif name in _TYPES:
             values[name] = checked(name, value, _TYPES[name], where)
-            if name in NOT_COLLECTED and values[name] != getattr(_DEFAULTS, name):
-                _logger.warning("%s: '%s' is not supported (%s) and has no effect", where, name, NOT_COLLECTED[name])
         elif name == "format":
             if value != "csv":
                 _logger.warning("%s: 'format' is %r; files are written as csv", where, value)
@@ -117,10 +109,10 @@ def _checked_plan(plan: MonitorPlan, where: str) -> MonitorPlan:
     if plan.forward_only and plan.backward_only:
         raise ConfigError(f"{where}: 'forward_only' and 'backward_only' leave nothing of 'xy_distribution'; remove one")
     _check_features(plan, where)
-    if not plan.quantities and not plan.print_struct and not plan.stack_info:
+    if not (plan.quantities or plan.cc_distribution.enable or plan.print_struct or plan.stack_info):
         raise ConfigError(
             f"{where}: nothing is to be collected; set one of xy_distribution, wg_distribution, mv_distribution and "
-            "param_distribution to true"
+            "param_distribution to true, or 'enable' of cc_distribution"
         )
     return plan
 

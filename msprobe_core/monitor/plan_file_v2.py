@@ -15,7 +15,6 @@ from msprobe_core.config.text import given_path
 from msprobe_core.errors import ConfigError
 from msprobe_core.monitor.plan import Communication, Extensions, MonitorPlan, Selection
 from msprobe_core.monitor.plan_file import (
-    NOT_COLLECTED,
     checked,
     converted,
     extensions_of,
@@ -172,8 +171,6 @@ def _communication_of(own: Mapping[str, Any], what: str) -> Communication:
     nested = converted(own.get("cc_distribution", {}), dict[str, Any], f"{what}: 'cc_distribution'")
     fields = {name: own[name] for name in ("cc_codeline", "cc_log_only", "cc_pre_hook") if name in own} | nested
     fields.pop("module_ranks", None)  # 'rank' is of all monitors
-    if "cc_distribution" in NOT_COLLECTED:
-        _logger.warning("%s is not supported (%s) and has no effect", what, NOT_COLLECTED["cc_distribution"])
     return converted({"enable": True, **fields}, Communication, what)
 
 

@@ -28,6 +28,7 @@ class Reading:
         numbers: Further numbers by column, 0-d tensors until `Step.collect`.
         identity: Of the tensor's object.
         finish: Computes the columns from the numbers when these have arrived.
+        labels: Texts by column, of a quantity that has any.
     """
 
     quantity: Quantity
@@ -39,6 +40,7 @@ class Reading:
     numbers: dict[str, Any] = field(default_factory=dict[str, Any])
     identity: int = 0
     finish: Callable[[Mapping[str, float]], Mapping[str, float]] | None = None
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def tag(self, rank: int) -> str:
         """Return the name of the value in alarms and in results of `TrainerMon`'s methods."""
@@ -145,6 +147,7 @@ def _value_of(step: int, reading: Reading, ops: Sequence[Op]) -> MonitoredValue:
         numbers=reading.numbers if meta is None else {op.value: reading.value(op) for op in ops},
         shape=None if meta is None else _shape_of(meta),
         dtype="" if meta is None else meta.dtype,
+        labels=reading.labels,
     )
 
 

@@ -10,7 +10,7 @@ from msprobe_core.model import Digest
 from msprobe_core.monitor.measures import Measures
 from msprobe_core.monitor.plan import MonitorPlan
 from msprobe_core.monitor.readings import Reading, Step
-from msprobe_core.monitor.training import Finish
+from msprobe_core.monitor.training import NO_LABELS, Finish
 from msprobe_core.monitoring.quantities import Op, Quantity
 from msprobe_core.protocols.capabilities import MeasuringFramework, MonitoringFramework
 from msprobe_core.protocols.framework import Framework, Reducer
@@ -68,12 +68,21 @@ class StepBuffer:
         """Forget the step that is being collected."""
         self._open = None
 
-    def tensor(self, quantity: Quantity, name: str, tensor: Any, *, stage: int, micro_step: int | None = None) -> None:
+    def tensor(
+        self,
+        quantity: Quantity,
+        name: str,
+        tensor: Any,
+        *,
+        stage: int,
+        micro_step: int | None = None,
+        labels: Mapping[str, str] = NO_LABELS,
+    ) -> None:
         """Enqueue the statistics of one tensor."""
         pending = self._open
         if pending is None or (self._selects is not None and not self._selects(quantity, name)):
             return
-        self._enqueue(pending, (quantity, stage, name, micro_step), tensor, self._measures)
+        self._enqueue(pending, (quantity, stage, name, micro_step), tensor, self._measures).labels = labels
 
     def _enqueue(self, pending: _Pending, place: Place, tensor: Any, measures: Measures) -> Reading:
         quantity, stage, name, micro_step = place

@@ -14,6 +14,8 @@ from msprobe_core.monitoring.quantities import Quantity
 from msprobe_core.protocols.capabilities import MeasuringFramework, MonitoringFramework
 from msprobe_core.protocols.trainer_tools import TrainerTools
 
+NO_LABELS: Mapping[str, str] = {}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
@@ -72,7 +74,16 @@ Finish = Callable[[Mapping[str, float]], Mapping[str, float]]
 class Take(Protocol):
     """Takes quantities of the current step; does nothing in steps that are not collected."""
 
-    def tensor(self, quantity: Quantity, name: str, tensor: Any, *, stage: int, micro_step: int | None = None) -> None:
+    def tensor(
+        self,
+        quantity: Quantity,
+        name: str,
+        tensor: Any,
+        *,
+        stage: int,
+        micro_step: int | None = None,
+        labels: Mapping[str, str] = NO_LABELS,
+    ) -> None:
         """Enqueue the statistics of one tensor; see `msprobe_core.monitor.readings.Reading`."""
         ...
 

@@ -38,7 +38,7 @@ _SUBDIRECTORY = "monitor_output"
 
 _SCOPES = {scope: quantity.value for scope, quantity in SCOPES.items()}
 
-_DESCRIBING = frozenset({"shape", "dtype", "id"})
+_DESCRIBING = frozenset({"shape", "dtype", "id", "caller"})
 _NAMES = ("name", "module_name")
 _COMMON = ("norm", "max", "min", "mean", "nans", "zeros")
 _ABSENT = "nan"

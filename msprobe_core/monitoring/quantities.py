@@ -17,6 +17,7 @@ class Quantity(str, Enum):
     ROUTER_LOGIT = "moe_router_logit_hook"
     ACTIVATION_GRADIENT = "actv_grad"
     GRADIENT_UNREDUCED = "grad_unreduced"
+    COMMUNICATION = "cc"
     GRADIENT_REDUCED = "grad_reduced"
     DIRECTION = "mg_direction"
     EXP_AVG = "exp_avg"

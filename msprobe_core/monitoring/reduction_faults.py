@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -96,7 +97,7 @@ class _Explainer:
         self._case = case = replace(case, reduced=case.reduced * self._undone[:, None])
         self._before = context.before.get(case.parameter)
         self._limit = context.noise.limit(case, context.factor)
-        self._error = context.noise.sigma(case, context.factor) / np.sqrt(degrees_of(case))
+        self._error = context.noise.sigma(case, context.factor) / math.sqrt(degrees_of(case))
         self._expected = context.factor * case.own.sum(axis=0)
         self._is_right = [self._fits(each, self._expected) for each in case.reduced]
 
@@ -247,7 +248,7 @@ class _Explainer:
         if len(ranks) >= self._num_equations:
             return Explanation(code=ReductionCode.UNDERDETERMINED, ranks=ranks)
         left = reduced - coefficients(case.own, reduced) @ case.own
-        share = float(np.linalg.norm(left) / max(float(np.linalg.norm(reduced)), 1e-300))
+        share = float(np.linalg.norm(left)) / max(float(np.linalg.norm(reduced)), 1e-300)
         return Explanation(code=ReductionCode.UNEXPLAINED, ranks=ranks, fields={"share": share})
 
     def _ambiguous(self, simple: Sequence[Explanation]) -> Explanation:
@@ -265,7 +266,7 @@ class _Explainer:
         if size == 0:
             return None
         scale = float((found * by).sum()) / size
-        return (scale, float(self._error / np.sqrt(size))) if self._fits(found, scale * by, scale) else None
+        return (scale, self._error / math.sqrt(size)) if self._fits(found, scale * by, scale) else None
 
 
 def _of_rank(rank: int, scale: float, error: float) -> Explanation:

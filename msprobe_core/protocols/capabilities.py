@@ -329,6 +329,20 @@ class MeasuringFramework(Protocol):
 
 
 @runtime_checkable
+class CommunicatingFramework(Protocol):
+    """Optional, for ``cc_distribution`` of the training monitor."""
+
+    @property
+    def communication_frames(self) -> Sequence[str]:
+        """Beginnings of paths of the framework's files that are between a caller and every communication call."""
+        ...
+
+    def watch_communication(self, recorder: CallRecorder) -> Removable:
+        """Report communication as calls of APIs, also asynchronous ones, and nothing else."""
+        ...
+
+
+@runtime_checkable
 class DeviceGauge(Protocol):
     """Optional, for ``msprobe estimate``; called at the end of a step, outside of windows."""
 

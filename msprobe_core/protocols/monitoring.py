@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
@@ -57,6 +57,7 @@ class MonitoredValue:
             is no value.
         shape: Of what this rank has of the tensor; ``None`` if the numbers are not of one tensor.
         dtype: Of its elements, as the framework writes it; empty if the numbers are not of one tensor.
+        labels: Texts by column, the same columns in all values of a quantity; of communication, its place and caller.
     """
 
     step: int
@@ -67,6 +68,7 @@ class MonitoredValue:
     numbers: Mapping[str, float | int]
     shape: tuple[int, ...] | None
     dtype: str
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 class MonitorWriter(Protocol):

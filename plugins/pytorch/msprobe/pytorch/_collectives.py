@@ -153,7 +153,7 @@ class Collectives:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        if local.is_communicating or not self._recorder.is_open:
+        if self in local.reporters or not self._recorder.is_open:
             return run(*args, **kwargs)
         call: Call | None = None
         with RecordingGuard(self._recorder.note_failure):
@@ -168,7 +168,7 @@ class Collectives:
         return result
 
     def _run(self, call: Call | None, run: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        with _communicating():
+        with _communicating(self):
             try:
                 return run(*args, **kwargs)
             except BaseException:
@@ -218,7 +218,7 @@ class Collectives:
     def _run_operator(
         self, name: str, run: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
-        if local.is_communicating or not self._recorder.is_open:
+        if self in local.reporters or not self._recorder.is_open:
             return run(*args, **kwargs)
         call: Call | None = None
         gradients: CallGradients | None = None
@@ -241,7 +241,7 @@ class Collectives:
         return result
 
     def _wait_tensor(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        with _communicating():
+        with _communicating(self):
             result = run(*args, **kwargs)
         if self._results and args and self._recorder.is_open:
             with RecordingGuard(self._recorder.note_failure), self._lock:
@@ -260,7 +260,13 @@ class Collectives:
 class _Local(threading.local):
     """State of each thread."""
 
-    is_communicating = False
+    reporters: tuple[Collectives, ...] = ()
+    """Those with an open call, of the debugger and of the monitor."""
+
+    @property
+    def is_communicating(self) -> bool:
+        """Whether any call is open."""
+        return bool(self.reporters)
 
 
 local = _Local()
@@ -268,12 +274,12 @@ local = _Local()
 
 
 @contextmanager
-def _communicating() -> Iterator[None]:
-    before, local.is_communicating = local.is_communicating, True
+def _communicating(reporter: Collectives) -> Iterator[None]:
+    before, local.reporters = local.reporters, (*local.reporters, reporter)
     try:
         yield
     finally:
-        local.is_communicating = before
+        local.reporters = before
 
 
 def is_communication(function: Callable[..., Any]) -> bool:

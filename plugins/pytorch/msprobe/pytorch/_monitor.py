@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed
 from torch import Tensor, nn
 
+from msprobe.pytorch._collectives import Collectives
 from msprobe.pytorch._compiled import modules_to_hook
 from msprobe.pytorch._modules import PREFIX, type_name_of
 from msprobe.pytorch._optimizer_steps import StepWatch
@@ -63,6 +66,16 @@ class Monitoring:
         """Hook the parameters of all modules."""
         return _Accumulation(models, recorder)
 
+    @property
+    def communication_frames(self) -> Sequence[str]:
+        """The files of ``torch.distributed`` that define and wrap its functions."""
+        package = Path(torch.distributed.__file__).parent
+        return [str(package / name) for name in ("distributed_c10d.py", "c10d_logger.py", "_functional_collectives.py")]
+
+    def watch_communication(self, recorder: CallRecorder) -> _Communication:
+        """Wrap the functions of ``torch.distributed``, as recording does."""
+        return _Communication(recorder)
+
     def watch_updates(self, optimizer: Any, before: BeforeUpdate, after: Callable[[], None]) -> Callable[[], None]:
         """Watch the steps of one optimizer, or of several."""
         return StepWatch(optimizer, lambda _optimizer: before(), after).end
@@ -93,3 +106,25 @@ class _Accumulation:
 
     def settle(self) -> None:
         """Do nothing: sums are whole."""
+
+
+class _Communication:
+    """See `msprobe_core.plugin.Removable`."""
+
+    def __init__(self, recorder: CallRecorder) -> None:
+        self._collectives = Collectives(recorder, {}, lambda _written: None)
+        try:
+            self._collectives.install()
+        except BaseException:
+            self._collectives.remove()
+            raise
+
+    def detach(self) -> None:
+        """Restore the functions."""
+        self._collectives.remove()
+
+    def release(self) -> None:
+        """Do nothing: no gradients are reported."""
+
+    def settle(self) -> None:
+        """Do nothing: there are no sums."""
