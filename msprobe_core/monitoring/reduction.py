@@ -22,6 +22,8 @@ from msprobe_core.monitoring.reduction_steps import Case, Floats, Parameter, Ske
 
 ALL = Parameter(0, "(all parameters)")
 
+_UNNAMED = frozenset({ReductionCode.UNEXPLAINED, ReductionCode.AMBIGUOUS, ReductionCode.UNDERDETERMINED})
+
 _MOST_KEPT = 10_000
 
 
@@ -182,7 +184,7 @@ def _sum_up(result: ReductionCheck, visible: list[Floats], factors: list[float])
     result.num_other_factors = sum(abs(each / result.factor - 1) > 1e-3 for each in factors)
     # A group that lacks ranks looks as if everything were wrong.
     kinds = {each.explanation.code for each in result.found}
-    if result.num_found == result.num_judged and kinds == {ReductionCode.UNEXPLAINED}:
+    if result.num_found == result.num_judged and ReductionCode.UNEXPLAINED in kinds and kinds <= _UNNAMED:
         for fault in result.found:
             result.unjudged[ReductionCode.ALL_UNEXPLAINED, fault.parameter] += 1
         result.found, result.num_found, result.num_judged = [], 0, 0

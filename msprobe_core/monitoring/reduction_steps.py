@@ -103,8 +103,11 @@ class SketchedRun:
         self._files: list[tuple[int, int, Path]] = []
         self.ranks: tuple[int, ...] = ()
         found = [(rank, each) for each in _children(path) if (rank := rank_of_directory(each.name)) is not None]
+        members = {rank for group in self._groups for rank in group}
         ranks: set[int] = set()
         for rank, directory in sorted(found):
+            if members and rank not in members:
+                continue
             for file in _children(directory):
                 if (steps := sketch_file_range(file.name)) is not None:
                     self._files.append((*steps, file))

@@ -444,3 +444,82 @@ def test_the_host_waits_for_a_device_once_a_step_and_not_inside_of_it(monitored,
         optimizer.zero_grad()
     monitor.close()
     assert read_monitored(out).steps == [0, 1, 2, 3]
+
+
+def reduce_a_part_alone(rank, world, directory, fault):
+    os.environ["MONITOR_OUTPUT_DIR"] = str(directory / "out")
+    path = directory / f"monitor{rank}.json"
+    path.write_text(json.dumps({"msprobe": {"sketch": "grad"}, "step_count_per_record": 2, "squash_name": True}))
+    bare = Net().train()
+    if fault == "ignored":
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(bare, ["down.weight"])
+    model = DistributedDataParallel(bare)
+    if fault == "scaled":
+
+        def exchange(_state, bucket):
+            for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
+                if rank == 1 and parameter is bare.down.weight:
+                    gradient.mul_(1.1)
+            work = torch.distributed.all_reduce(bucket.buffer().div_(world), async_op=True)
+            return work.get_future().then(lambda done: done.value()[0])
+
+        model.register_comm_hook(None, exchange)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = TrainerMon(path, params_have_main_grad=False)
+    monitor.set_monitor(model, optimizer, grad_acc_steps=2)
+    torch.manual_seed(10 + rank)
+    for _ in range(3):
+        with model.no_sync():
+            model(torch.randn(5, 8)).square().mean().backward()
+        model(torch.randn(5, 8)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    monitor.close()
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("none", "RIGHT: 12 gradients are what the ranks' add up to."),
+        ("ignored", "WRONG: down.weight at step 0: it was not reduced on rank 0, 1"),
+        ("scaled", "WRONG: down.weight at step 0: rank 1 contributes 1.1 times its gradient"),
+    ],
+)
+def test_what_data_parallelism_leaves_out_or_changes_is_named(fault, said, tmp_path, capsys):
+    run_job(reduce_a_part_alone, 2, tmp_path, fault)
+    assert sorted(path.name for path in tmp_path.glob("out/*rank1*/*.msgpack")) == [
+        "grad_sketches_0-1.msgpack", "grad_sketches_2-2.msgpack",
+    ]  # fmt: skip
+    (size,) = {path.stat().st_size for path in tmp_path.glob("out/*rank1*/grad_sketches_0-1.msgpack")}
+    assert size < 2 * 8 * 300  # steps, gradients before and after
+    with pytest.raises(SystemExit) as end:
+        main(["monitor", "reduction-check", str(tmp_path / "out")])
+    shown = capsys.readouterr().out
+    assert said in shown
+    assert end.value.code == (fault != "none")
+    if fault != "none":
+        assert "3 of 12 gradients are wrong" in shown
+
+
+@pytest.mark.slow
+def test_parts_of_gradients_are_not_compared(tmp_path, capsys):
+    run_job(sketch_of_parts, 2, tmp_path)
+    with pytest.raises(SystemExit) as end:
+        main(["monitor", "reduction-check", str(tmp_path / "out")])
+    assert end.value.code == 2
+    assert "not comparable: sharded" in capsys.readouterr().out
+
+
+def sketch_of_parts(rank, world, directory):
+    os.environ["MONITOR_OUTPUT_DIR"] = str(directory / "out")
+    path = directory / f"monitor{rank}.json"
+    path.write_text(json.dumps({"msprobe": {"sketch": "grad"}}))
+    model = make_model("fsdp2", world).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    monitor = TrainerMon(path, params_have_main_grad=False)
+    monitor.set_monitor(model, optimizer)
+    for _ in range(2):
+        model(torch.randint(0, VOCABULARY, (4, 6))).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    monitor.close()
