@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from msprobe_core.monitor.samples import sampled
 from msprobe_core.monitor.training import Take, Training, measuring
 from msprobe_core.monitoring.quantities import Quantity
 
@@ -32,8 +33,8 @@ class Directions:
             moment = training.framework.moments_of(training.optimizer, parameter)[0]
             if moment is None:
                 take.numbers(Quantity.DIRECTION, name, _NO_MOMENT, stage=stage)
-            elif (sampled := self._tools.sampled([gradient, moment], MOST_SAMPLED)) is not None:
-                take.numbers(Quantity.DIRECTION, name, {COLUMN: agreement_of(*sampled)}, stage=stage)
+            elif (pair := sampled(self._tools, [gradient, moment], MOST_SAMPLED)) is not None:
+                take.numbers(Quantity.DIRECTION, name, {COLUMN: agreement_of(*pair)}, stage=stage)
 
     def after_update(self, take: Take) -> None:
         """Take nothing."""

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from msprobe_core.monitor.samples import sampled
 from msprobe_core.monitor.training import Take, Training, measuring
 from msprobe_core.monitoring.quantities import Quantity
 
@@ -60,10 +61,10 @@ class Updates:
         masters = self._tools.masters_of(self._training.optimizer, list(parameters.values()))
         for (place, parameter), master in zip(parameters.items(), masters, strict=True):
             held = parameter if master is None else master
-            sampled = self._tools.sampled([held], MOST_SAMPLED)
-            if sampled is None or place in self._before:
+            found = sampled(self._tools, [held], MOST_SAMPLED)
+            if found is None or place in self._before:
                 continue
-            (values,) = sampled
+            (values,) = found
             # Times 1 is a copy in every framework.
             scale = math.prod(self._tools.elements(held).shape) / len(values)
             self._before[place] = _Before(held, values * 1, scale, 2 if master is None else 1)
@@ -72,12 +73,12 @@ class Updates:
         """Compare."""
         before, self._before = self._before, {}
         for (stage, name), each in before.items():
-            sampled = self._tools.sampled([each.held], MOST_SAMPLED)
-            if sampled is None or len(sampled[0]) != len(each.values):
+            found = sampled(self._tools, [each.held], MOST_SAMPLED)
+            if found is None or len(found[0]) != len(each.values):
                 continue
             bits = _FRACTION_BITS.get(_short(each.values.dtype))
             finish = partial(columns_of, scale=each.scale, num_rounded=each.num_rounded)
-            take.numbers(Quantity.UPDATE, name, sums_of(each.values, sampled[0], bits), stage=stage, finish=finish)
+            take.numbers(Quantity.UPDATE, name, sums_of(each.values, found[0], bits), stage=stage, finish=finish)
 
 
 def _short(dtype: object) -> str:

@@ -296,13 +296,12 @@ class MeasuringFramework(Protocol):
         """
         ...
 
-    def sampled(self, tensors: Sequence[Any], most: int) -> Sequence[Any] | None:
+    def sampled(self, tensors: Sequence[Any], stride: int) -> Sequence[Any] | None:
         """Return the same elements of several tensors of one shape, each as a vector, and a view if possible.
 
         Args:
             tensors: Tensors whose `elements` belong together.
-            most: All are returned if there are not more than these, else some at equal distances in memory. The
-                distance has no common factor with the number of elements, so that rows and columns are met evenly.
+            stride: Distance of the elements, in memory if that is known.
 
         Returns: ``None`` if one cannot be read, or if their shapes differ.
         """

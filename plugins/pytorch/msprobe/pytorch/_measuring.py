@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,7 +25,7 @@ class Measuring:
             return None
         return None if values.is_complex() else widened(values)
 
-    def sampled(self, tensors: Sequence[Any], most: int) -> Sequence[Tensor] | None:
+    def sampled(self, tensors: Sequence[Any], stride: int) -> Sequence[Tensor] | None:
         """Return them in the order of the first in memory."""
         found: list[Tensor] = []
         for tensor in tensors:
@@ -36,7 +35,6 @@ class Measuring:
             found.append(values)
         strides = found[0].stride()
         order = sorted(range(len(strides)), key=strides.__getitem__, reverse=True)
-        stride = _stride(found[0].numel(), most)
         return [values.permute(order).reshape(-1)[::stride] for values in found]
 
     def kth_smallest(self, values: Tensor, ranks: Sequence[int]) -> Sequence[Tensor]:
@@ -62,10 +60,3 @@ class Measuring:
     def modules_of(self, model: nn.Module) -> Mapping[str, nn.Module]:
         """Return the named modules."""
         return dict(model.named_modules())
-
-
-def _stride(numel: int, most: int) -> int:
-    stride = max(1, math.ceil(numel / most))
-    while stride > 1 and math.gcd(stride, numel) > 1:
-        stride += 1
-    return stride
