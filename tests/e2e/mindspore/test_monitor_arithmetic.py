@@ -8,6 +8,8 @@ import pytest
 ms = pytest.importorskip("mindspore")
 
 import mindspore_rig  # noqa: E402, F401  # sets the mode
+from mindspore import nn  # noqa: E402
+from msprobe.mindspore._framework import MindSporeFramework  # noqa: E402
 
 from msprobe_core.monitor.directions import agreement_of  # noqa: E402
 from msprobe_core.monitor.layer_features import (  # noqa: E402
@@ -18,7 +20,9 @@ from msprobe_core.monitor.layer_features import (  # noqa: E402
     spectral_columns,
     spectrum_of,
 )
+from msprobe_core.monitor.samples import sampled  # noqa: E402
 from msprobe_core.monitor.updates import columns_of, sums_of  # noqa: E402
+from msprobe_core.plugin import MeasuringFramework  # noqa: E402
 
 RANDOM = np.random.default_rng(0)
 
@@ -77,3 +81,23 @@ def test_features_of_calls():
     logits = logits_of([tensor(tokens)], [], tensor(weight), None)
     found = fetched(router_entropy(logits))["per_token_expert_entropy"]
     assert found == pytest.approx(-(shares * np.log(shares)).sum(-1).mean(), rel=1e-5)
+
+
+def test_elements():
+    framework = MindSporeFramework()
+    assert isinstance(framework, MeasuringFramework)
+    values = RANDOM.standard_normal((20, 10))
+    (found,) = sampled(framework, [tensor(values)], 70)
+    np.testing.assert_allclose(found.asnumpy(), values.ravel()[::3], rtol=1e-6)
+    smallest, third = framework.kth_smallest(found, [1, 3])
+    ordered = np.sort(values.ravel()[::3])
+    assert [float(smallest.asnumpy()), float(third.asnumpy())] == pytest.approx([ordered[0], ordered[2]], rel=1e-6)
+    for odd in (ms.Tensor([True]), ms.Tensor(np.zeros(0, np.float32)), ms.Tensor([1j], ms.complex64), 3.0):
+        assert framework.elements(odd) is None
+    assert framework.sampled([tensor(values), tensor(values.T)], 1) is None
+    net = nn.SequentialCell(nn.Dense(2, 3), nn.ReLU())
+    assert list(framework.modules_of(net)) == ["", "0", "1"]
+    optimizer = nn.SGD([net[0].weight], 0.1)
+    masters = framework.masters_of(optimizer, [net[0].weight, net[0].bias])
+    assert masters[0] is net[0].weight
+    assert masters[1] is None

@@ -21,6 +21,7 @@ from msprobe.mindspore._device import WITH_ARITHMETIC, is_host
 from msprobe.mindspore._functions import ApiPatches
 from msprobe.mindspore._gradients import takes_gradient, watch_gradient
 from msprobe.mindspore._jit import JitPatches, is_tracing
+from msprobe.mindspore._measuring import Measuring
 from msprobe.mindspore._monitor import Monitoring
 from msprobe.mindspore._perturb import perturb
 from msprobe.mindspore._primitives import PrimitivePatches
@@ -63,7 +64,7 @@ _TENSORS = (Tensor, *SPARSE, GraphValues, Unwritten)
 _DTYPE: Any = ms.common.dtype.Type
 
 
-class MindSporeFramework(Monitoring):
+class MindSporeFramework(Monitoring, Measuring):
     """See `msprobe_core.plugin.Framework`."""
 
     name = "mindspore"
