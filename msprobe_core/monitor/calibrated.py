@@ -34,6 +34,7 @@ from msprobe_core.monitoring.unusual import (
     WINDOW,
     limit_of,
     running_share,
+    unsure_of,
 )
 
 _Floats: TypeAlias = NDArray[np.float64]
@@ -213,7 +214,8 @@ class _Pasts:
         if self._num_largest < HISTORY:
             return math.nan
         low, middle, high = np.quantile(self._largest[: self._num_largest], (0.25, 0.5, 0.75)).tolist()
-        return max(limit_of(low, middle, high, share), LEAST_LIMIT)
+        unsure = unsure_of(math.sqrt(self._num_largest))
+        return max(limit_of(low, middle, high, share, unsure=unsure), LEAST_LIMIT)
 
     def _take(self, rows: _Rows, judged: _Floats, apart: _Floats, found: _Judged) -> None:
         is_unusual = found.is_unusual

@@ -23,10 +23,16 @@ from msprobe_core.monitoring.history import ID, SCHEMA, Monitored, Place, in_ord
 from msprobe_core.monitoring.limits import largest_of, limits_by_past, past_median
 from msprobe_core.monitoring.monitoring_codes import AnomalyCode
 from msprobe_core.monitoring.replicas import Replicas
-from msprobe_core.monitoring.unusual import HISTORY, JUDGED, LEAST_CHANGE, LEAST_SPREAD, SMOOTH, SQUARED, TO_DEVIATION
-
-_LEAST_LIMIT = 5.0
-"""Distance that is never an anomaly."""
+from msprobe_core.monitoring.unusual import (
+    HISTORY,
+    JUDGED,
+    LEAST_CHANGE,
+    LEAST_LIMIT,
+    LEAST_SPREAD,
+    SMOOTH,
+    SQUARED,
+    TO_DEVIATION,
+)
 
 _COLUMNS = {
     **SCHEMA, "_code": pl.String, "_statistic": pl.String, "_value": pl.Float64, "_before": pl.Float64,
@@ -132,7 +138,7 @@ def anomalies_of_ranks(
         num_judged += rows["_distance"].count()
         largest.append(largest_of(rows))
         # What a limit can never exceed is not kept.
-        kept = rows.filter(pl.col("_is_broken") | (pl.col("_distance") > _LEAST_LIMIT))
+        kept = rows.filter(pl.col("_is_broken") | (pl.col("_distance") > LEAST_LIMIT))
         far.append(_named(kept, statistics[0]))
     if not far:
         return Anomalies(found=[], num_found=0, num_judged=0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from msprobe_core.monitoring.unusual import BLOCKS, HISTORY, WINDOW, equal_share, limit_of
+from msprobe_core.monitoring.unusual import BLOCKS, HISTORY, WINDOW, equal_share, limit_of, unsure_of
 
 
 def past_median(column: str) -> pl.Expr:
@@ -31,7 +31,9 @@ def limits_by_past(largest: pl.DataFrame, false_alarms: float) -> pl.DataFrame:
         share = pl.col("_distance").rolling_quantile(quantile, "linear", BLOCKS, min_samples=HISTORY)
         return share.shift(1).over("quantity")
 
-    limit = limit_of(past(0.25), past(0.5), past(0.75), equal_share(false_alarms, largest.height))
+    count = pl.col("_distance").cum_count().shift(1).over("quantity").clip(upper_bound=BLOCKS)
+    share = equal_share(false_alarms, largest.height)
+    limit = limit_of(past(0.25), past(0.5), past(0.75), share, unsure=unsure_of(count.sqrt()))
     return largest.select("quantity", "step", _limit=limit)
 
 
@@ -44,4 +46,5 @@ def limit_of_all(largest: pl.Expr, false_alarms: float, num_tests: int) -> pl.Ex
         num_tests: Quantities times steps.
     """
     low, middle, high = (largest.quantile(share, "linear") for share in (0.25, 0.5, 0.75))
-    return limit_of(low, middle, high, equal_share(false_alarms, num_tests))
+    share = equal_share(false_alarms, num_tests)
+    return limit_of(low, middle, high, share, unsure=unsure_of(largest.count().sqrt()))

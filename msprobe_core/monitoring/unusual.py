@@ -47,10 +47,25 @@ FALSE_ALARMS = 1e-3
 _MEDIAN, _QUARTILES = -math.log(math.log(2)), math.log(math.log(4) / math.log(4 / 3))
 """Median and distance of the quartiles of a Gumbel distribution of place 0 and width 1: 0.3665 and 1.5725."""
 
+_UNSURE = 2 * 1.26
+"""Two standard errors of the width of one value, relatively: of n values, the distance of the quartiles of a Gumbel
+distribution has the standard deviation 1.98 / sqrt(n), by the asymptotic covariance of sample quantiles."""
+
 _Numbers = TypeVar("_Numbers", "NDArray[np.float64]", "pl.Expr", float)
 
 
-def limit_of(low: _Numbers, middle: _Numbers, high: _Numbers, share: float) -> _Numbers:
+def unsure_of(root: _Numbers) -> _Numbers:
+    """Return by which factor the width of a distribution may be larger than its quartiles show.
+
+    A limit is far beyond what has been seen, so that an error of the width counts many times.
+
+    Args:
+        root: Square root of the number of values that the quartiles are of.
+    """
+    return 1 + _UNSURE / root
+
+
+def limit_of(low: _Numbers, middle: _Numbers, high: _Numbers, share: float, *, unsure: _Numbers) -> _Numbers:
     """Return the distance that the largest one of a step exceeds with a given probability.
 
     Args:
@@ -58,8 +73,9 @@ def limit_of(low: _Numbers, middle: _Numbers, high: _Numbers, share: float) -> _
         middle: Their median.
         high: Their upper quartile.
         share: The probability.
+        unsure: Of `unsure_of`.
     """
-    width = (high - low) / _QUARTILES
+    width = (high - low) / _QUARTILES * unsure
     return middle - _MEDIAN * width - width * math.log(share)
 
 

@@ -21,7 +21,7 @@ STEPS, AT = 80, 50
 LAYERS = tuple(f"layers.{i}.up.weight" for i in range(6))
 
 
-def run(repetition, change=None, *, ranks=(0, 1), steps=range(STEPS), noise=1e-5):
+def run(repetition, change=None, *, ranks=(0, 1), steps=range(STEPS), noise=2e-6):
     """Gradients of a training; repetitions differ by ``noise``, relatively. ``change`` gives other values."""
     rows = []
     for rank in ranks:
