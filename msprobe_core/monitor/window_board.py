@@ -81,7 +81,7 @@ class WindowBoard:
             return []
         try:
             changed_ns = self._directory.stat().st_mtime_ns
-        except OSError:  # nobody has asked for anything
+        except OSError:  # nothing has been asked for
             return []
         if changed_ns == self._changed_ns:
             return []

@@ -42,7 +42,8 @@ _WIDER = {
 
 def widened(values: Tensor) -> Tensor:
     """Return the same numbers in a dtype with reductions."""
-    return values.to(_WIDER.get(values.dtype, values.dtype))
+    wider = _WIDER.get(values.dtype)
+    return values if wider is None else values.to(wider)
 
 
 def host_statistics(values: Tensor) -> Stats:
