@@ -40,7 +40,7 @@ class Switch:
 
         Args:
             plan: Names its file.
-            rank: Of this process; only rank 0 writes to the file.
+            rank: Of this process; only the first rank that collects writes to the file.
             wall_clock: Clock of file systems, in seconds.
 
         Raises:
@@ -50,7 +50,7 @@ class Switch:
             raise ConfigError(f"{VARIABLE} switches the monitor by a file, and its plan was not read from one")
         self._path = plan.source
         self._current: MonitorPlan = plan
-        self._is_main = rank == 0
+        self._rank = rank
         self._wall_clock = wall_clock
         self._taken: Stamp | None = None  # the first check reads the file: it may have changed since it was loaded
         self._since_done = 0
@@ -88,7 +88,8 @@ class Switch:
         Raises:
             StoreError: it cannot be written.
         """
-        if self._since_done and self._is_main:
+        is_first = self._rank == min(self._current.module_ranks, default=0)
+        if self._since_done and is_first:
             self._since_done = 0
             _switch_off(self._path)
 

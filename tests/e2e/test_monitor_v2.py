@@ -6,8 +6,10 @@ import os
 import polars as pl
 import pytest
 import torch
+from jobs import run_job
 from msprobe.pytorch import TrainerMon, TrainerMonitorV2
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from msprobe_core.errors import ConfigError, SessionError
 from msprobe_core.monitoring.files import read_monitored
@@ -166,6 +168,30 @@ def test_steps_may_be_ended_by_the_script(has_optimizer, tmp_path):
     assert ("param_origin" in frame["quantity"].to_list()) == has_optimizer
 
 
+def of_a_rank(rank, world, directory):
+    model = DistributedDataParallel(Net().train())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    path = written(
+        directory / f"v2_{rank}.json", output_dir=str(directory / "out"), monitors={"weight_grad": {}, "param": {}}
+    )
+    monitor = TrainerMonitorV2(path, fr="pt")
+    monitor.start(model, optimizer)
+    torch.manual_seed(10 + rank)
+    model(torch.randn(5, 8)).square().mean().backward()
+    optimizer.step()
+    monitor.stop()
+
+
+@pytest.mark.slow
+def test_ranks_have_rows_from_before_the_reduction(tmp_path):
+    run_job(of_a_rank, 2, tmp_path)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["rank_0", "rank_1"]
+    frame = read_monitored(tmp_path / "out").frame.filter(pl.col("name") == "module.up.weight")
+    norms = {kind: set(part["norm"]) for (kind,), part in frame.group_by("quantity")}
+    sizes = {kind: len(found) for kind, found in norms.items()}
+    assert sizes == {"grad_unreduced": 2, "grad_reduced": 1, "param_origin": 1, "param_updated": 1}
+
+
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
@@ -322,12 +348,13 @@ def test_an_edit_that_cannot_be_used_is_said_once_and_changes_nothing(tmp_path, 
     assert read_monitored(out).frame.filter(pl.col("step") == 8)["max"].is_not_null().all()
 
 
-def test_only_rank_0_writes_to_the_file(tmp_path):
+@pytest.mark.parametrize(("ranks", "first"), [([], 0), ([3, 2], 2)])
+def test_only_one_rank_writes_to_the_file(ranks, first, tmp_path):
     from msprobe_core.monitor.plan_file import load_plan
     from msprobe_core.monitor.switch import Switch
 
-    path = written(tmp_path / "v1.json", wg_distribution=True, dynamic_on=True)
-    switches = [Switch(load_plan(path), rank) for rank in (1, 0)]
+    path = written(tmp_path / "v1.json", wg_distribution=True, dynamic_on=True, module_ranks=ranks)
+    switches = [Switch(load_plan(path), rank) for rank in (first + 1, first)]
     for switch in switches:
         for _ in range(5):
             assert switch.poll(is_done=True) is None
