@@ -23,6 +23,7 @@ from msprobe_core.monitor.plan import MonitorPlan
 from msprobe_core.monitor.readings import Step
 from msprobe_core.monitor.readout import Readout
 from msprobe_core.monitor.sinks import Written
+from msprobe_core.monitor.sources import Source
 from msprobe_core.monitor.switch import Switch
 from msprobe_core.monitor.targets import Targets
 from msprobe_core.monitor.training import Training
@@ -150,9 +151,7 @@ class Collector:
                 self._is_refreshed = True
                 self._has_changed = parameters.refresh()
             with parameters.narrowed(is_updated):
-                for source in parts.sources:
-                    with self._framework.quiet(self._note_failure):
-                        source.before_update(parts.buffer)
+                self._take_each(lambda source: source.before_update(parts.buffer))
 
     def _updated(self) -> None:
         self._after_update()
@@ -163,9 +162,7 @@ class Collector:
         parts = self._parts
         with parts.own_time, self._framework.quiet(self._note_failure):
             if parts.buffer.is_open:
-                for source in parts.sources:
-                    with self._framework.quiet(self._note_failure):
-                        source.after_update(parts.buffer)
+                self._take_each(lambda source: source.after_update(parts.buffer))
 
     def end_step(self) -> None:
         """End a step, unless the optimizer's steps do."""
@@ -237,6 +234,12 @@ class Collector:
             self._try("the last steps", sink.close)
         if self._parts.governor is not None:
             self._try("how much the monitor takes", self._parts.governor.close)
+
+    def _take_each(self, take: Callable[[Source], None]) -> None:
+        """Let every source take, also if one before it fails."""
+        for source in self._parts.sources:
+            with self._framework.quiet(self._note_failure):
+                take(source)
 
     def _pass_on(self, steps: Iterable[Step]) -> None:
         added = [Written(writer, self._training.plan) for writer in self._added]

@@ -19,7 +19,7 @@ from msprobe_core.monitor.readings import Step
 from msprobe_core.monitor.schedule import Schedule
 from msprobe_core.monitor.sinks import Sink, Written
 from msprobe_core.monitor.sketch_log import SketchLog
-from msprobe_core.monitor.sources import sources_of
+from msprobe_core.monitor.sources import Source, sources_of
 from msprobe_core.monitor.step_buffer import StepBuffer
 from msprobe_core.monitor.targets import Targets
 from msprobe_core.monitor.training import Training
@@ -63,7 +63,7 @@ class Parts:
         layout.open(directory)
         self.schedule = Schedule(plan, training.rank, is_on=is_on)
         self.buffer = StepBuffer(framework, training.framework, plan, targets.name_of)
-        self.sources = [layout, *sources_of(training)]
+        self.sources: Sequence[Source] = [layout, *sources_of(training)]
         self.modules = ModuleWatch(framework, training, targets, self.buffer, on_failure)
         callers = CallerLog(directory) if plan.cc_distribution.enable and plan.cc_distribution.cc_log_only else None
         self.communication = CommunicationWatch(framework, plan.cc_distribution, self.buffer, callers, on_failure)

@@ -289,3 +289,24 @@ def test_experts_without_tokens_and_tied_weights_are_counted_as_they_are(monitor
         "expert": {"expected": 3, "seen": 2, "always": 0, "finite": 2},
         "embedding": {"expected": 1, "seen": 1, "always": 1, "finite": 1},
     }
+
+
+def test_what_one_part_of_the_monitor_cannot_read_the_others_still_do(monitored, monkeypatch, caplog):
+    from msprobe.pytorch._trained import Trained
+
+    def fail(*_args, **_kwargs):
+        raise KeyError("of another release")
+
+    begin, read, _ = monitored
+    monkeypatch.setattr(Trained, "part_of", fail)
+    monkeypatch.setattr(Trained, "moments_of", fail)
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    monitor = begin(model, optimizer)
+    train(model, optimizer.step)
+    monitor.close()
+    run = read()
+    for quantity in ("grad_unreduced", "grad_reduced", "param_origin", "param_updated"):
+        assert norms_of(run, quantity).keys() == {0, 1, 2}
+    assert not norms_of(run, "exp_avg")
+    assert "training goes on" in caplog.text

@@ -1,5 +1,6 @@
 """The monitor under the trainers of PyTorch: gradients and moments of every rank, in trainings that stay the same."""
 
+import csv
 import json
 
 import polars as pl
@@ -97,7 +98,8 @@ def test_norms_of_tensor_parallel_parameters_are_put_together(tmp_path):
     assert layouts[0].trainers == ("dtensor",)
     # What a rank writes has the shape of what it has.
     (path,) = (tmp_path / "tp-1" / "out").glob("*rank1*/grad_reduced_0-0.csv")
-    shapes = {line.split(",")[1]: line.split('"')[1] for line in path.read_text().splitlines()[1:]}
+    with path.open() as file:
+        shapes = {row["name"]: row["shape"] for row in csv.DictReader(file)}
     assert (shapes["blocks.0.up.weight"], shapes["head.weight"]) == ("[8, 8]", "[11, 8]")
 
 

@@ -67,7 +67,6 @@ class StepWatch:
         self._before = before
         self._after = after
         self._ends: list[Callable[[], None]] = []
-        self._begun: set[int] = set()
         self._ended: set[int] = set()
         roots = _roots_of(optimizer)
         for root in roots:
@@ -143,7 +142,6 @@ class StepWatch:
     def _begin(self, number: int, leaf: Any) -> None:
         if number in self._ended:
             self._finish()
-        self._begun.add(number)
         self._before(leaf)
 
     def _end(self, number: int) -> None:
@@ -154,7 +152,6 @@ class StepWatch:
             self._finish()
 
     def _finish(self) -> None:
-        self._begun.clear()
         self._ended.clear()
         self._after()
 
