@@ -366,7 +366,7 @@ def test_a_training_that_goes_on(browser, tmp_path):
     """The page asks for what is new, and for exact lines when they are looked at."""
     faults = [Fault(1, "grad_reduced", "layers.1.mlp.up.weight", 50, 9.0)]
     training = Training(ranks=2, layers=2, steps=60, faults=faults)
-    Training(ranks=2, layers=2, steps=20).write(tmp_path)
+    Training(ranks=2, layers=2, steps=20).write(tmp_path, ["grad_reduced"])
     live = LiveMonitor(tmp_path, None, Chosen())
     cache = GraphCache()
     server = PageServer(live.data, cache, live=live)
@@ -378,8 +378,11 @@ def test_a_training_that_goes_on(browser, tmp_path):
         browser.wait_for("[data-testid='lines'] canvas")
         assert "live: step 19, updated" in browser.text("[data-testid='live']")
         assert browser.find("[data-testid='lines']").get_attribute("data-lines") == "2"
-        training.write(tmp_path, first=20)
+        shown = browser.text("[data-testid='line-card'] h2")
+        assert shown == "embed.weight grad_reduced · norm"
+        training.write(tmp_path, first=20)  # with activations, which come first
         browser.until(lambda: "live: step 59" in browser.text("[data-testid='live']"), "new files are not shown")
+        assert browser.text("[data-testid='line-card'] h2") == shown
         event = browser.wait_for(".event.first")
         assert "step 50 · rank 1" in event.text
         event.find_element("css selector", "button").click()

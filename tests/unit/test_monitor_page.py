@@ -7,6 +7,9 @@ import http.client
 import itertools
 import json
 import math
+import signal
+import subprocess
+import sys
 import threading
 from contextlib import contextmanager
 from urllib.parse import urlsplit
@@ -334,3 +337,24 @@ def test_parts_of_a_training(tmp_path, part, status):
         page = urlsplit(server.url)
         source = ask(server, f"{page.path}?{page.query}")[2]
         assert b"/data/monitor/{part}?token=" in source
+
+
+def test_the_command_serves_a_training_until_ctrl_c(tmp_path):
+    Training(ranks=1, layers=1, steps=3).write(tmp_path / "run")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "msprobe_core", "view", tmp_path / "run", "--serve"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1, start_new_session=True,
+        env={"TMPDIR": str(tmp_path), "PATH": ""},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    lines = [process.stdout.readline(), process.stdout.readline()]
+    assert lines[0].startswith("A single monitored training")
+    address = urlsplit(lines[1].rpartition(" ")[2].strip())
+    connection = http.client.HTTPConnection(address.hostname, address.port, timeout=10)
+    connection.request("GET", f"/data/index?{address.query}")
+    answer = connection.getresponse()
+    assert (answer.status, len(answer.headers["ETag"])) == (200, 34)
+    connection.close()
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors.strip()) == (130, "")

@@ -147,7 +147,7 @@ export function HeatMap(props: HeatMapProps): ReactNode {
     const [seenDown, seenAcross] = [seenHeight - top, element.clientWidth - gutter];
     if (y < element.scrollTop || y + cellHeight > element.scrollTop + seenDown) element.scrollTop = y - seenDown / 2;
     if (x < element.scrollLeft || x + cellWidth > element.scrollLeft + seenAcross) element.scrollLeft = x - seenAcross / 2;
-  }, [markKey, rows, columns, width]);
+  }, [markKey, props.label, width > 0]); // not when there is more of it: whoever has scrolled away looks elsewhere
   const place = (event: MouseEvent): [number, number] | null => {
     const element = host.current;
     if (!element) return null;

@@ -45,6 +45,11 @@ function firstPlace(board: Dashboard): Place {
 
 const placeOf = (event: MonitorEvent, board: Dashboard): Place => ({ row: Math.max(0, event.row), rank: event.ranks[0] ?? board.ranks[0], step: event.step });
 
+function sameRow(before: Dashboard, now: Dashboard, row: number): number {
+  const [old, rows] = [before.rows, now.rows];
+  return Math.max(0, rows.name.findIndex((name, i) => name === old.name[row] && rows.quantity[i] === old.quantity[row] && rows.micro_step[i] === old.micro_step[row]));
+}
+
 function Board({ board }: { board: Dashboard }): ReactNode {
   const say = useText();
   const { data, live, source } = useStore();
@@ -54,6 +59,11 @@ function Board({ board }: { board: Dashboard }): ReactNode {
     quantity: board.rows.quantity[wanted.row], statistic: board.events.find((each) => each.row >= 0)?.statistic ?? board.maps[0]?.statistic ?? "norm",
     rank: null, micro: null, view: "model",
   }));
+  const [held, setHeld] = useState(board);
+  if (held !== board) { // newer data, in which the same value may be another row
+    setHeld(board);
+    setPlace({ ...wanted, row: sameRow(held, board, wanted.row) });
+  }
   const [colourBy, setColourBy] = useState<ColourBy>(hasGolden ? "golden" : "usual");
   const [factor, setFactor] = useState(0);
   const [log, setLog] = useState(false);
