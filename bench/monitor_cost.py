@@ -25,6 +25,7 @@ PLANS = {
     "off": {"wg_distribution": True, "start_step": 1_000_000},
     "wg, norm": {"wg_distribution": True, "ops": ["norm"]},
     "wg and parameters, norm": {"wg_distribution": True, "param_distribution": True, "ops": ["norm"]},
+    "wg with sketches, norm": {"msprobe": {"sketch": "grad"}, "ops": ["norm"]},
     "xy, 4 operations": {"xy_distribution": True, "ops": FOUR},
     "xy, wg, mv, parameters, 4 operations": {
         **dict.fromkeys(("xy_distribution", "wg_distribution", "mv_distribution", "param_distribution"), True),
@@ -75,7 +76,7 @@ def run_case(case: dict) -> dict:
         train()
         times[step % 2 == 0].append(time.perf_counter() - begin)
     monitor.close()
-    size = sum(path.stat().st_size for path in Path("out").rglob("*.csv"))
+    size = sum(path.stat().st_size for kind in ("*.csv", "*.msgpack") for path in Path("out").rglob(kind))
     return {"collected": times[True][2:], "others": times[False][2:], "bytes": size / len(times[True])}
 
 

@@ -143,27 +143,25 @@ def _shares_in(cases: Sequence[Case], place: int, roundoffs: dict[str, list[floa
     A gradient that is a multiple of the sum of the ranks' shows the factor at once. If none is, as when one rank's
     contribution is wrong in all of them, how much of each rank's is in them shows it.
     """
-    shown = [(case, _roundoff_of(case, place)) for case in cases]
-    for case, roundoff in shown:
+    shown: list[tuple[Case, Floats, float | None]] = []
+    for case in cases:
+        shares = coefficients(case.own, case.reduced[place])
+        roundoff = apparent_roundoff(case, case.reduced[place], shares)
+        shown.append((case, shares, roundoff))
         if roundoff is not None:
             roundoffs.setdefault(case.dtype, []).append(roundoff)
-    usual = float(np.median([0.0, *(each for _, each in shown if each is not None)]))
+    usual = float(np.median([0.0, *(each for _, _, each in shown if each is not None)]))
     noise = Noise(dict.fromkeys({case.dtype for case in cases}, usual), _FALSE_ALARMS)
     tolerance = max(1e-6, 4 * usual)
     whole = [(each, float(degrees_of(case))) for case in cases if (each := _whole(case, place, noise)) is not None]
     if whole:
         return _Shares([each for each, _ in whole], tolerance, [weight for _, weight in whole])
     rows = [
-        coefficients(case.own, case.reduced[place])
-        for case, roundoff in shown
+        shares
+        for case, shares, roundoff in shown
         if roundoff is not None and roundoff < _COARSEST and np.linalg.cond(case.own) < _MOST_ALIKE
     ]
     return _Shares([float(each) for each in np.median(rows, axis=0)] if rows else (), tolerance)
-
-
-def _roundoff_of(case: Case, place: int) -> float | None:
-    reduced = case.reduced[place]
-    return apparent_roundoff(case, reduced, float(np.abs(coefficients(case.own, reduced)).mean()))
 
 
 def _whole(case: Case, place: int, noise: Noise) -> float | None:
@@ -174,5 +172,5 @@ def _whole(case: Case, place: int, noise: Noise) -> float | None:
         return None
     reduced = case.reduced[place]
     factor = float((reduced * total).sum()) / size
-    is_multiple = float(np.linalg.norm(reduced - factor * total)) <= noise.limit(case, factor)
+    is_multiple = float(np.linalg.norm(reduced - factor * total)) <= noise.bounds(case, factor)[1]
     return factor if is_multiple else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -65,7 +66,7 @@ class Context:
     factors: Floats
     before: Mapping[Parameter, tuple[int, Floats]]
 
-    @property
+    @cached_property
     def factor(self) -> float:
         """The factor of most ranks."""
         return float(np.median(self.factors))
@@ -96,8 +97,8 @@ class _Explainer:
         self._undone = context.factor / context.factors  # what ranks clip differently is made alike
         self._case = case = replace(case, reduced=case.reduced * self._undone[:, None])
         self._before = context.before.get(case.parameter)
-        self._limit = context.noise.limit(case, context.factor)
-        self._error = context.noise.sigma(case, context.factor) / math.sqrt(degrees_of(case))
+        sigma, self._limit = context.noise.bounds(case, context.factor)
+        self._error = sigma / math.sqrt(degrees_of(case))
         self._expected = context.factor * case.own.sum(axis=0)
         self._is_right = [self._fits(each, self._expected) for each in case.reduced]
 

@@ -26,6 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from statistics import NormalDist
 
 import numpy as np
@@ -65,11 +66,12 @@ class Noise:
         roundoff = max(_roundoff(case.dtype), min(_MEASURED_MARGIN * self.measured.get(case.dtype, 0.0), _COARSEST))
         num_roundings = case.num_elements * (len(case.ranks) + 2)
         tiny = _LEAST * math.sqrt(num_roundings / 12) if case.dtype.endswith(".float16") else 0.0
-        return math.hypot(roundoff * _unit(case, factor), _SKETCH_ROUNDOFF * _unit(case, factor), tiny)
+        return math.hypot(math.hypot(roundoff, _SKETCH_ROUNDOFF) * _unit(case, factor), tiny)
 
-    def limit(self, case: Case, factor: float) -> float:
-        """Return the norm that a rounding error exceeds with the probability of a false alarm."""
-        return self.sigma(case, factor) * _root_quantile(degrees_of(case), 1 - self.false_alarms)
+    def bounds(self, case: Case, factor: float) -> tuple[float, float]:
+        """Return ``sigma``, and the norm that a rounding error exceeds with the probability of a false alarm."""
+        sigma = self.sigma(case, factor)
+        return sigma, sigma * _root_quantile(degrees_of(case), 1 - self.false_alarms)
 
     def visible(self, case: Case, factor: float) -> Floats:
         """Return by how much one rank's contribution must be scaled to be found in 19 of 20 cases, ``[ranks]``.
@@ -77,23 +79,25 @@ class Noise:
         A ratio: 0.01 is a contribution times 1.01 or 0.99. What it adds to the sketch must exceed the limit and the
         rounding errors that may cancel it. Infinite if the contribution is zero.
         """
-        hidden = self.limit(case, factor) + self.sigma(case, factor) * _root_quantile(degrees_of(case), _POWER)
+        sigma, limit = self.bounds(case, factor)
+        hidden = limit + sigma * _root_quantile(degrees_of(case), _POWER)
         with np.errstate(divide="ignore"):
             return hidden / (abs(factor) * np.linalg.norm(case.own, axis=1))
 
 
-def apparent_roundoff(case: Case, reduced: Floats, factor: float) -> float | None:
+def apparent_roundoff(case: Case, reduced: Floats, shares: Floats) -> float | None:
     """Return the roundoff that would explain what no combination of the ranks' gradients does; ``None`` if any would.
 
     That is the distance of the reduced gradient from the space that the ranks' gradients span, in units of the noise
     that a roundoff of 1 makes there.
     """
+    factor = float(np.abs(shares).mean())
     num_equations = min(SIZE, case.num_elements)
     num_free = num_equations - len(case.ranks)
     unit = _unit(case, factor)
     if num_free < SIZE / 4 or unit == 0:
         return None
-    left = reduced - coefficients(case.own, reduced) @ case.own
+    left = reduced - shares @ case.own
     return float(np.linalg.norm(left)) / unit * math.sqrt(num_equations / num_free)
 
 
@@ -131,6 +135,7 @@ def _roundoff(dtype: str) -> float:
     return _ROUNDOFFS.get(dtype.rpartition(".")[2].lower(), _SKETCH_ROUNDOFF)
 
 
+@cache
 def _root_quantile(degrees: int, probability: float) -> float:
     """Return the root of a quantile of the chi-squared distribution, divided by its mean.
 

@@ -213,6 +213,28 @@ def _monitor_layout(directory: Path) -> None:
         (place / "layout.json").write_text(json.dumps(layout))
 
 
+def _sketches(directory: Path) -> None:
+    import msgspec
+
+    from msprobe_core.monitoring.quantities import Quantity
+    from msprobe_core.monitoring.sketch_files import SketchedTensor, SketchFile
+
+    numbers = np.random.default_rng(0).normal(size=64).astype("<f4")
+    quantities = (Quantity.GRADIENT_UNREDUCED, Quantity.GRADIENT_REDUCED)
+    for rank in range(2):
+        content = SketchFile(
+            rank=rank,
+            tensors=[SketchedTensor(quantity, 0, "up.weight", "torch.float32", 64, None) for quantity in quantities],
+            steps=[0, 0, 1, 1],
+            places=[0, 1, 0, 1],
+            norms=[1.0] * 4,
+            sketches=numbers.tobytes() * 4,
+        )
+        place = directory / f"Nov21_05-57-08-rank{rank}-95f81c46"
+        place.mkdir()
+        (place / "grad_sketches_0-1.msgpack").write_bytes(msgspec.msgpack.encode(content))
+
+
 def _verl(directory: Path) -> None:
     from rl_runs import Recipe, write_run
 
@@ -405,6 +427,9 @@ TARGETS = {
         _monitor_layout,
         command("monitor", "norms", "{}", "-o", "{}/out"),
         "*/layout.json",
+    ),
+    "gradient sketches": Target(
+        ["monitoring/sketch_files"], _sketches, command("monitor", "reduction-check", "{}"), "*/*.msgpack"
     ),
     "verl": Target(["verl/_files", "store/json_structs", "store/samples"], _verl, _use_verl),
     "updates": Target(["store/training_metrics"], _updates, _use_updates),
