@@ -70,11 +70,12 @@ def run_case(case: dict) -> dict:
     trainer_mon = importlib.import_module(f"msprobe.{case['framework']}").TrainerMon
     monitor = trainer_mon(plan, params_have_main_grad=False)
     monitor.set_monitor(model, optimizer)
+    clock = time.process_time if case["cpu_time"] else time.perf_counter
     times: dict[bool, list[float]] = {True: [], False: []}
     for step in range(2 * case["steps"] + 4):
-        begin = time.perf_counter()
+        begin = clock()
         train()
-        times[step % 2 == 0].append(time.perf_counter() - begin)
+        times[step % 2 == 0].append(clock() - begin)
     monitor.close()
     size = sum(path.stat().st_size for kind in ("*.csv", "*.msgpack") for path in Path("out").rglob(kind))
     return {"collected": times[True][2:], "others": times[False][2:], "bytes": size / len(times[True])}
@@ -95,6 +96,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--framework", choices=MODELS, default="pytorch")
     parser.add_argument("--models", nargs="+", help="those of the framework by default")
+    parser.add_argument("--cpu-time", action="store_true", help="of the process, on a machine that others use too")
     parser.add_argument("--cases", nargs="+", default=list(PLANS), help="names of what is collected")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -106,7 +108,7 @@ def main() -> None:
     for model in arguments.models or MODELS[arguments.framework]:
         for name in arguments.cases:
             base = {"framework": arguments.framework, "model": model, "plan": PLANS[name]}
-            base |= {"steps": arguments.steps, "threads": arguments.threads}
+            base |= {"steps": arguments.steps, "threads": arguments.threads, "cpu_time": arguments.cpu_time}
             found = measure(base)
             bare, collected = (1000 * statistics.median(found[key]) for key in ("others", "collected"))
             print(

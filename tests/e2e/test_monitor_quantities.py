@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from msprobe_core.errors import ConfigError, SessionError
+from msprobe_core.model import Digest
 from msprobe_core.monitor import call_features, layer_features, measures, updates
 from msprobe_core.monitor.directions import Directions
 from msprobe_core.monitor.layer_features import spectral_columns, spectrum_of
@@ -25,7 +26,7 @@ from msprobe_core.monitor.layer_weights import LayerWeights
 from msprobe_core.monitor.step_buffer import StepBuffer
 from msprobe_core.monitor.updates import Updates
 from msprobe_core.monitoring.files import read_monitored
-from msprobe_core.monitoring.quantities import Quantity
+from msprobe_core.monitoring.quantities import Op, Quantity
 
 PERCENTILES = {"p01": 0.01, "p05": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95, "p99": 0.99}
 LOSSES = ["fp8_underflow", "fp8_overflow", "fp8_e5m2_underflow", "fp8_e5m2_overflow",
@@ -279,6 +280,29 @@ def test_percentiles_of_large_tensors_are_those_of_a_sample(monitored, monkeypat
     assert row(read_monitored(out), "param_origin", "experts", 0)["p95"] == pytest.approx(
         np.sort(values[::3])[round(0.95 * 170)], rel=1e-6
     )
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.uint8, torch.uint16, torch.float8_e4m3fn]
+)
+def test_tensors_of_other_dtypes_have_them_too(dtype):
+    framework = PyTorchFramework()
+    reducer, digest, numbers = framework.reducer(), Digest(), {}
+    tensor = torch.arange(20).float().to(dtype)
+    measures.Measures(framework, list(Op), 1e-8).add(tensor, digest, reducer, numbers)
+    exact = np.sort(tensor.float().numpy())
+    assert {column: number.item() for column, number in numbers.items()} == pytest.approx(
+        {"zeros": 0.05, **{op: exact[round(share * 19)] for op, share in PERCENTILES.items()},
+         **dict.fromkeys(LOSSES[4:], 0.0)}
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("tensor", [torch.tensor([True]), torch.zeros(0), torch.ones(3).to_sparse()])
+def test_tensors_without_numbers_have_none(tensor):
+    framework = PyTorchFramework()
+    numbers = {}
+    measures.Measures(framework, list(Op), 1e-8).add(tensor, Digest(), framework.reducer(), numbers)
+    assert numbers == {}
 
 
 # --- updates --------------------------------------------------------------------------------------------------------

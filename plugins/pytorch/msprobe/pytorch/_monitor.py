@@ -16,6 +16,7 @@ from msprobe.pytorch._modules import PREFIX, type_name_of
 from msprobe.pytorch._optimizer_steps import StepWatch
 from msprobe.pytorch._parameters import ParameterGradients
 from msprobe.pytorch._reduce import readable
+from msprobe.pytorch._statistics import widened
 from msprobe_core.interception import module_stem
 from msprobe_core.plugin import BeforeUpdate, CallRecorder, NamedModel
 
@@ -48,7 +49,9 @@ class Monitoring:
         values = readable(tensor)
         if values is None or not values.numel() or values.dtype is torch.bool:
             return None
-        return (values.abs() < eps).float().mean()
+        size = widened(values).abs()
+        # A usual threshold is 0 in float16.
+        return ((size.float() if size.dtype is torch.float16 else size) < eps).float().mean()
 
     def floats(self, numbers: Sequence[Tensor]) -> Sequence[float]:
         """Stack the numbers of each device and copy them at once."""
