@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from msprobe_core.errors import SessionError
 from msprobe_core.monitor.collector import Collector
-from msprobe_core.monitor.plan import OUTPUT_VARIABLE, load_plan
+from msprobe_core.monitor.plan_file import OUTPUT_VARIABLE, load_plan
 from msprobe_core.testing.rig import MonitoredRig
 
 Array: TypeAlias = NDArray[Any]

@@ -1,4 +1,4 @@
-"""What is stored beside a monitor's files: alarms of the running training, how much of it was seen, dumps of its steps."""
+"""What is stored beside a monitor's files: alarms of the training, how much of it was seen, dumps of its steps."""
 
 from __future__ import annotations
 

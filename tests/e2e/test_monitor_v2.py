@@ -69,7 +69,9 @@ def values_of(run):
     stage = pl.col("stage").replace(0, None)
     keys = ["quantity", "stage", "name", "micro_step", "step"]
     micro_step = pl.col("micro_step").fill_null(0)
-    found = run.frame.with_columns(name=name, stage=stage, micro_step=micro_step).select(*keys, "norm", "max", "min", "mean", "nans")
+    found = run.frame.with_columns(name=name, stage=stage, micro_step=micro_step).select(
+        *keys, "norm", "max", "min", "mean", "nans"
+    )
     return found.with_columns(pl.col(pl.Float64).round(15)).sort(keys)
 
 
