@@ -45,7 +45,7 @@ class _Features:
         return [each for each in found if each is not None]
 
     def _note(self, call: ModuleCall, numbers: Mapping[str, Any]) -> None:
-        name = feature_name(call.path, self._quantity)
+        name = feature_name(call.name, self._quantity)
         self._take.numbers(self._quantity, name, numbers, stage=self._stage, micro_step=call.micro_step)
 
     def _complain(self, call: ModuleCall, what: str) -> None:

@@ -136,11 +136,13 @@ class Coverage:
 
     def unseen(self) -> list[Quantity]:
         """Return the quantities of which nothing at all was seen, although something was expected."""
-        return [
+        found = [
             quantity
             for quantity, names in self._expected().items()
             if not self._num_seen.get(quantity) and (names is None or len(names))
         ]
+        # An optimizer with a momentum alone has no second moments.
+        return [each for each in found if each is not Quantity.EXP_AVG_SQ or Quantity.EXP_AVG not in self._num_seen]
 
     def content(self) -> dict[str, Seen]:
         """Return what ``coverage.json`` holds, by quantity."""

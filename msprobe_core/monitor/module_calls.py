@@ -17,13 +17,20 @@ from msprobe_core.protocols.framework import Framework
 
 
 class ModuleCall:
-    """A call of a module; implements `msprobe_core.plugin.Call`."""
+    """A call of a module; implements `msprobe_core.plugin.Call`.
 
-    __slots__ = ("micro_step", "observers", "path", "takes_gradients", "wants_forward", "wants_gradients")
+    Attributes:
+        path: Of the module.
+        name: Of this call: the path, and ``#1`` and so on of further ones in a micro-batch.
+        micro_step: Micro-batch.
+    """
+
+    __slots__ = ("micro_step", "name", "observers", "path", "takes_gradients", "wants_forward", "wants_gradients")
 
     def __init__(
         self,
         path: str,
+        name: str,
         micro_step: int,
         *,
         wants_forward: bool,
@@ -31,6 +38,7 @@ class ModuleCall:
         observers: Sequence[CallObserver] = (),
     ) -> None:
         self.path = path
+        self.name = name
         self.micro_step = micro_step
         self.wants_forward = wants_forward
         self.takes_gradients = takes_gradients
@@ -130,6 +138,7 @@ class MonitorRecorder(PassingRecorder):
         self._grad_acc_steps = max(grad_acc_steps, 1)
         self._every_micro_batch = every_micro_batch
         self._num_calls: dict[str, int] = {}
+        self._num_whole = 0
         self._num_accumulated: dict[str, int] = {}
         self.is_reported_elsewhere: Callable[[str], bool] = _never
         """Whether the trainer reduces the gradient of a parameter before it is accumulated; see `record_unreduced`."""
@@ -137,6 +146,7 @@ class MonitorRecorder(PassingRecorder):
     def restart(self) -> None:
         """Begin a new step: count calls from 0 again."""
         self._num_calls.clear()
+        self._num_whole = 0
         self._num_accumulated.clear()
 
     # --- calls --------------------------------------------------------------------------------------------------
@@ -148,19 +158,35 @@ class MonitorRecorder(PassingRecorder):
         del prefix, type_name
         if is_recomputed or not self.is_open:
             return PASSED_OVER
+        if not path and self._is_training():
+            self._num_whole += 1
+            self._num_calls.clear()
         is_selected = self._selects_module(path)
         observers = [each for each in self.observers if each.wants(path)]
         if not (is_selected or observers) or not self._is_training():
             return PASSED_OVER
-        number = self._num_calls.get(path, 0)
-        self._num_calls[path] = number + 1
+        name, micro_step = self._place_of(path)
         return ModuleCall(
             path,
-            number % self._grad_acc_steps,
+            name,
+            micro_step,
             wants_forward=is_selected and self._takes_forward,
             takes_gradients=is_selected and self._takes_backward,
             observers=observers,
         )
+
+    def _place_of(self, path: str) -> tuple[str, int]:
+        """Return the name and the micro-batch of a call.
+
+        Each call of the whole model begins a micro-batch; in it, further calls of one module are ``fc1#1``, ``fc1#2``
+        and so on. Where parts of the model are called by themselves, each call of a module is one of its micro-batches.
+        """
+        number = self._num_calls.get(path, 0)
+        self._num_calls[path] = number + 1
+        num_whole = self._num_whole
+        if not num_whole:
+            return path, number % self._grad_acc_steps
+        return (f"{path}#{number}" if number else path), (num_whole - 1) % self._grad_acc_steps
 
     def record_inputs(
         self, call: ModuleCall, args: Sequence[Any], kwargs: Mapping[str, Any], unset: Sequence[Any] = ()
@@ -198,7 +224,7 @@ class MonitorRecorder(PassingRecorder):
         """
         direct: list[Any] = []
         nested: list[tuple[str, Any]] = []
-        stem = f"{call.path}.input"
+        stem = f"{call.name}.input"
 
         def leaf(tensor: Any, path: str) -> Value:
             if "." in path:
@@ -217,7 +243,7 @@ class MonitorRecorder(PassingRecorder):
         """Return the tensors in the result by name: ``fc1.output``, or ``fc1.output_1`` by position in a tuple."""
         results = as_results(output)
         found: list[tuple[str, Any]] = []
-        stem = f"{call.path}.output"
+        stem = f"{call.name}.output"
 
         def leaf(tensor: Any, path: str) -> Value:
             found.append((stem + path[1:] if len(results) == 1 else f"{stem}_{path}", tensor))

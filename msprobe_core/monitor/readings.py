@@ -97,8 +97,10 @@ class Step:
     )
 
     def add(self, reading: Reading) -> None:
-        """Take a reading."""
-        self.readings[reading.quantity, reading.stage, reading.name, reading.micro_step] = reading
+        """Take a reading, which replaces an earlier one of the same place, and is later in the order."""
+        place = reading.quantity, reading.stage, reading.name, reading.micro_step
+        self.readings.pop(place, None)
+        self.readings[place] = reading
 
     @property
     def waiting(self) -> list[Any]:

@@ -120,8 +120,8 @@ def _read(
     frames: list[pl.DataFrame] = []
     decimals = [0]
     for number, directory in enumerate(sorted(directories, key=lambda each: each.time)):
-        for path, quantity in _files_of(directory, steps):
-            content = _read_any(path, quantity, notes) if files is None else files.content(path, quantity, notes)
+        for file, quantity in _files_of(directory, steps):
+            content = _read_any(file, quantity, notes) if files is None else files.content(file, quantity, notes)
             if content is None:
                 continue
             own = content.frame.filter(pl.col("step").is_in(list(steps))) if steps else content.frame

@@ -13,7 +13,9 @@ import msgspec
 
 from msprobe_core.errors import DumpError
 from msprobe_core.findings import Finding
+from msprobe_core.monitor.alarm_dump import DIRECTORY as OF_ALARMS
 from msprobe_core.monitor.coverage import Seen
+from msprobe_core.monitoring.alarm_files import Alarm
 from msprobe_core.monitoring.files import rank_directories
 from msprobe_core.store.layout import find_steps, holds_units
 from msprobe_core.untrusted.files import read_plain
@@ -22,7 +24,7 @@ from msprobe_core.view.data import CoverageRow
 from msprobe_core.view.trends_codes import TrendsCode
 
 ALARM_DIRECTORY, ALARM_FILE, COVERAGE_FILE = "anomaly_detected", "anomaly.json", "coverage.json"
-_DUMPS = "dump"
+_DUMPS = ("dump", OF_ALARMS)
 _MAX_MISSING = 20
 _RANK = re.compile(r"rank_?(\d{1,5})", re.ASCII)
 _TAG = re.compile(r"(?P<stage>\d+):(?P<name>.*):(?P<micro>\d+)/rank\d+/(?P<quantity>\w+)", re.ASCII | re.DOTALL)
@@ -121,17 +123,6 @@ def companion_files(monitored: Path) -> Iterator[Path]:
 # --- alarms -------------------------------------------------------------------------------------------------------
 
 
-class _Alarm(msgspec.Struct, frozen=True):
-    """A record of ``anomaly.json``, as far as it is read; the established monitor has the operation in the key only."""
-
-    step: int
-    tag_name: str
-    message: str = ""
-    op: str = ""
-    value: float | str = ""
-    rank: int | None = None
-
-
 def _alarm_directories(monitored: Path) -> list[Path]:
     place = monitored / ALARM_DIRECTORY
     if not place.is_dir():
@@ -145,22 +136,22 @@ def _alarms(monitored: Path, notes: list[Finding]) -> Iterator[AlarmSaid]:
     for directory in _alarm_directories(monitored):
         match = _RANK.fullmatch(directory.name)
         assert match is not None
-        records = _decoded(directory / ALARM_FILE, dict[str, _Alarm], int(match[1]), notes)
+        records = _decoded(directory / ALARM_FILE, dict[str, Alarm], int(match[1]), notes)
         for record in (records or {}).values():
             tag = _TAG.fullmatch(record.tag_name)
             rule = _RULE.match(record.message)
             if not 0 <= record.step <= _MAX_STEP:
                 continue
             yield AlarmSaid(
-                rank=int(match[1]) if record.rank is None else record.rank,
+                rank=record.rank,
                 step=record.step,
                 quantity="" if tag is None else tag["quantity"],
                 stage=0 if tag is None else int(tag["stage"][:9]),
                 name=shown(record.tag_name if tag is None else tag["name"]),
                 micro_step=0 if tag is None else int(tag["micro"][:9]),
-                statistic=record.op,
+                statistic=record.op or "",
                 rule="?" if rule is None else rule[1],
-                value=record.value,
+                value="" if record.value is msgspec.UNSET or record.value is None else record.value,
             )
 
 
@@ -220,7 +211,8 @@ def _decoded(path: Path, kind: type[_Content], rank: int, notes: list[Finding]) 
 
 def _dumps_beside(target: Path, monitored: Path) -> dict[int, Path]:
     found: dict[int, Path] = {}
-    for root in dict.fromkeys((target, target / _DUMPS, monitored / _DUMPS, monitored.parent / _DUMPS)):
+    places = (parent / name for name in _DUMPS for parent in (target, monitored, monitored.parent))
+    for root in dict.fromkeys((target, *places)):
         if holds_units(root):
             try:
                 steps = find_steps(root)

@@ -274,6 +274,33 @@ def test_tensors_are_numbered_or_named_by_their_path(monitored):
     }  # fmt: skip
 
 
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.act, self.down = nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1)
+
+    def forward(self, x):
+        return self.down(self.act(self.up(self.act(x) + 1)))
+
+
+def test_a_module_that_is_called_twice_has_two_names_in_each_micro_batch(monitored):
+    begin, out = monitored
+    model = Twice().train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    calls = []
+    hook = model.act.register_forward_hook(lambda _module, args, output: calls.append(output))
+    monitor = begin(model, optimizer, steps_of_batch=2, xy_distribution=True, forward_only=True)
+    for _ in range(2):
+        model(torch.randn(4, 8)).sum().backward()
+    optimizer.step()
+    monitor.close()
+    hook.remove()
+    run = read_monitored(out)
+    places = [(name, micro_step) for micro_step in (0, 1) for name in ("act.output", "act#1.output")]
+    for (name, micro_step), output in zip(places, calls, strict=True):
+        assert row(run, "actv", name, 0, micro_step)["norm"] == pytest.approx(output.norm().item(), rel=1e-6)
+
+
 def of_a_rank(rank, world, directory):
     os.environ["MONITOR_OUTPUT_DIR"] = str(directory / "out")
     path = directory / f"monitor{rank}.json"
