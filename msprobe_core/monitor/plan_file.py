@@ -194,10 +194,11 @@ def ops_of(listed: Sequence[Any], where: str) -> tuple[Op, ...]:
         ConfigError: none is left.
     """
     known = {op.value: op for op in Op}
-    wrong = [name for name in listed if name not in known and name not in ("shape", "dtype")]
+    names = [name for name in listed if isinstance(name, str)]
+    wrong = [name for name in listed if name not in (*known, "shape", "dtype")]
     if wrong:
         _logger.warning("%s: 'ops' lists %r, which is left out; allowed: %s", where, wrong[0], ", ".join(known))
-    ops = tuple(known[name] for name in dict.fromkeys(listed) if name in known)
+    ops = tuple(known[name] for name in dict.fromkeys(names) if name in known)
     if not ops:
         raise ConfigError(f"{where}: 'ops' lists no operation; allowed: {', '.join(known)}")
     return ops

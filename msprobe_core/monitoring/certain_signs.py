@@ -6,6 +6,8 @@ times the least difference that its number can show, one step in a million repea
 
 from __future__ import annotations
 
+import math
+
 import polars as pl
 
 from msprobe_core.monitoring.history import ID, SERIES
@@ -14,6 +16,9 @@ from msprobe_core.monitoring.quantities import Quantity
 
 TELLING = 6.0
 """Decades of unlikeliness from which a repetition is no chance: one in a million."""
+
+_OF_ALL = 3.0
+"""Decades of unlikeliness that remain for all values and steps of a rank together."""
 
 _SINGLE = 1.2e-7
 """Least relative difference of numbers in single precision, 2 to the power of -23."""
@@ -58,8 +63,14 @@ def with_decades(rows: pl.DataFrame, statistics: list[str], resolution: float) -
         last = pl.col(change).rolling_min(_RECENT, min_samples=1).shift(1).over(ID)
         for size, found in ((pl.col(f"{change}_usual"), decades), (last, recent)):
             found.append((size / least).log10().clip(0.0, TELLING).fill_nan(0.0).fill_null(0.0))
+    # A tensor of one element, or of equal ones, has one number to tell, however many statistics say it.
+    is_one = pl.col("min") == pl.col("max") if {"min", "max"} <= {*statistics} else pl.lit(False)
     same = pl.all_horizontal((pl.col(change) == 0).fill_null(False) for change in changes.values())
-    rows = rows.with_columns(_decades=pl.sum_horizontal(decades), _recent=pl.sum_horizontal(recent), _is_same=same)
+    told = (
+        pl.when(is_one).then(pl.max_horizontal(found)).otherwise(pl.sum_horizontal(found)).alias(name)
+        for name, found in (("_decades", decades), ("_recent", recent))
+    )
+    rows = rows.with_columns(*told, _is_same=same)
     return rows.drop(*changes.values(), *(f"{change}_usual" for change in changes.values()))
 
 
@@ -71,7 +82,8 @@ def unchanged(rows: pl.DataFrame, statistic: str) -> pl.DataFrame:
     always = pl.col("_is_same").cast(pl.Int8).rolling_max(_ALWAYS_CHANGED, min_samples=_ALWAYS_CHANGED).shift(1)
     # The first row of a series repeats nothing, and has nothing to repeat.
     rows = rows.with_columns(_changed_before=(always == 0).over(ID).fill_null(False))
-    is_found = pl.col("_is_same") & pl.col("_changed_before") & (pl.col("_recent") >= TELLING)
+    least = max(TELLING, _OF_ALL + math.log10(max(rows.height, 1)))
+    is_found = pl.col("_is_same") & pl.col("_changed_before") & (pl.col("_recent") >= least)
     is_found &= pl.col(statistic) != 0
     share = pl.col("_is_same").mean().over("quantity", "step")
     is_meant = pl.col("quantity").is_in(_OF_UPDATES) & (share > 0.5)

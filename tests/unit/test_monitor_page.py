@@ -209,7 +209,7 @@ def test_coverage_is_of_all_ranks_together(faulty):
 def test_what_some_ranks_miss_names_them(tmp_path):
     Training(ranks=2, layers=1, steps=1).write(tmp_path)
     path = next(tmp_path.glob("*rank1-*")) / "coverage.json"
-    row = {"expected": 2, "seen": 1, "finite": 1, "first_step": 3, "missing": ["1:x"]}
+    row = {"expected": 2, "seen": 1, "finite": 1, "first_step": 3, "missing": ["1:x"], "always": 1, "by_class": {}}
     path.write_text(json.dumps({"exp_avg": row, "grad_reduced": row}))
     rows = {row.quantity: row for row in beside(tmp_path, tmp_path).coverage}
     assert list(rows["grad_reduced"].missing) == ["lm_head.bias (rank 0)", "1:x (rank 1)"]
