@@ -125,6 +125,7 @@ demo-monitor: $(READY)
 	$(BIN)/python examples/monitor/train.py --output $(DEMO)/monitor --repeat
 	$(BIN)/msprobe locate $(DEMO)/monitor/monitor_output/alarm_dump $(DEMO)/monitor/golden \
 		-o $(DEMO)/monitor/result; test $$? -eq 1
+	$(BIN)/msprobe view $(DEMO)/monitor/result -o $(DEMO)/monitor/located.html
 	$(BIN)/msprobe view $(DEMO)/monitor/monitor_output -o $(DEMO)/monitor/view.html
 
 # Write docs/findings.md, the list of all findings, from their templates.

@@ -39,7 +39,7 @@ def analyze(*, directory: Path, output_path: Path | None, top_k: int, steps: str
     """Find what moved first in the training whose monitor wrote to DIRECTORY.
 
     Each value is compared with its own past, and with the same value of other ranks: rank, quantity, layer and step
-    that are unusual are listed in the order of computation, each with what to record to look closer.
+    that are unusual are listed in the order of computation, then what to record to look closer at the first.
 
     Exit status: 0 if nothing is unusual, 1 if something is, 2 if the files cannot be read or are too few to judge.
     """
@@ -122,9 +122,9 @@ def _lines(result: Anomalies) -> Iterator[Text]:
         yield Text(f"UNUSUAL: first {_place(result.found[0])}.", style="bold red")
         for anomaly in result.found:
             yield Text(f"  {_place(anomaly)}: {anomaly.finding.text}")
-            yield Text(f"    to look closer, {_zoom(anomaly).text}", style="dim")
         if result.num_found > len(result.found):
             yield Text(f"  … and {result.num_found - len(result.found):,} more")
+        yield Text(f"To look closer at the first, {_zoom(result.found[0]).text}", style="dim")
 
 
 def _place(anomaly: Anomaly) -> str:
