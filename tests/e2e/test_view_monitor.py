@@ -360,7 +360,8 @@ def test_what_the_page_has_no_room_for_is_said(browser, runs, tmp_path, monkeypa
     assert 0 < int(found[2]) < 60
     choose(browser, "quantity", "actv")
     choose(browser, "rank", 0)
-    assert "20 of 60 steps are in the page; msprobe view --serve shows all." in browser.text(".monitor-main")
+    told = f"{found[2]} of 60 steps are in the page; msprobe view --serve shows all."
+    assert told in browser.text(".monitor-main")
     browser.find("[data-value='nans']").click()  # the lines are of norms only
     browser.frame()
     assert "Shown is the rank furthest from usual in each step" in browser.text("[data-testid='no-lines']")
