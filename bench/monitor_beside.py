@@ -22,6 +22,10 @@ from capture_cost import make_training
 from monitor_cost import PLANS
 
 COMPARED = ("norm", "min", "max", "mean")
+SHARED = (
+    "off", "wg, norm", "wg and parameters, norm", "xy, 4 operations", "xy, wg, mv, parameters, 4 operations",
+)  # fmt: skip
+"""What both collect."""
 
 
 def run_case(case: dict) -> dict:
@@ -89,8 +93,9 @@ def main() -> None:
     if not arguments.theirs:
         parser.error("--theirs is required")
     print(f"{'collected':<40}{'bare ms':>9}{'ours':>9}{'theirs':>9}   {'others: ours':>12}{'theirs':>9}")
-    for name, plan in PLANS.items():
-        base = {"model": "small", "steps": arguments.steps, "threads": arguments.threads}
+    for name in SHARED:
+        plan, base = PLANS[name], {"model": "small", "steps": arguments.steps, "threads": arguments.threads}
+        base["framework"] = "pytorch"
         with tempfile.TemporaryDirectory() as temporary:
             directory = Path(temporary)
             bare = measure(sys.executable, directory / "bare", {**base, "plan": None})[1]
