@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from msprobe_core.cli.monitor_analyze import steps_of, write_json
+from msprobe_core.cli.monitor_parts import steps_of
 from msprobe_core.errors import printable
 
 _RESULT = "anomaly_analyse.json"
@@ -31,11 +31,12 @@ def alarms(*, directory: Path, out_path: Path | None, topk: int, steps: str) -> 
     from msgspec import to_builtins
 
     from msprobe_core.monitoring.alarm_files import first_alarms, read_alarms
+    from msprobe_core.store.atomic_file import write_json
 
     found = read_alarms(directory)
     first = first_alarms(found, topk, steps_of(steps))
     place = directory if out_path is None else out_path
-    write_json([to_builtins(alarm) for alarm in first], place, _RESULT)
+    write_json(place / _RESULT, [to_builtins(alarm) for alarm in first])
     for alarm in first:
         click.echo(printable(alarm.message))
     click.echo(f"{len(first)} of {len(found):,} alarms are in {place / _RESULT}")

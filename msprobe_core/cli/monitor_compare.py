@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from msprobe_core.cli.monitor_analyze import monitored, write_json
+from msprobe_core.cli.monitor_parts import (
+    false_alarms_option,
+    monitored,
+    next_step,
+    output_option,
+    record_of,
+    shown_place,
+)
 from msprobe_core.cli.show import show
 from msprobe_core.errors import CompareError
 
@@ -18,7 +25,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from msprobe_core.findings import Finding
-    from msprobe_core.monitoring.departure import Comparison, Departure
+    from msprobe_core.monitoring.departure import Comparison
     from msprobe_core.monitoring.divergence import Divergence
 
 _RESULT = "monitor_compare.json"
@@ -30,15 +37,9 @@ _RESULT = "monitor_compare.json"
 @click.option(
     "--noise", multiple=True, type=click.Path(path_type=Path), help="A healthy repetition of GOLDEN; may be repeated."
 )
-@click.option("-o", "--output_path", type=click.Path(path_type=Path), help=f"Directory for {_RESULT}.")
+@output_option(_RESULT)
 @click.option("-k", "--top_k", default=8, show_default=True, type=click.IntRange(1), help="Departures to list.")
-@click.option(
-    "--false-alarms",
-    default=1e-3,
-    show_default=True,
-    type=click.FloatRange(0, 1, min_open=True, max_open=True),
-    help="Probability that a healthy training departs anywhere.",
-)
+@false_alarms_option("a healthy training departs anywhere")
 def compare(
     *, target: Path, golden: Path, noise: tuple[Path, ...], output_path: Path | None, top_k: int, false_alarms: float
 ) -> int:
@@ -51,13 +52,14 @@ def compare(
     """
     from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT, EXIT_FAILED
     from msprobe_core.monitoring.departure import compare_monitored
+    from msprobe_core.store.atomic_file import write_json
 
     own, other, *repetitions = [monitored(path) for path in (target, golden, *noise)]
     result = compare_monitored(own, other, repetitions, false_alarms=false_alarms, most=top_k)
     if not result.num_shared:
         raise CompareError(f"{target} and {golden} have no value of a rank and step in common")
     if output_path is not None:
-        write_json(_content(result), output_path, _RESULT)
+        write_json(output_path / _RESULT, _content(result))
     show(partial(_print, result), "give -o to write it to a file")
     if result.num_departures:
         return EXIT_DIFFERENT
@@ -73,7 +75,7 @@ def _lines(result: Comparison) -> Iterator[Text]:
     from rich.text import Text
 
     if result.num_departures:
-        yield Text(f"DEPARTED: first {_place(result.departures[0])}.", style="bold red")
+        yield Text(f"DEPARTED: first {shown_place(result.departures[0])}.", style="bold red")
     elif result.first_difference is None:
         yield Text(f"EQUAL: {result.num_shared:,} values are equal to the last digit.", style="bold green")
     elif result.num_judged:
@@ -81,26 +83,14 @@ def _lines(result: Comparison) -> Iterator[Text]:
     else:
         yield Text("UNDECIDED: how near healthy trainings are is not known; give --noise.", style="bold yellow")
     for departure in result.departures:
-        yield Text(f"  {_place(departure)}: {departure.finding.text}")
-        yield Text(f"    to look closer, {_zoom(departure).text}", style="dim")
+        yield Text(f"  {shown_place(departure)}: {departure.finding.text}")
+        yield Text(f"    to look closer, {next_step(departure).text}", style="dim")
     if result.num_departures > len(result.departures):
         yield Text(f"  … and {result.num_departures - len(result.departures):,} more")
     if result.first_difference is not None:
         yield Text(f"  {_of_any_size(result.first_difference).text}")
     for finding in result.lacking:
         yield Text(f"  {finding.text}", style="yellow")
-
-
-def _place(departure: Departure) -> str:
-    place = departure.place
-    micro_step = "" if place.micro_step is None else f", micro-batch {place.micro_step}"
-    return f"{place.quantity} of {place.shown} on rank {departure.rank} at step {departure.step}{micro_step}"
-
-
-def _zoom(departure: Departure) -> Finding:
-    from msprobe_core.locate.commands import zoom_in
-
-    return zoom_in(departure.place, departure.step, departure.rank)
 
 
 def _of_any_size(first: Divergence) -> Finding:
@@ -129,20 +119,7 @@ def _content(result: Comparison) -> object:
         "noise": result.basis.value,
         "judged": result.num_judged,
         "count": result.num_departures,
-        "departures": [
-            {
-                "rank": each.rank,
-                "step": each.step,
-                "quantity": each.place.quantity,
-                "vpp_stage": each.place.stage or 0,
-                "name": each.place.name,
-                "micro_step": each.place.micro_step,
-                "message": each.finding.text,
-                "finding": content_of(each.finding),
-                "next": content_of(_zoom(each)),
-            }
-            for each in result.departures
-        ],
+        "departures": [record_of(each) for each in result.departures],
         "first_difference": None if first is None else content_of(_of_any_size(first)),
         "lacking": [content_of(each) for each in result.lacking],
     }

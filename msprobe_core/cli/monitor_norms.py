@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from msprobe_core.cli.monitor_parts import output_option
 from msprobe_core.cli.show import show
 from msprobe_core.errors import DumpError
 
@@ -21,19 +22,17 @@ _RESULT = "whole_norms.csv"
 
 @click.command()
 @click.argument("directory", type=click.Path(path_type=Path))
-@click.option("-o", "--output_path", type=click.Path(path_type=Path), help=f"Directory for {_RESULT}.")
+@output_option(_RESULT)
 def norms(*, directory: Path, output_path: Path | None) -> int:
     """Put the norms of sharded gradients, moments and parameters together, and print the gradient's norm of each step.
 
     Exit status: 0, or 2 if the files of DIRECTORY cannot be read or have no norms.
     """
     from msprobe_core.cli.main import EXIT_AGREES
-    from msprobe_core.monitoring.files import find_monitored, read_monitored
+    from msprobe_core.monitoring.files import monitored_directory, read_monitored
     from msprobe_core.monitoring.whole_norms import layouts_of, whole_norms
 
-    path = find_monitored(directory)
-    if path is None:
-        raise DumpError(f"{directory}: holds nothing of a monitor; give the directory that MONITOR_OUTPUT_DIR named")
+    path = monitored_directory(directory)
     run = read_monitored(path)
     if "norm" not in run.statistics:
         raise DumpError(f"{path}: has no norms; monitor with the operation norm")

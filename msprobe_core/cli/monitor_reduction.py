@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from msprobe_core.cli.monitor_parts import false_alarms_option, numbers_of, output_option, steps_of
 from msprobe_core.cli.show import show
 from msprobe_core.errors import ConfigError
 
@@ -26,7 +27,7 @@ _MOST_SHOWN = 12
 
 @click.command("reduction-check")
 @click.argument("directory", type=click.Path(path_type=Path))
-@click.option("-o", "--output_path", type=click.Path(path_type=Path), help=f"Directory for {_RESULT}.")
+@output_option(_RESULT)
 @click.option(
     "--group",
     "groups",
@@ -34,13 +35,7 @@ _MOST_SHOWN = 12
     help="Ranks that reduce gradients together, such as 0,1,2,3; may be repeated. By default all with a parameter.",
 )
 @click.option("-s", "--step", "steps", default="[]", help="Steps to check, such as [3,4]; all by default.")
-@click.option(
-    "--false-alarms",
-    default=1e-3,
-    show_default=True,
-    type=click.FloatRange(0, 1, min_open=True, max_open=True),
-    help="Probability that rounding alone makes any gradient of a healthy training a finding.",
-)
+@false_alarms_option("rounding alone makes any gradient of a healthy training a finding")
 def reduction_check(
     *, directory: Path, output_path: Path | None, groups: Sequence[str], steps: str, false_alarms: float
 ) -> int:
@@ -56,8 +51,8 @@ def reduction_check(
     from msprobe_core.monitoring.reduction import check_reduction  # imports NumPy and polars, slow to load
     from msprobe_core.monitoring.reduction_steps import SketchedRun
 
-    chosen = _numbers(steps, "--step", "[3,4]")
-    members = [_numbers(f"[{group}]", "--group", "0,1,2,3") for group in groups]
+    chosen = steps_of(steps)
+    members = [_members_of(group) for group in groups]
     result = check_reduction(SketchedRun(directory, members), false_alarms=false_alarms, steps=chosen)
     if output_path is not None:
         _write(result, output_path)
@@ -67,13 +62,10 @@ def reduction_check(
     return EXIT_FAILED if result.unjudged or not result.num_judged else EXIT_AGREES
 
 
-def _numbers(text: str, option: str, example: str) -> list[int]:
-    try:
-        found = msgspec.json.decode(text, type=list[int])
-    except msgspec.DecodeError as error:
-        raise ConfigError(f"{option} is {text!r}; give numbers such as {example}") from error
-    if option == "--group" and (len(set(found)) < max(len(found), 2) or min(found) < 0):
-        raise ConfigError(f"{option} is {text.strip('[]')!r}; give two or more different ranks such as {example}")
+def _members_of(group: str) -> list[int]:
+    found = numbers_of(f"[{group}]", "--group", "give numbers such as 0,1,2,3")
+    if len(set(found)) < max(len(found), 2) or min(found) < 0:
+        raise ConfigError(f"--group is {group!r}; give two or more different ranks such as 0,1,2,3")
     return found
 
 
@@ -147,9 +139,7 @@ def _advice(fault: Fault) -> str:
 
 def _write(result: ReductionCheck, directory: Path) -> None:
     from msprobe_core.findings import content_of
-    from msprobe_core.store.atomic_file import whole_file
-    from msprobe_core.store.layout import make_directory
-    from msprobe_core.untrusted.paths import encode_json
+    from msprobe_core.store.atomic_file import write_json
 
     power = result.power
     content = {
@@ -172,6 +162,4 @@ def _write(result: ReductionCheck, directory: Path) -> None:
         ],
         "unjudged": [content_of(reason) for reason in result.reasons],
     }
-    make_directory(directory)
-    with whole_file(directory / _RESULT) as file:
-        file.write(encode_json(content, indent=2) + b"\n")
+    write_json(directory / _RESULT, content)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from msprobe_core.errors import ConfigError
@@ -33,6 +34,19 @@ def is_directory(path: Path) -> bool:
         return path.is_dir()
     except (OSError, ValueError):  # ValueError: a null character
         return False
+
+
+def read_json(path: Path, *, kind: str, advice: str) -> object:
+    """Return the content of a JSON file; the arguments are those of `read_text`.
+
+    Raises:
+        ConfigError: it cannot be read, or is no JSON.
+    """
+    text = read_text(path, kind=kind, advice=advice)
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: is not valid JSON ({error})") from error
 
 
 def read_text(path: Path, *, kind: str, advice: str, max_bytes: int = MAX_BYTES, where: str | None = None) -> str:

@@ -11,9 +11,9 @@ from typing import Any
 
 import polars as pl
 
-from msprobe_core.errors import ConfigError, DumpError
+from msprobe_core.errors import ConfigError
 from msprobe_core.monitoring.curves import tag_of
-from msprobe_core.monitoring.files import find_monitored, read_monitored
+from msprobe_core.monitoring.files import monitored_directory, read_monitored
 from msprobe_core.monitoring.history import Monitored
 from msprobe_core.monitoring.rank_directories import TIME_FORMAT, parse_time
 from msprobe_core.store.atomic_file import whole_file
@@ -48,9 +48,7 @@ def csv2tensorboard_by_step(
     """
     del process_num
     path = Path(monitor_path)
-    place = find_monitored(path)
-    if place is None:
-        raise DumpError(f"{path}: holds nothing of a monitor; give the directory that MONITOR_OUTPUT_DIR named")
+    place = monitored_directory(path)
     between = _time(time_start, "time_start"), _time(time_end, "time_end")
     run = read_monitored(place, between=between)
     known = sorted(set(run.frame["quantity"].to_list()))

@@ -7,7 +7,6 @@ are chosen.
 
 from __future__ import annotations
 
-import json
 import re
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from typing import cast
 
 import polars as pl
 
-from msprobe_core.config.text import read_text
+from msprobe_core.config.text import read_json
 from msprobe_core.errors import ConfigError
 from msprobe_core.exports.sqlite_file import whole_database
 from msprobe_core.monitoring.history import Monitored
@@ -51,11 +50,7 @@ def read_mapping(path: Path) -> Mapping[str, str]:
     Raises:
         ConfigError: it cannot be read, or holds something else.
     """
-    text = read_text(path, kind="a mapping of names", advice="give the path of a JSON file")
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: is not valid JSON ({error})") from error
+    content = read_json(path, kind="a mapping of names", advice="give the path of a JSON file")
     items = cast("dict[str, object]", content).items() if isinstance(content, dict) else [("", None)]
     if not all(old and isinstance(new, str) for old, new in items):
         raise ConfigError(f'{path}: must hold an object of texts, such as {{"module.module.": ""}}')

@@ -21,6 +21,7 @@ from msprobe_core.capture.session import Session
 from msprobe_core.config import Config
 from msprobe_core.config.load import check_config, read_fields
 from msprobe_core.errors import ConfigError
+from msprobe_core.guard import kept
 from msprobe_core.model import EndState, Level, Task
 from msprobe_core.monitor.plan import MonitorPlan
 from msprobe_core.monitor.window_board import WindowBoard
@@ -119,7 +120,7 @@ class AlarmDump:
             if step in self._due:
                 self._open(step)
         except Exception as error:  # noqa: BLE001  # the training has nothing to do with it
-            self._on_failure(f"the dump of step {step}", error)
+            self._on_failure(f"the dump of step {step}", kept(error))
         self._due = {each for each in self._due if each > step}
 
     def _follow(self, asked: Sequence[int]) -> None:
@@ -159,7 +160,7 @@ class AlarmDump:
         try:
             session.close(state)
         except Exception as error:  # noqa: BLE001  # the training has nothing to do with it
-            self._on_failure(f"the dump of step {self._step}", error)
+            self._on_failure(f"the dump of step {self._step}", kept(error))
             return
         directory = self._directory_of(self._step)
         _logger.warning(

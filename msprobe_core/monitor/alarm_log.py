@@ -15,9 +15,7 @@ from msprobe_core.monitor.calibrated import Calibrated
 from msprobe_core.monitor.plan import MonitorPlan
 from msprobe_core.monitor.readings import Step
 from msprobe_core.monitoring.quantities import Op
-from msprobe_core.store.atomic_file import whole_file
-from msprobe_core.store.layout import make_directory
-from msprobe_core.untrusted.paths import encode_json
+from msprobe_core.store.atomic_file import write_json
 
 _logger = logging.getLogger(__name__)
 
@@ -76,9 +74,7 @@ class AlarmLog:
             self._write(self._kept)
 
     def _write(self, alarms: Sequence[_Answered]) -> None:
-        make_directory(self._path.parent)
-        with whole_file(self._path) as file:
-            file.write(encode_json(dict(_record_of(alarm, self._rank) for alarm in alarms), indent=2) + b"\n")
+        write_json(self._path, dict(_record_of(alarm, self._rank) for alarm in alarms))
 
     def close(self) -> None:
         """Do nothing: what was found is written."""

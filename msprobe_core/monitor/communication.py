@@ -21,9 +21,7 @@ from msprobe_core.monitor.training import Take
 from msprobe_core.monitoring.quantities import Quantity
 from msprobe_core.protocols.capabilities import CommunicatingFramework
 from msprobe_core.protocols.framework import Framework, Removable
-from msprobe_core.store.atomic_file import whole_file
-from msprobe_core.store.layout import make_directory
-from msprobe_core.untrusted.paths import encode_json
+from msprobe_core.store.atomic_file import write_json
 
 _logger = logging.getLogger(__name__)
 
@@ -84,9 +82,7 @@ class CallerLog:
         Raises:
             StoreError: it cannot be written.
         """
-        make_directory(self._path.parent)
-        with whole_file(self._path) as file:
-            file.write(encode_json(list(self._found.values()), indent=2) + b"\n")
+        write_json(self._path, list(self._found.values()))
         self._num_written = len(self._found)
 
 

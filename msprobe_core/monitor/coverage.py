@@ -10,14 +10,11 @@ from pathlib import Path
 
 import msgspec
 
-from msprobe_core.errors import DumpError
 from msprobe_core.monitor.readings import Reading, Step
 from msprobe_core.monitoring.parameter_classes import ParameterClass, class_of
 from msprobe_core.monitoring.quantities import Quantity
-from msprobe_core.store.atomic_file import whole_file
-from msprobe_core.store.layout import make_directory
-from msprobe_core.untrusted.files import read_plain
-from msprobe_core.untrusted.paths import encode_json
+from msprobe_core.store.atomic_file import write_json
+from msprobe_core.store.json_structs import load_struct
 
 _logger = logging.getLogger(__name__)
 
@@ -71,13 +68,7 @@ def read_coverage(directory: Path) -> dict[Quantity, Seen]:
     Raises:
         DumpError: the file cannot be read, or is none of a monitor.
     """
-    path = directory / FILE
-    try:
-        return msgspec.json.decode(read_plain(path), type=dict[Quantity, Seen])
-    except OSError as error:
-        raise DumpError(f"{path}: cannot be read ({error.strerror})") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise DumpError(f"{path}: does not say what a monitor has seen ({error})") from error
+    return load_struct(directory / FILE, dict[Quantity, Seen], otherwise="does not say what a monitor has seen")
 
 
 _MAX_MISSING = 20
@@ -130,9 +121,7 @@ class Coverage:
                 "the monitor saw nothing of %s in %d steps; %s says what was expected",
                 listed, self._num_steps, self._path,
             )  # fmt: skip
-        make_directory(self._path.parent)
-        with whole_file(self._path) as file:
-            file.write(encode_json(self.content(), indent=2) + b"\n")
+        write_json(self._path, self.content())
 
     def unseen(self) -> list[Quantity]:
         """Return the quantities of which nothing at all was seen, although something was expected."""

@@ -22,9 +22,7 @@ from typing import Any
 import msgspec
 
 from msprobe_core.monitor.schedule import Schedule
-from msprobe_core.store.atomic_file import whole_file
-from msprobe_core.store.layout import make_directory
-from msprobe_core.untrusted.paths import encode_json
+from msprobe_core.store.atomic_file import write_json
 
 _logger = logging.getLogger(__name__)
 
@@ -217,6 +215,4 @@ class Governor:
         found.share = found.monitor_s / found.training_s if found.training_s > 0 else 0.0
         found.collected_step_s = statistics.median(collected) if collected else None
         found.other_step_s = statistics.median(others) if others else None
-        make_directory(self._path.parent)
-        with whole_file(self._path) as file:
-            file.write(encode_json(found, indent=2) + b"\n")
+        write_json(self._path, found)

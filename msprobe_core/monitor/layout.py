@@ -8,9 +8,7 @@ from msprobe_core.monitor.readings import Step
 from msprobe_core.monitor.training import Take, Training
 from msprobe_core.monitoring.layout_file import FILE, Group, Layouts, Parts
 from msprobe_core.monitoring.quantities import Quantity
-from msprobe_core.store.atomic_file import whole_file
-from msprobe_core.store.layout import make_directory
-from msprobe_core.untrusted.paths import encode_json
+from msprobe_core.store.atomic_file import write_json
 
 _OF_UPDATES = frozenset({Quantity.GRADIENT_REDUCED, Quantity.EXP_AVG, Quantity.EXP_AVG_SQ})
 _OF_VALUES = frozenset({Quantity.PARAM_ORIGIN, Quantity.PARAM_UPDATED})
@@ -75,9 +73,7 @@ class Layout:
         if not self._has_news or self._path is None:
             return
         self._has_news = False
-        make_directory(self._path.parent)
-        with whole_file(self._path) as file:
-            file.write(encode_json(self.content(), indent=2) + b"\n")
+        write_json(self._path, self.content())
 
     def close(self) -> None:
         """Do nothing: each step has written its own."""

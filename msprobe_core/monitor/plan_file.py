@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import logging
 import operator
 import os
@@ -13,7 +12,7 @@ from typing import Any, cast, get_type_hints
 
 import msgspec
 
-from msprobe_core.config.text import given_path, read_text
+from msprobe_core.config.text import given_path, read_json
 from msprobe_core.errors import ConfigError
 from msprobe_core.monitor.alarm_dump import dump_config
 from msprobe_core.monitor.plan import DEFAULT_OUTPUT, FEATURES, Extensions, MonitorPlan, Rule
@@ -55,11 +54,7 @@ def read_object(file: Path, example: str) -> dict[str, Any]:
     Raises:
         ConfigError: it cannot be read, or holds something else.
     """
-    text = read_text(file, kind="a configuration file of the monitor", advice="give the path of a JSON file")
-    try:
-        fields = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{file}: is not valid JSON ({error})") from error
+    fields = read_json(file, kind="a configuration file of the monitor", advice="give the path of a JSON file")
     if not isinstance(fields, dict):
         raise ConfigError(f"{file}: holds {type(fields).__name__}, but must hold an object such as {example}")
     return cast("dict[str, Any]", fields)

@@ -17,7 +17,7 @@ class Schedule:
             is_on: Whether to collect at all.
         """
         self._plan = plan
-        self._is_of_rank = not plan.module_ranks or rank in plan.module_ranks
+        self._is_of_rank = plan.selects_rank(rank)
         self.is_on = is_on
         self.num_collected = 0
         self.interval = plan.step_interval

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, cast
 
 from msprobe_core.interception.containers import children_of
@@ -13,9 +12,8 @@ from msprobe_core.interception.stacks import StackCache
 from msprobe_core.monitor.module_calls import CallObserver, ModuleCall
 from msprobe_core.monitor.training import Training
 from msprobe_core.protocols.framework import Framework
-from msprobe_core.store.atomic_file import whole_file
+from msprobe_core.store.atomic_file import whole_file, write_json
 from msprobe_core.store.layout import make_directory
-from msprobe_core.untrusted.paths import encode_json
 
 STACKS = "stack_info.csv"
 _NONE = str(type(None))
@@ -51,19 +49,15 @@ class FirstStep:
             StoreError: one cannot be written.
         """
         if self._plan.print_struct:
-            _write(self._struct_path, encode_json(self._struct, indent=2) + b"\n")
+            write_json(self._struct_path, self._struct)
         if self._plan.stack_info:
             text = io.StringIO()
             rows = csv.writer(text, lineterminator="\n")
             rows.writerow(["module_name", "stack_info"])
             rows.writerows((name, "\n".join(frames)) for name, frames in self._stacks.items())
-            _write(self._stack_path, text.getvalue().encode())
-
-
-def _write(path: Path, content: bytes) -> None:
-    make_directory(path.parent)
-    with whole_file(path) as file:
-        file.write(content)
+            make_directory(self._stack_path.parent)
+            with whole_file(self._stack_path) as file:
+                file.write(text.getvalue().encode())
 
 
 class _OfAllModules:

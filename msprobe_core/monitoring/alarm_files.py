@@ -14,7 +14,7 @@ import msgspec
 
 from msprobe_core.errors import DumpError
 from msprobe_core.monitoring.quantities import Quantity
-from msprobe_core.untrusted.files import read_plain
+from msprobe_core.store.json_structs import load_struct
 
 _FILE = "anomaly.json"
 _DIRECTORY = "anomaly_detected"
@@ -96,13 +96,7 @@ def _files_in(directory: Path) -> list[Path]:
 
 
 def _read(path: Path) -> list[Alarm]:
-    try:
-        records = msgspec.json.decode(read_plain(path), type=dict[str, Alarm])
-    except OSError as error:
-        raise DumpError(f"{path}: cannot be read ({error.strerror})") from error
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise DumpError(f"{path}: does not hold the alarms of a monitor ({error})") from error
-    return list(records.values())
+    return list(load_struct(path, dict[str, Alarm], otherwise="does not hold the alarms of a monitor").values())
 
 
 def _order(alarm: Alarm) -> tuple[int, ...]:

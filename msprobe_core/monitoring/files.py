@@ -60,6 +60,18 @@ def find_monitored(path: Path) -> Path | None:
     return next((each for each in (path, path / _SUBDIRECTORY) if is_monitored(each)), None)
 
 
+def monitored_directory(path: Path) -> Path:
+    """Return the directory with a run's monitor files: ``path`` itself, or ``monitor_output`` in it.
+
+    Raises:
+        DumpError: there is none.
+    """
+    found = find_monitored(path)
+    if found is None:
+        raise DumpError(f"{path}: holds nothing of a monitor; give the directory that MONITOR_OUTPUT_DIR named")
+    return found
+
+
 def read_monitored(
     path: Path,
     steps: Collection[int] = (),

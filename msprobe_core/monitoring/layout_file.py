@@ -7,9 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from msprobe_core.errors import DumpError
 from msprobe_core.protocols.monitoring import Part, Size
-from msprobe_core.untrusted.files import read_plain
+from msprobe_core.store.json_structs import load_struct
 
 FILE = "layout.json"
 
@@ -70,9 +69,4 @@ def read_layout(directory: Path) -> Layouts | None:
     path = directory / FILE
     if not path.exists():
         return None
-    try:
-        return msgspec.json.decode(read_plain(path), type=Layouts)
-    except OSError as error:
-        raise DumpError(f"{path}: cannot be read ({error.strerror})") from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise DumpError(f"{path}: is no layout of a monitored rank ({error})") from error
+    return load_struct(path, Layouts, otherwise="is no layout of a monitored rank")

@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msprobe_core.confirm import Confirmation, Side, Verdict
-from msprobe_core.store.atomic_file import whole_file
-from msprobe_core.store.layout import make_directory
+from msprobe_core.store.atomic_file import write_json
 from msprobe_core.store.results import plain_result, refuse_foreign_json
-from msprobe_core.untrusted.paths import encode_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,11 +41,9 @@ def write_confirmation(found: Confirmation, directory: Path) -> Path:
     Raises:
         StoreError: it cannot be written.
     """
-    make_directory(directory)
     path = directory / CONFIRM_FILE
     content = {"version": VERSION, **plain_result(found, ("reason", "notes", "problem", "note", "next_command"))}
-    with whole_file(path) as file:
-        file.write(encode_json(content, indent=2) + b"\n")
+    write_json(path, content)
     return path
 
 

@@ -9,10 +9,8 @@ from typing import Any
 from msprobe_core.confirm import Confirmation
 from msprobe_core.findings import content_of, noted, text_and_content
 from msprobe_core.locate.result import EvidenceRow, LocateResult, Suspect
-from msprobe_core.store.atomic_file import whole_file
-from msprobe_core.store.layout import make_directory
+from msprobe_core.store.atomic_file import write_json
 from msprobe_core.store.results import refuse_foreign_json
-from msprobe_core.untrusted.paths import encode_json
 
 LOCATE_FILE = "locate.json"
 VERSION = 1
@@ -37,10 +35,8 @@ def write_location(result: LocateResult, directory: Path) -> Path:
     Raises:
         StoreError: it cannot be written.
     """
-    make_directory(directory)
     path = directory / LOCATE_FILE
-    with whole_file(path) as file:
-        file.write(encode_json(location_content(result), indent=2) + b"\n")
+    write_json(path, location_content(result))
     return path
 
 

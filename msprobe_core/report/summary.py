@@ -15,10 +15,9 @@ from msprobe_core.findings import content_of, noted, text_and_content
 from msprobe_core.judge.fault import Fault
 from msprobe_core.judge.row_findings import said
 from msprobe_core.judge.worst_tensor import WorstTensor, WorstTokens
-from msprobe_core.store.atomic_file import whole_file
+from msprobe_core.store.atomic_file import write_json
 from msprobe_core.store.results import refuse_foreign_json
 from msprobe_core.untrusted.files import read_plain
-from msprobe_core.untrusted.paths import encode_json
 
 SUMMARY_FILE = "summary.json"
 
@@ -46,8 +45,7 @@ def write_summary_file(
         StoreError: it cannot be written.
     """
     path = directory / SUMMARY_FILE
-    with whole_file(path) as file:
-        file.write(encode_json(_summary(result, tables), indent=2) + b"\n")
+    write_json(path, _summary(result, tables))
     return path
 
 

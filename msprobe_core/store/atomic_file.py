@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from msprobe_core.errors import StoreError
-from msprobe_core.store.layout import create_file
+from msprobe_core.store.layout import create_file, make_directory
+from msprobe_core.untrusted.paths import encode_json
 
 
 @contextmanager
@@ -33,6 +34,17 @@ def whole_file(path: Path) -> Generator[BinaryIO, None, None]:
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+def write_json(path: Path, content: object) -> None:
+    """Write a JSON file, completely or not at all; missing directories are created.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    make_directory(path.parent)
+    with whole_file(path) as file:
+        file.write(encode_json(content, indent=2) + b"\n")
 
 
 def unused_paths(directory: Path, stem: str, suffixes: Sequence[str]) -> list[Path]:

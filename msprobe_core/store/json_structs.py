@@ -39,8 +39,13 @@ def save_struct(path: Path, content: msgspec.Struct) -> None:
         raise StoreError(f"{path}: cannot be written ({error.strerror}); choose another directory") from error
 
 
-def load_struct(path: Path, kind: type[_Content]) -> _Content:
+def load_struct(path: Path, kind: type[_Content], *, otherwise: str | None = None) -> _Content:
     """Return the struct in ``path``.
+
+    Args:
+        path: The file.
+        kind: Of its content.
+        otherwise: What is wrong with a file that holds something else, for files that are not of a dump.
 
     Raises:
         DumpError: the file is missing, truncated or not such a file; the message names the invalid field.
@@ -51,9 +56,11 @@ def load_struct(path: Path, kind: type[_Content]) -> _Content:
         raise DumpError(f"{path}: larger than {MAX_BYTES >> 30} GiB; this is no file of {kind.__name__}") from error
     except OSError as error:
         raise DumpError(f"{path}: cannot be read ({error.strerror})") from error
-    except msgspec.ValidationError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if otherwise is not None:
+            raise DumpError(f"{path}: {otherwise} ({error})") from error
+        if not isinstance(error, msgspec.ValidationError):
+            raise DumpError(f"{path}: is cut off or no JSON ({error}); record again") from error
         raise DumpError(
             f"{path}: holds something else than {kind.__name__} ({error}); is it of another version of msprobe?"
         ) from error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DumpError(f"{path}: is cut off or no JSON ({error}); record again") from error

@@ -10,6 +10,7 @@ import pytest
 import torch
 from architectures import ARCHITECTURES
 from jobs import VOCABULARY, make_model, run_job
+from monitored_trainers import train_in_parallel
 from msprobe.pytorch import TrainerMon
 from msprobe.pytorch._reduce import TorchReducer
 from torch import nn
@@ -334,33 +335,12 @@ def test_gradients_of_ranks_are_seen_before_and_after_they_are_reduced(tmp_path)
     assert len(set(run.frame.filter(pl.col("name") == "up.weight")["norm"].to_list())) == 3
 
 
-def train_in_parallel(rank, world, directory, kind, is_watched):
-    model = make_model(kind, world).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    if is_watched:
-        os.environ["MONITOR_OUTPUT_DIR"] = str(directory / "out")
-        path = directory / f"monitor{rank}.json"
-        path.write_text(json.dumps({"ops": OPS, **QUANTITIES}))
-        monitor = TrainerMon(path, params_have_main_grad=False)
-        monitor.set_monitor(model, optimizer)
-    torch.manual_seed(5 + rank)
-    losses = []
-    for _ in range(3):
-        loss = model(torch.randint(0, VOCABULARY, (4, 6))).square().mean()
-        loss.backward()
-        losses.append(loss.item().hex())
-        optimizer.step()
-        optimizer.zero_grad()
-    if is_watched:
-        monitor.close()
-    return losses
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fsdp2", "tp"])
 def test_sharded_trainings_are_the_same_to_the_bit_and_seen_whole(kind, tmp_path):
     bare, watched = (
-        run_job(train_in_parallel, 2, tmp_path / str(is_watched), kind, is_watched) for is_watched in (False, True)
+        run_job(train_in_parallel, 2, tmp_path / str(settings is not None), kind, settings)
+        for settings in (None, {"ops": OPS, **QUANTITIES})
     )
     assert watched == bare
     for path in (tmp_path / "True" / "out").glob("*/coverage.json"):

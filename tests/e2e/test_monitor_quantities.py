@@ -4,13 +4,13 @@ import csv
 import io
 import json
 import math
-import os
 
 import numpy as np
 import pytest
 import torch
 from architectures import ARCHITECTURES
-from jobs import VOCABULARY, make_model, run_job
+from jobs import run_job
+from monitored_trainers import train_in_parallel
 from msprobe.pytorch import TrainerMon
 from msprobe.pytorch._framework import PyTorchFramework
 from msprobe.pytorch._reduce import TorchReducer
@@ -705,34 +705,13 @@ def test_a_list_of_models_has_places_of_other_ranks(monitored):
 # --- several ranks --------------------------------------------------------------------------------------------------
 
 
-def train_in_parallel(rank, world, directory, kind, is_watched):
-    model = make_model(kind, world).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    if is_watched:
-        os.environ["MONITOR_OUTPUT_DIR"] = str(directory / "out")
-        path = directory / f"monitor{rank}.json"
-        targets = {"linear_hook": ["*"], "moe_router_weight_hook": ["*"]}
-        path.write_text(json.dumps({"ops": OPS, **EVERYTHING, "l2_targets": targets}))
-        monitor = TrainerMon(path, params_have_main_grad=False)
-        monitor.set_monitor(model, optimizer)
-    torch.manual_seed(5 + rank)
-    losses = []
-    for _ in range(3):
-        loss = model(torch.randint(0, VOCABULARY, (4, 6))).square().mean()
-        loss.backward()
-        losses.append(loss.item().hex())
-        optimizer.step()
-        optimizer.zero_grad()
-    if is_watched:
-        monitor.close()
-    return losses
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["fsdp2", "tp"])
 def test_sharded_trainings_are_the_same_to_the_bit(kind, tmp_path):
+    l2_targets = {"linear_hook": ["*"], "moe_router_weight_hook": ["*"]}
     bare, watched = (
-        run_job(train_in_parallel, 2, tmp_path / str(is_watched), kind, is_watched) for is_watched in (False, True)
+        run_job(train_in_parallel, 2, tmp_path / str(settings is not None), kind, settings)
+        for settings in (None, {"ops": OPS, **EVERYTHING, "l2_targets": l2_targets})
     )
     assert watched == bare
     for path in (tmp_path / "True" / "out").glob("*/coverage.json"):

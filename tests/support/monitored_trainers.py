@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jobs import VOCABULARY, Network, make_mesh
+from jobs import VOCABULARY, Network, make_mesh, make_model
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from trainer_stand_ins import DistributedMain, MainGradients, ZeroPartitions
@@ -191,3 +191,29 @@ def bare_and_watched(rank: int, world: int, directory: Path, jobs: list[tuple[st
 def _made(directory: Path) -> Path:
     directory.mkdir(parents=True, exist_ok=True)
     return directory
+
+
+def train_in_parallel(rank: int, world: int, directory: Path, kind: str, settings: dict[str, Any] | None) -> list[str]:
+    """Train a model that is spread over ranks, and return its losses.
+
+    Args:
+        rank: Of this process.
+        world: Number of ranks.
+        directory: Of results.
+        kind: How the model is spread.
+        settings: Of the monitor; ``None`` for a training without.
+    """
+    model = make_model(kind, world).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    monitor = None if settings is None else monitor_of(rank, directory, model, optimizer, **settings)
+    torch.manual_seed(5 + rank)
+    losses: list[str] = []
+    for _ in range(3):
+        loss = model(torch.randint(0, VOCABULARY, (4, 6))).square().mean()
+        loss.backward()
+        losses.append(loss.item().hex())
+        optimizer.step()
+        optimizer.zero_grad()
+    if monitor is not None:
+        monitor.close()
+    return losses
