@@ -29,16 +29,6 @@ class ConfirmCode(Code):
     ARGUMENT = "confirm.argument"
     ARGUMENT_OF_GOLDEN = "confirm.argument-of-golden"
     ARGUMENT_OF_TARGET = "confirm.argument-of-target"
-    # One output of one side.
-    OUTPUT_NON_FINITE = "confirm.output.non-finite"
-    OUTPUT_ELEMENT = "confirm.output.element"
-    OUTPUT_OFF = "confirm.output.off"
-    OUTPUT_ROUNDED = "confirm.output.rounded"
-    OUTPUT_AMPLIFIED = "confirm.output.amplified"
-    OUTPUT_INPUTS_ROUNDED = "confirm.output.inputs-rounded"
-    OUTPUT_SAME = "confirm.output.same"
-    OUTPUT_TIES = "confirm.output.ties"
-    OUTPUT_OTHER_ELEMENTS = "confirm.output.other-elements"
     # Modules, judged by the calls inside them.
     NOT_REPLAYABLE = "confirm.not-replayable"
     NOTHING_INSIDE = "confirm.nothing-inside"
@@ -52,21 +42,6 @@ class ConfirmCode(Code):
     WITH_MODEL = "confirm.with-model"
     AROUND_WITH_MODEL = "confirm.around-with-model"
     ALSO_ASKED_OTHERWISE = "confirm.also-asked-otherwise"
-    # Replays.
-    AUTOCAST = "confirm.replay.autocast"
-    NO_OWN_PRECISION = "confirm.replay.no-own-precision"
-    NO_SUCH_OUTPUT = "confirm.replay.no-such-output"
-    OTHER_SHAPE = "confirm.replay.other-shape"
-    NO_OUTPUT = "confirm.replay.no-output"
-    # What the dump lacks for a call.
-    NO_RECORD = "confirm.missing.record"
-    NO_FORWARD = "confirm.missing.forward"
-    FAILED_TO_RECORD = "confirm.missing.failed"
-    DISTRIBUTED = "confirm.missing.distributed"
-    STATISTICS_ONLY = "confirm.missing.statistics-only"
-    TOO_LARGE = "confirm.missing.too-large"
-    MISPLACED = "confirm.missing.misplaced"
-    FAR_PLACE = "confirm.missing.far-place"
     # What to do next.
     NEXT_RUN = "confirm.next.run"
     NEXT_RECORD_AND_RUN = "confirm.next.record-and-run"

@@ -9,9 +9,6 @@ from dataclasses import dataclass, replace
 from msprobe_core import names
 from msprobe_core.confirm.advice import command_for, config_for
 from msprobe_core.confirm.confirm_codes import ConfirmCode
-from msprobe_core.confirm.judge import judge_side
-from msprobe_core.confirm.recorded import RecordedCall, has_entry, read_call
-from msprobe_core.confirm.replays import Replays, replay_all
 from msprobe_core.confirm.verdict import (
     Cause,
     Confirmation,
@@ -29,6 +26,9 @@ from msprobe_core.model import Phase, Site, SiteKind
 from msprobe_core.plugins import registry
 from msprobe_core.protocols.capabilities import ReplayingFramework
 from msprobe_core.protocols.storage import Dump
+from msprobe_core.replay.judge import judge_outputs
+from msprobe_core.replay.recorded import RecordedCall, has_entry, read_call
+from msprobe_core.replay.replays import Replays, replay_all
 
 MAX_ELEMENTS = 1 << 28
 """Limit of the number of elements in all tensors of one call: in float64 with its replays, some ten times 2 GiB."""
@@ -175,7 +175,7 @@ def _held(
         replays = replay_all(call, framework, model, max_elements)
     except ReplayError as error:
         return call, Side(problem=noted(str(error))), None
-    return call, Side(outputs=judge_side(call.outputs, replays), note=replays.note), replays
+    return call, Side(outputs=judge_outputs(call.outputs, replays), note=replays.note), replays
 
 
 # --- modules, judged by the calls inside them ---------------------------------------------------------------------

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from msprobe_core.confirm.confirm_codes import ConfirmCode
-from msprobe_core.confirm.judge import ILL_CONDITIONED, Held, OutputJudgement, relative_difference
-from msprobe_core.confirm.recorded import RecordedCall
 from msprobe_core.findings import Field, Finding
+from msprobe_core.replay.judge import ILL_CONDITIONED, Held, OutputJudgement, relative_difference
+from msprobe_core.replay.recorded import RecordedCall
 
 
 class Verdict(str, Enum):

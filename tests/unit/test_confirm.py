@@ -6,11 +6,12 @@ from wording import worded_samples
 
 from msprobe_core.confirm import Cause, Confirmation, Side, Verdict
 from msprobe_core.confirm.confirm_codes import ConfirmCode
-from msprobe_core.confirm.judge import Held, judge_side
-from msprobe_core.confirm.replays import Replays
 from msprobe_core.confirm.verdict import Pair, decide
 from msprobe_core.findings import Finding, noted
 from msprobe_core.model import ReplayTensor
+from msprobe_core.replay.judge import Held, judge_outputs
+from msprobe_core.replay.replay_codes import ReplayCode
+from msprobe_core.replay.replays import Replays
 from msprobe_core.report.confirm import confirmation_lines
 
 
@@ -28,7 +29,7 @@ def held(recorded, oracle, dtype="bfloat16", *, own=None, disturbed=(), roundoff
         oracle=one(oracle), own=None if own is None else one(own, dtype), disturbed=[one(each) for each in disturbed],
         roundoff=roundoff, num_summed=1,
     )  # fmt: skip
-    (judgement,) = judge_side(one(recorded, dtype), replays)
+    (judgement,) = judge_outputs(one(recorded, dtype), replays)
     return judgement
 
 
@@ -54,7 +55,7 @@ def test_one_wrong_element_is_not_lost_in_the_norm(exact):
     found = held(values, exact)
     assert found.held is Held.WRONG
     assert found.error < found.rounding
-    assert found.reason.code is ConfirmCode.OUTPUT_ELEMENT
+    assert found.reason.code is ReplayCode.OUTPUT_ELEMENT
 
 
 def test_what_the_inputs_rounding_explains_is_the_condition(exact):
@@ -128,7 +129,7 @@ def test_who_is_wrong_follows_from_both_sides(exact, scales, differences, verdic
 # --- wording ----------------------------------------------------------------------------------------------------
 
 CALL = "Functional.linear.0.forward"
-ROUNDED = Finding(ConfirmCode.OUTPUT_ROUNDED)
+ROUNDED = Finding(ReplayCode.OUTPUT_ROUNDED)
 OFF = {"output": "0", "error": 0.0123, "explained": 0.000456, "why": ROUNDED}
 FIGURES = {"difference": 0.0123, "inputs": 0.00045, "error": 0.5, "condition": 0.2, "gain": 51.23}
 ONLY = Finding(ConfirmCode.ONLY_TARGET, fields={"entry": CALL})
@@ -153,12 +154,12 @@ SAMPLES = {
     ConfirmCode.ARGUMENT: OTHER_EPS.fields,
     ConfirmCode.ARGUMENT_OF_GOLDEN: OTHER_EPS.fields,
     ConfirmCode.ARGUMENT_OF_TARGET: OTHER_EPS.fields,
-    ConfirmCode.OUTPUT_NON_FINITE: {"count": 1234},
-    ConfirmCode.OUTPUT_ELEMENT: {"times": 12.345},
-    ConfirmCode.OUTPUT_OFF: {"times": 12345.6},
-    ConfirmCode.OUTPUT_AMPLIFIED: {"amplification": 51.23},
-    ConfirmCode.OUTPUT_TIES: {"count": 3},
-    ConfirmCode.OUTPUT_OTHER_ELEMENTS: {"count": 3, "total": 1000, "by_rounding": 0},
+    ReplayCode.OUTPUT_NON_FINITE: {"count": 1234},
+    ReplayCode.OUTPUT_ELEMENT: {"times": 12.345},
+    ReplayCode.OUTPUT_OFF: {"times": 12345.6},
+    ReplayCode.OUTPUT_AMPLIFIED: {"amplification": 51.23},
+    ReplayCode.OUTPUT_TIES: {"count": 3},
+    ReplayCode.OUTPUT_OTHER_ELEMENTS: {"count": 3, "total": 1000, "by_rounding": 0},
     ConfirmCode.NOT_REPLAYABLE: {"api": "Torch.load", "why": "it is not among the numerical functions"},
     ConfirmCode.RIGHT_INSIDE: {"right": 2, "calls": 3},
     ConfirmCode.OTHER_CALLS_INSIDE: {"call": ONLY},
@@ -169,17 +170,17 @@ SAMPLES = {
     ConfirmCode.WITH_MODEL: {"entry": CALL, "why": ROUNDED},
     ConfirmCode.AROUND_WITH_MODEL: {"entry": CALL, "why": ROUNDED},
     ConfirmCode.ALSO_ASKED_OTHERWISE: {"argument": OTHER_EPS},
-    ConfirmCode.NO_OWN_PRECISION: {"why": "the dtype is not known here"},
-    ConfirmCode.NO_SUCH_OUTPUT: {"output": "1"},
-    ConfirmCode.OTHER_SHAPE: {"output": "0", "replayed": "[2]", "recorded": "[3]"},
-    ConfirmCode.NO_RECORD: {"entry": CALL},
-    ConfirmCode.NO_FORWARD: {"entry": CALL},
-    ConfirmCode.FAILED_TO_RECORD: {"value": "0", "entry": CALL, "why": "RuntimeError: no memory"},
-    ConfirmCode.DISTRIBUTED: {"value": "0", "entry": CALL},
-    ConfirmCode.STATISTICS_ONLY: {"value": "0", "entry": CALL},
-    ConfirmCode.TOO_LARGE: {"most": 1 << 28},
-    ConfirmCode.MISPLACED: {"argument": "0.mask"},
-    ConfirmCode.FAR_PLACE: {"place": 70000},
+    ReplayCode.NO_OWN_PRECISION: {"why": "the dtype is not known here"},
+    ReplayCode.NO_SUCH_OUTPUT: {"output": "1"},
+    ReplayCode.OTHER_SHAPE: {"output": "0", "replayed": "[2]", "recorded": "[3]"},
+    ReplayCode.NO_RECORD: {"entry": CALL},
+    ReplayCode.NO_FORWARD: {"entry": CALL},
+    ReplayCode.FAILED_TO_RECORD: {"value": "0", "entry": CALL, "why": "RuntimeError: no memory"},
+    ReplayCode.DISTRIBUTED: {"value": "0", "entry": CALL},
+    ReplayCode.STATISTICS_ONLY: {"value": "0", "entry": CALL},
+    ReplayCode.TOO_LARGE: {"most": 1 << 28},
+    ReplayCode.MISPLACED: {"argument": "0.mask"},
+    ReplayCode.FAR_PLACE: {"place": 70000},
     ConfirmCode.NEXT_RUN: {"command": "msprobe confirm target golden"},
     ConfirmCode.NEXT_RECORD_AND_RUN: {"command": "msprobe confirm target golden"},
 }
@@ -199,4 +200,8 @@ def test_wording(wording_snapshot):
         next_command=Finding(ConfirmCode.NEXT_RECORD_AND_RUN, fields={"command": "msprobe confirm target golden"}),
     )  # fmt: skip
     said = ["\n".join(confirmation_lines(each)) for each in (wrong, unknown)]
-    wording_snapshot.check("confirm", *said, worded_samples(ConfirmCode, SAMPLES))
+    samples = (
+        worded_samples(codes, {code: fields for code, fields in SAMPLES.items() if isinstance(code, codes)})
+        for codes in (ConfirmCode, ReplayCode)
+    )
+    wording_snapshot.check("confirm", *said, *samples)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from functools import cached_property
+from typing import Any, TypeAlias, cast
 
 import msgspec
 import numpy as np
@@ -12,11 +13,11 @@ import polars as pl
 from numpy.typing import NDArray
 
 from msprobe_core import names
-from msprobe_core.confirm.confirm_codes import ConfirmCode
 from msprobe_core.errors import DumpError, EntryNameError
 from msprobe_core.findings import Field, Finding
 from msprobe_core.model import Argument, Phase, ReplayTensor, ReplayValue, Role, Site, SiteKind
 from msprobe_core.protocols.storage import Dump
+from msprobe_core.replay.replay_codes import ReplayCode
 from msprobe_core.store.frame import RowKind
 from msprobe_core.store.tensor_source import read_whole
 
@@ -59,7 +60,7 @@ class RecordedCall:
 class _IncompleteError(Exception):
     """The dump does not contain the complete call."""
 
-    def __init__(self, code: ConfirmCode, **fields: Field) -> None:
+    def __init__(self, code: ReplayCode, **fields: Field) -> None:
         self.finding = Finding(code, fields=fields)
         super().__init__(self.finding)
 
@@ -69,30 +70,80 @@ def has_entry(dump: Dump, entry: str) -> bool:
     return bool(dump.frame.select((pl.col("entry") == entry).any()).item())
 
 
+FILL_COLUMNS = (
+    "key", "entry", "role", "kind", "type", "dtype", "shape", "numel", "requires_grad", "max", "min", "mean", "norm",
+    "num_nan", "num_inf", "text", "exact", "sketch", "distribution", "failure", "file_name",
+)  # fmt: skip
+"""Columns of a dump's frame that calls are made from."""
+
+Fill: TypeAlias = Callable[[Mapping[str, Any], str], "NDArray[Any] | None"]
+"""Makes the values of an input tensor: from its row in the dump, with the columns `FILL_COLUMNS`, and its path.
+
+Returns ``None`` to take the recorded values.
+"""
+
+
 def read_call(dump: Dump, entry: str, max_elements: int) -> RecordedCall:
-    """Read a call from a dump.
+    """Read a call from a dump; see `RecordedCalls.read`."""
+    return RecordedCalls(dump, max_elements).read(entry)
+
+
+class RecordedCalls:
+    """The calls of one dump, which are read one by one.
 
     Args:
         dump: The dump.
-        entry: Name of a forward or backward entry.
         max_elements: A call with more elements in all of its tensors is not read.
-
-    Raises:
-        EntryNameError: ``entry`` is not the name of a call.
-        DumpError: the file of a tensor is damaged.
     """
-    site = names.parse_entry(entry)
-    if site.phase not in (Phase.FORWARD, Phase.BACKWARD):
-        raise EntryNameError(f"{entry!r} is not a call; give the entry of a forward or of a backward")
-    try:
-        return _Reader(dump, entry, site, max_elements).read()
-    except _IncompleteError as error:
-        return RecordedCall(entry=entry, site=site, missing=error.finding)
+
+    def __init__(self, dump: Dump, max_elements: int) -> None:
+        self._dump = dump
+        self._max_elements = max_elements
+
+    @cached_property
+    def _places(self) -> Mapping[str, list[int]]:
+        """Positions of the rows of each entry: one pass over the dump for all calls."""
+        grouped = self._dump.frame.select("entry").with_row_index("place").group_by("entry", maintain_order=True)
+        return dict(grouped.agg("place").iter_rows())
+
+    @property
+    def entries(self) -> Iterable[str]:
+        """Names of all entries in the order of the dump."""
+        return self._places
+
+    def rows(self, entry: str) -> list[dict[str, Any]]:
+        """Return the rows of an entry with the columns `FILL_COLUMNS`; none if the dump does not have it."""
+        places = self._places.get(entry)
+        return [] if places is None else self._dump.frame[places].select(FILL_COLUMNS).to_dicts()
+
+    def read(self, entry: str, fill: Fill | None = None) -> RecordedCall:
+        """Read a call.
+
+        Args:
+            entry: Name of a forward or backward entry.
+            fill: Makes the values of the inputs; ``None`` to take the recorded ones. Calls with made inputs have no
+                outputs, as the recorded ones do not belong to them.
+
+        Raises:
+            EntryNameError: ``entry`` is not the name of a call.
+            DumpError: the file of a tensor is damaged.
+        """
+        site = names.parse_entry(entry)
+        if site.phase not in (Phase.FORWARD, Phase.BACKWARD):
+            raise EntryNameError(f"{entry!r} is not a call; give the entry of a forward or of a backward")
+        try:
+            return _Reader(self, self._dump, entry, site, self._max_elements, fill).read()
+        except _IncompleteError as error:
+            return RecordedCall(entry=entry, site=site, missing=error.finding)
 
 
 class _Reader:
-    def __init__(self, dump: Dump, entry: str, site: Site, max_elements: int) -> None:
+    def __init__(
+        self, calls: RecordedCalls, dump: Dump, entry: str, site: Site, max_elements: int, fill: Fill | None
+    ) -> None:
+        self._calls = calls
         self._dump = dump
+        self._fill = fill
         self._entry = entry
         self._site = site
         self._left = max_elements
@@ -102,21 +153,24 @@ class _Reader:
     def read(self) -> RecordedCall:
         site, is_backward = self._site, self._site.phase is Phase.BACKWARD
         forward = names.forward_of(self._entry) or self._entry
-        own = self._rows(self._entry)
-        rows = self._rows(forward) if is_backward else own
+        own = self._calls.rows(self._entry)
+        rows = self._calls.rows(forward) if is_backward else own
         if not own:
-            raise _IncompleteError(ConfirmCode.NO_RECORD, entry=self._entry)
+            raise _IncompleteError(ReplayCode.NO_RECORD, entry=self._entry)
         if not rows:
-            raise _IncompleteError(ConfirmCode.NO_FORWARD, entry=forward)
+            raise _IncompleteError(ReplayCode.NO_FORWARD, entry=forward)
         given = _by_path(rows, Role.INPUT, forward)
-        outputs = self._tensors_of(_by_path(own, Role.OUTPUT, self._entry))
+        results = _by_path(own, Role.OUTPUT, self._entry)
+        outputs = self._tensors_of(results) if self._fill is None else {}
         tree: dict[str, Any] = {}
         slots: list[tuple[dict[str, Any], str, str]] = []
         for path, row in given.items():
             slots.append((*_place(tree, path), path))
             slots[-1][0][slots[-1][1]] = self._value(row, path)
-        if is_backward:
+        if is_backward and self._fill is None:
             self._mark_gradients(slots, outputs)
+        elif is_backward:
+            _mark_places(slots, results)
         positional = {key: value for key, value in tree.items() if key.isdecimal()}
         return RecordedCall(
             entry=self._entry,
@@ -129,18 +183,13 @@ class _Reader:
             scalars={path: _described(row) for path, row in given.items()},
         )
 
-    def _rows(self, entry: str) -> list[dict[str, Any]]:
-        return self._dump.frame.filter(pl.col("entry") == entry).select(_NEEDED).to_dicts()
-
     def _tensors_of(self, rows: Mapping[str, Mapping[str, Any]]) -> dict[str, ReplayTensor]:
         values = {path: self._value(row, path) for path, row in rows.items()}
         return {path: value for path, value in values.items() if isinstance(value, ReplayTensor)}
 
     def _value(self, row: Mapping[str, Any], path: str) -> ReplayValue:
         if row["failure"] is not None:
-            raise _IncompleteError(
-                ConfirmCode.FAILED_TO_RECORD, value=path, entry=row["entry"], why=str(row["failure"])
-            )
+            raise _IncompleteError(ReplayCode.FAILED_TO_RECORD, value=path, entry=row["entry"], why=str(row["failure"]))
         if row["kind"] == RowKind.NONE.value:
             return None
         if row["kind"] == RowKind.SCALAR.value:
@@ -149,13 +198,16 @@ class _Reader:
 
     def _tensor(self, row: Mapping[str, Any], path: str) -> ReplayTensor:
         if row["distribution"] is not None:
-            raise _IncompleteError(ConfirmCode.DISTRIBUTED, value=path, entry=row["entry"])
+            raise _IncompleteError(ReplayCode.DISTRIBUTED, value=path, entry=row["entry"])
+        dtype = str(row["dtype"]).rpartition(".")[2].lower()  # torch.float32, or Float32 of MindSpore
+        made = None if self._fill is None else self._fill(row, path)
+        if made is not None:
+            return ReplayTensor(values=made, dtype=dtype)
         if (file_name := row["file_name"]) is None:
-            raise _IncompleteError(ConfirmCode.STATISTICS_ONLY, value=path, entry=row["entry"])
+            raise _IncompleteError(ReplayCode.STATISTICS_ONLY, value=path, entry=row["entry"])
         values = self._read.get(file_name)
         if values is None:
             values = self._read[file_name] = self._load(file_name, row)
-        dtype = str(row["dtype"]).rpartition(".")[2].lower()  # torch.float32, or Float32 of MindSpore
         return ReplayTensor(values=values, dtype=dtype)
 
     def _load(self, file_name: str, row: Mapping[str, Any]) -> NDArray[Any]:
@@ -164,7 +216,7 @@ class _Reader:
             raise DumpError(f"{file_name}: has the shape {list(source.shape)}, and its record says {row['shape']}")
         self._left -= int(np.prod(source.shape, dtype=np.float64))
         if self._left < 0:
-            raise _IncompleteError(ConfirmCode.TOO_LARGE, most=self._max_elements)
+            raise _IncompleteError(ReplayCode.TOO_LARGE, most=self._max_elements)
         whole: Any = read_whole(source)
         if whole.dtype.kind not in "biufc":
             raise DumpError(f"{file_name}: holds no numbers")
@@ -191,7 +243,7 @@ class _Reader:
         stem = self._site.path
         frame = self._dump.frame.filter((pl.col("role") == Role.PARAMETERS.value) & pl.col("file_name").is_not_null())
         found: dict[str, ReplayTensor] = {}
-        for row in frame.select(_NEEDED).to_dicts():
+        for row in frame.select(FILL_COLUMNS).to_dicts():
             try:
                 site = names.parse_entry(row["entry"])
             except EntryNameError:
@@ -205,9 +257,14 @@ class _Reader:
         return found
 
 
-_NEEDED = (
-    "key", "entry", "role", "kind", "type", "dtype", "shape", "text", "distribution", "failure", "file_name",
-)  # fmt: skip
+
+
+def _mark_places(slots: list[tuple[dict[str, Any], str, str]], results: Mapping[str, Mapping[str, Any]]) -> None:
+    """Mark the arguments for which the dump has a gradient, of whatever value."""
+    for container, key, path in slots:
+        value, row = container[key], results.get(path)
+        if isinstance(value, ReplayTensor) and row is not None and row["kind"] == RowKind.TENSOR.value:
+            container[key] = msgspec.structs.replace(value, takes_gradient=True)
 
 
 def _by_path(rows: list[dict[str, Any]], role: Role, entry: str) -> dict[str, dict[str, Any]]:
@@ -231,7 +288,7 @@ def _place(tree: dict[str, Any], path: str) -> tuple[dict[str, Any], str]:
     for stem in stems:
         below = tree.setdefault(stem, {})
         if not isinstance(below, dict):
-            raise _IncompleteError(ConfirmCode.MISPLACED, argument=path)
+            raise _IncompleteError(ReplayCode.MISPLACED, argument=path)
         tree = cast("dict[str, Any]", below)
     return tree, last
 
@@ -251,7 +308,7 @@ def _as_list(items: Mapping[str, Any]) -> list[ReplayValue]:
     places = {int(key): _nested(value) for key, value in items.items()}
     length = max(places, default=-1) + 1
     if length > _MAX_LENGTH:
-        raise _IncompleteError(ConfirmCode.FAR_PLACE, place=length - 1)
+        raise _IncompleteError(ReplayCode.FAR_PLACE, place=length - 1)
     return [places.get(i, []) for i in range(length)]
 
 

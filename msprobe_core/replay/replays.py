@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from msprobe_core.confirm.confirm_codes import ConfirmCode
-from msprobe_core.confirm.recorded import RecordedCall, map_tensors
 from msprobe_core.errors import ReplayError
 from msprobe_core.findings import Finding
 from msprobe_core.model import ReplayCall, Replayed, ReplayTensor, ReplayValue, SiteKind
 from msprobe_core.protocols.capabilities import ReplayingFramework
+from msprobe_core.replay.recorded import RecordedCall, map_tensors
+from msprobe_core.replay.replay_codes import ReplayCode
 
 NUM_DISTURBED = 4
 """Number of replays with disturbed inputs that measure the condition; the signs of each are independent."""
@@ -58,32 +58,59 @@ def replay_all(call: RecordedCall, framework: ReplayingFramework, model: object 
     Raises:
         ReplayError: it cannot be replayed, returns other shapes than recorded, or draws random numbers.
     """
-    base = ReplayCall(
-        site=call.site, args=call.args, kwargs=call.kwargs, parameters=call.parameters, gradients=call.gradients,
-        max_elements=max_elements,
-    )  # fmt: skip
-    oracle, base = _widest(base, call, framework, model)
-    own, note = _own(base, call, framework, model)
-    least = 0.0
-    if own is not None and any(value.dtype != own[path].dtype for path, value in call.outputs.items()):
-        # Under autocast the inputs are rounded to the precision of the results before the computation.
-        least = max(_roundoff(value.dtype) for value in call.outputs.values())
-        own, note = None, Finding(ConfirmCode.AUTOCAST)
-    generator = np.random.default_rng(_SEED)
+    return Replayer(call, framework, model, max_elements).disturbed(NUM_DISTURBED)
 
-    def disturb(value: ReplayTensor) -> ReplayTensor:
-        return _disturbed(_wide(value), value.dtype, least, generator)
 
-    disturbed = [framework.replay(_mapped(base, disturb), model) for _ in range(NUM_DISTURBED)]
-    inputs = [value for value in call.tensors.values() if _is_floating(value)]
-    return Replays(
-        oracle=oracle.values,
-        own=own,
-        disturbed=[each.values for each in disturbed],
-        roundoff=max([least, *(_roundoff(value.dtype) for value in inputs)]) if inputs else 0.0,
-        num_summed=1 if _is_elementwise(call, base, oracle.values, framework, model) else _num_summed(call),
-        note=note,
-    )
+class Replayer:
+    """Replays one call in stages, because for most calls the first one decides.
+
+    Args:
+        call: The call.
+        framework: What it is replayed with.
+        model: The model that contains it, if it is a module.
+        max_elements: Calls with more elements in their results are not replayed.
+
+    Raises:
+        ReplayError: it cannot be replayed, returns other shapes than recorded, or draws random numbers.
+    """
+
+    def __init__(
+        self, call: RecordedCall, framework: ReplayingFramework, model: object | None, max_elements: int
+    ) -> None:
+        self._call, self._framework, self._model = call, framework, model
+        base = ReplayCall(
+            site=call.site, args=call.args, kwargs=call.kwargs, parameters=call.parameters, gradients=call.gradients,
+            max_elements=max_elements,
+        )  # fmt: skip
+        oracle, self.base = _widest(base, call, framework, model)
+        own, note = _own(self.base, call, framework, model)
+        self._least = 0.0
+        if own is not None and any(value.dtype != own[path].dtype for path, value in call.outputs.items()):
+            # Under autocast the inputs are rounded to the precision of the results before the computation.
+            self._least = max(_roundoff(value.dtype) for value in call.outputs.values())
+            own, note = None, Finding(ReplayCode.AUTOCAST)
+        inputs = [value for value in call.tensors.values() if _is_floating(value)]
+        self.plain = Replays(
+            oracle=oracle.values,
+            own=own,
+            disturbed=[],
+            roundoff=max([self._least, *(_roundoff(value.dtype) for value in inputs)]) if inputs else 0.0,
+            num_summed=1,
+            note=note,
+        )
+        """Replays of the undisturbed inputs only. What is right by them is right: others only allow for more."""
+
+    def disturbed(self, number: int) -> Replays:
+        """Return the replays with ``number`` of them from disturbed inputs, whose signs are the same each time."""
+        generator = np.random.default_rng(_SEED)
+
+        def disturb(value: ReplayTensor) -> ReplayTensor:
+            return _disturbed(_wide(value), value.dtype, self._least, generator)
+
+        call, framework = self._call, self._framework
+        disturbed = [framework.replay(_mapped(self.base, disturb), self._model).values for _ in range(number)]
+        is_elementwise = _is_elementwise(call, self.base, self.plain.oracle, framework, self._model)
+        return replace(self.plain, disturbed=disturbed, num_summed=1 if is_elementwise else _num_summed(call))
 
 
 def _widest(
@@ -148,11 +175,11 @@ def _misfit(found: Replayed, call: RecordedCall) -> Finding | None:
     for path, value in call.outputs.items():
         given = found.values.get(path)
         if given is None:
-            return Finding(ConfirmCode.NO_SUCH_OUTPUT, fields={"output": path})
+            return Finding(ReplayCode.NO_SUCH_OUTPUT, fields={"output": path})
         if given.values.shape != value.values.shape:
             shapes = {"replayed": str(list(given.values.shape)), "recorded": str(list(value.values.shape))}
-            return Finding(ConfirmCode.OTHER_SHAPE, fields={"output": path, **shapes})
-    return None if call.outputs else Finding(ConfirmCode.NO_OUTPUT)
+            return Finding(ReplayCode.OTHER_SHAPE, fields={"output": path, **shapes})
+    return None if call.outputs else Finding(ReplayCode.NO_OUTPUT)
 
 
 def _own(
@@ -161,7 +188,7 @@ def _own(
     try:
         found = framework.replay(base, model)
     except ReplayError as error:
-        return None, Finding(ConfirmCode.NO_OWN_PRECISION, fields={"why": str(error)})
+        return None, Finding(ReplayCode.NO_OWN_PRECISION, fields={"why": str(error)})
     problem = _misfit(found, call)
     return (found.values, None) if problem is None else (None, problem)
 

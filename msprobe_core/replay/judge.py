@@ -26,10 +26,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msprobe_core.confirm.confirm_codes import ConfirmCode
-from msprobe_core.confirm.replays import UNIT_ROUNDOFF, Replays
 from msprobe_core.findings import Finding
 from msprobe_core.model import ReplayTensor
+from msprobe_core.replay.replay_codes import ReplayCode
+from msprobe_core.replay.replays import UNIT_ROUNDOFF, Replays
 
 FACTOR = 3.0
 """By how much an error may exceed that of the replay; the deviation of an average over elements is far smaller."""
@@ -73,6 +73,7 @@ class OutputJudgement:
         last_digit: Error that rounding the result itself explains; part of ``rounding``.
         condition: Error that rounding the inputs explains, in the same unit.
         element: Largest error of an element divided by its allowance; the limit is 4.
+        worst: Place of that element, as an index into the flattened output; ``None`` if no element differs.
         amplification: Factor by which the call multiplies relative errors of its inputs; ``None`` without floating
             inputs.
         reason: Explanation of the verdict.
@@ -87,11 +88,12 @@ class OutputJudgement:
     last_digit: float
     condition: float
     element: float
+    worst: int | None
     amplification: float | None
     reason: Finding
 
 
-def judge_side(outputs: Mapping[str, ReplayTensor], replays: Replays) -> list[OutputJudgement]:
+def judge_outputs(outputs: Mapping[str, ReplayTensor], replays: Replays) -> list[OutputJudgement]:
     """Judge recorded outputs against replays of the call from the same inputs.
 
     Returns: one judgement per output, in their order.
@@ -128,7 +130,9 @@ def _judge_numbers(
     )  # fmt: skip
     error = np.abs(values - oracle)
     norm = _norm(error)
-    element = float(np.max(error / allowance.elements, initial=0.0))
+    elements = error / allowance.elements
+    element = float(np.max(elements, initial=0.0))
+    worst = int(np.flatnonzero(finite)[np.argmax(elements)]) if element else None
     amplification = None
     if replays.roundoff and scale:
         amplification = allowance.condition / (replays.roundoff * scale)
@@ -138,7 +142,8 @@ def _judge_numbers(
         path=path, dtype=recorded.dtype, held=held, error=norm / unit,
         own_error=None if allowance.own is None else allowance.own / unit, rounding=allowance.rounding / unit,
         last_digit=allowance.last_digit / unit,
-        condition=allowance.condition / unit, element=element, amplification=amplification, reason=reason,
+        condition=allowance.condition / unit, element=element, worst=worst,
+        amplification=amplification, reason=reason,
     )  # fmt: skip
 
 
@@ -180,17 +185,17 @@ class _Allowance:
 
 def _held(norm: float, element: float, bad: int, allowance: _Allowance, amplification: float) -> tuple[Held, Finding]:
     if bad:
-        return Held.WRONG, Finding(ConfirmCode.OUTPUT_NON_FINITE, fields={"count": bad})
+        return Held.WRONG, Finding(ReplayCode.OUTPUT_NON_FINITE, fields={"count": bad})
     if norm <= allowance.rounding and element > _ELEMENT_FACTOR:
-        return Held.WRONG, Finding(ConfirmCode.OUTPUT_ELEMENT, fields={"times": element / _ELEMENT_FACTOR})
+        return Held.WRONG, Finding(ReplayCode.OUTPUT_ELEMENT, fields={"times": element / _ELEMENT_FACTOR})
     if norm <= allowance.rounding:
-        return Held.RIGHT, Finding(ConfirmCode.OUTPUT_ROUNDED)
+        return Held.RIGHT, Finding(ReplayCode.OUTPUT_ROUNDED)
     limit = max(allowance.rounding, allowance.condition)
     if norm > limit:
-        return Held.WRONG, Finding(ConfirmCode.OUTPUT_OFF, fields={"times": norm / limit})
+        return Held.WRONG, Finding(ReplayCode.OUTPUT_OFF, fields={"times": norm / limit})
     if amplification >= ILL_CONDITIONED:
-        return Held.CONDITION, Finding(ConfirmCode.OUTPUT_AMPLIFIED, fields={"amplification": amplification})
-    return Held.RIGHT, Finding(ConfirmCode.OUTPUT_INPUTS_ROUNDED)
+        return Held.CONDITION, Finding(ReplayCode.OUTPUT_AMPLIFIED, fields={"amplification": amplification})
+    return Held.RIGHT, Finding(ReplayCode.OUTPUT_INPUTS_ROUNDED)
 
 
 def _num_not_finite(values: Array, oracle: Array, own: Array | None, dtype: str) -> int:
@@ -233,16 +238,17 @@ def _judge_exactly(
     num_flips = max((int(np.count_nonzero(each != oracle)) for each in disturbed), default=0)
     num, size = int(np.count_nonzero(differs)), max(values.size, 1)
     if not num:
-        held, reason = Held.RIGHT, Finding(ConfirmCode.OUTPUT_SAME)
+        held, reason = Held.RIGHT, Finding(ReplayCode.OUTPUT_SAME)
     elif num <= _FLIPS * num_flips:
-        held, reason = Held.CONDITION, Finding(ConfirmCode.OUTPUT_TIES, fields={"count": num})
+        held, reason = Held.CONDITION, Finding(ReplayCode.OUTPUT_TIES, fields={"count": num})
     else:
         counts = {"count": num, "total": values.size, "by_rounding": num_flips}
-        held, reason = Held.WRONG, Finding(ConfirmCode.OUTPUT_OTHER_ELEMENTS, fields=counts)
+        held, reason = Held.WRONG, Finding(ReplayCode.OUTPUT_OTHER_ELEMENTS, fields=counts)
     return OutputJudgement(
         path=path, dtype=recorded.dtype, held=held, error=num / size,
         own_error=None if own is None else float(np.count_nonzero(own != oracle)) / size, rounding=0.0, last_digit=0.0,
-        condition=num_flips / size, element=0.0, amplification=None, reason=reason,
+        condition=num_flips / size, element=0.0, worst=int(np.argmax(differs)) if num else None, amplification=None,
+        reason=reason,
     )  # fmt: skip
 
 

@@ -1,0 +1,1 @@
+"""Replay recorded calls in float64, and judge their recorded results against the replays."""
