@@ -20,12 +20,12 @@ from msprobe_core.confirm.verdict import (
     largest_difference,
     together,
 )
-from msprobe_core.errors import CompareError, EntryNameError, PluginError, ReplayError
+from msprobe_core.errors import CompareError, EntryNameError, ReplayError
 from msprobe_core.findings import Finding, noted
 from msprobe_core.model import Phase, Site, SiteKind
-from msprobe_core.plugins import registry
 from msprobe_core.protocols.capabilities import ReplayingFramework
 from msprobe_core.protocols.storage import Dump
+from msprobe_core.replay.frameworks import replaying_framework
 from msprobe_core.replay.judge import judge_outputs
 from msprobe_core.replay.recorded import RecordedCall, has_entry, read_call
 from msprobe_core.replay.replays import Replays, replay_all
@@ -99,16 +99,7 @@ def _framework_of(target: Dump, golden: Dump) -> ReplayingFramework:
         raise CompareError(
             f"the dumps are of two frameworks, {name} and {golden.header.framework}; a call is confirmed within one"
         )
-    offer = registry().frameworks().get(name)
-    if offer is None:
-        raise PluginError(f"the dumps are of {name!r}, and no plugin here stands for it; see `msprobe plugins`")
-    try:
-        framework = offer.load()
-    except ImportError as error:
-        raise PluginError(f"{name} cannot be imported here ({error}), and calls are replayed with it") from error
-    if not isinstance(framework, ReplayingFramework):
-        raise PluginError(f"the plugin for {name} does not replay calls")
-    return framework
+    return replaying_framework(name)
 
 
 def _confirm(dumps: _Dumps, entry: str, golden_entry: str, site: Site) -> Confirmation:

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +38,7 @@ _ROUNDING = 0.4
 """Root mean square of the relative error of rounding to nearest, in units of u: 1/sqrt(3) of u at the lower end of a
 binade, and a third less on average over a binade."""
 
-_ELEMENT_FACTOR = 4.0
+ELEMENT_FACTOR = 4.0
 """Limit of an element's error in units of its allowance: the largest of 10^7 normal errors is 5.3 deviations."""
 
 ILL_CONDITIONED = 8.0
@@ -98,53 +98,88 @@ def judge_outputs(outputs: Mapping[str, ReplayTensor], replays: Replays) -> list
 
     Returns: one judgement per output, in their order.
     """
-    return [_judge(path, value, replays) for path, value in outputs.items()]
+    return [judge_of(path, value, replays).judgement for path, value in outputs.items()]
 
 
-def _judge(path: str, recorded: ReplayTensor, replays: Replays) -> OutputJudgement:
+class OutputJudge(Protocol):
+    """Judges one recorded output, and says which other values it would have accepted in its place."""
+
+    @property
+    def judgement(self) -> OutputJudgement:
+        """The verdict on the recorded values."""
+        ...
+
+    def accepts(self, values: Array) -> bool:
+        """Whether other values, finite where the recorded ones are, would not have been judged wrong."""
+        ...
+
+
+def judge_of(path: str, recorded: ReplayTensor, replays: Replays) -> OutputJudge:
+    """Return the judge of one recorded output.
+
+    Args:
+        path: Path of the output.
+        recorded: Its recorded values.
+        replays: Replays of the call from the same inputs.
+    """
     oracle = replays.oracle[path].values
-    own = None if replays.own is None or path not in replays.own else replays.own[path].values
-    disturbed = [each[path].values for each in replays.disturbed if path in each]
     if recorded.values.dtype.kind not in "fc" or oracle.dtype.kind not in "fc":
-        return _judge_exactly(path, recorded, oracle, own, disturbed)
-    return _judge_numbers(path, recorded, oracle, own, disturbed, replays)
+        return _ExactJudge(path, recorded, replays)
+    return _NumberJudge(path, recorded, replays)
+
+
+def _own_and_disturbed(path: str, replays: Replays) -> tuple[Array | None, list[Array]]:
+    own = None if replays.own is None or path not in replays.own else replays.own[path].values
+    return own, [each[path].values for each in replays.disturbed if path in each]
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------
 
 
-def _judge_numbers(
-    path: str, recorded: ReplayTensor, oracle: Array, own: Array | None, disturbed: list[Array], replays: Replays
-) -> OutputJudgement:
-    wide = "complex128" if oracle.dtype.kind == "c" else "float64"
-    values, oracle = recorded.values.astype(wide), oracle.astype(wide)
-    bad = _num_not_finite(values, oracle, own, recorded.dtype)
-    finite = np.isfinite(values) & np.isfinite(oracle)
-    for each in (*disturbed, *(() if own is None else (own,))):
-        finite &= np.isfinite(each)
-    values, oracle = values[finite], oracle[finite]
-    scale = _norm(oracle)
-    allowance = _Allowance.of(
-        oracle, None if own is None else own[finite].astype(wide), [each[finite] for each in disturbed],
-        recorded.dtype, replays,
-    )  # fmt: skip
-    error = np.abs(values - oracle)
-    norm = _norm(error)
-    elements = error / allowance.elements
-    element = float(np.max(elements, initial=0.0))
-    worst = int(np.flatnonzero(finite)[np.argmax(elements)]) if element else None
-    amplification = None
-    if replays.roundoff and scale:
-        amplification = allowance.condition / (replays.roundoff * scale)
-    held, reason = _held(norm, element, bad, allowance, amplification or 0.0)
-    unit = scale or 1.0
-    return OutputJudgement(
-        path=path, dtype=recorded.dtype, held=held, error=norm / unit,
-        own_error=None if allowance.own is None else allowance.own / unit, rounding=allowance.rounding / unit,
-        last_digit=allowance.last_digit / unit,
-        condition=allowance.condition / unit, element=element, worst=worst,
-        amplification=amplification, reason=reason,
-    )  # fmt: skip
+class _NumberJudge:
+    def __init__(self, path: str, recorded: ReplayTensor, replays: Replays) -> None:
+        oracle = replays.oracle[path].values
+        own, disturbed = _own_and_disturbed(path, replays)
+        self._wide = "complex128" if oracle.dtype.kind == "c" else "float64"
+        self._path, self._recorded, self._roundoff = path, recorded, replays.roundoff
+        values, oracle = recorded.values.astype(self._wide), oracle.astype(self._wide)
+        self._bad = _num_not_finite(values, oracle, own, recorded.dtype)
+        finite = np.isfinite(values) & np.isfinite(oracle)
+        for each in (*disturbed, *(() if own is None else (own,))):
+            finite &= np.isfinite(each)
+        self._finite, self._oracle = finite, oracle[finite]
+        self._scale = _norm(self._oracle)
+        self._allowance = _Allowance.of(
+            self._oracle, None if own is None else own[finite].astype(self._wide),
+            [each[finite] for each in disturbed], recorded.dtype, replays,
+        )  # fmt: skip
+        self._amplification = None
+        if replays.roundoff and self._scale:
+            self._amplification = self._allowance.condition / (replays.roundoff * self._scale)
+
+    @property
+    def judgement(self) -> OutputJudgement:
+        norm, elements = self._errors(self._recorded.values)
+        allowance, unit = self._allowance, self._scale or 1.0
+        element = float(np.max(elements, initial=0.0))
+        held, reason = _held(norm, element, self._bad, allowance, self._amplification or 0.0)
+        return OutputJudgement(
+            path=self._path, dtype=self._recorded.dtype, held=held, error=norm / unit,
+            own_error=None if allowance.own is None else allowance.own / unit, rounding=allowance.rounding / unit,
+            last_digit=allowance.last_digit / unit, condition=allowance.condition / unit, element=element,
+            worst=int(np.flatnonzero(self._finite)[np.argmax(elements)]) if element else None,
+            amplification=self._amplification, reason=reason,
+        )  # fmt: skip
+
+    def accepts(self, values: Array) -> bool:
+        norm, elements = self._errors(values)
+        element = float(np.max(elements, initial=0.0))
+        return _held(norm, element, self._bad, self._allowance, 0.0)[0] is not Held.WRONG
+
+    def _errors(self, values: Array) -> tuple[float, Array]:
+        """Return the norm of the error, and the error of each finite element divided by its allowance."""
+        error = np.abs(values.astype(self._wide)[self._finite] - self._oracle)
+        return _norm(error), error / self._allowance.elements
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,8 +221,8 @@ class _Allowance:
 def _held(norm: float, element: float, bad: int, allowance: _Allowance, amplification: float) -> tuple[Held, Finding]:
     if bad:
         return Held.WRONG, Finding(ReplayCode.OUTPUT_NON_FINITE, fields={"count": bad})
-    if norm <= allowance.rounding and element > _ELEMENT_FACTOR:
-        return Held.WRONG, Finding(ReplayCode.OUTPUT_ELEMENT, fields={"times": element / _ELEMENT_FACTOR})
+    if norm <= allowance.rounding and element > ELEMENT_FACTOR:
+        return Held.WRONG, Finding(ReplayCode.OUTPUT_ELEMENT, fields={"times": element / ELEMENT_FACTOR})
     if norm <= allowance.rounding:
         return Held.RIGHT, Finding(ReplayCode.OUTPUT_ROUNDED)
     limit = max(allowance.rounding, allowance.condition)
@@ -228,28 +263,37 @@ def _norm(values: Array) -> float:
 # --- integers and booleans --------------------------------------------------------------------------------------
 
 
-def _judge_exactly(
-    path: str, recorded: ReplayTensor, oracle: Array, own: Array | None, disturbed: list[Array]
-) -> OutputJudgement:
-    values = recorded.values
-    differs = values != oracle
-    if own is not None:
-        differs &= values != own
-    num_flips = max((int(np.count_nonzero(each != oracle)) for each in disturbed), default=0)
-    num, size = int(np.count_nonzero(differs)), max(values.size, 1)
-    if not num:
-        held, reason = Held.RIGHT, Finding(ReplayCode.OUTPUT_SAME)
-    elif num <= _FLIPS * num_flips:
-        held, reason = Held.CONDITION, Finding(ReplayCode.OUTPUT_TIES, fields={"count": num})
-    else:
-        counts = {"count": num, "total": values.size, "by_rounding": num_flips}
-        held, reason = Held.WRONG, Finding(ReplayCode.OUTPUT_OTHER_ELEMENTS, fields=counts)
-    return OutputJudgement(
-        path=path, dtype=recorded.dtype, held=held, error=num / size,
-        own_error=None if own is None else float(np.count_nonzero(own != oracle)) / size, rounding=0.0, last_digit=0.0,
-        condition=num_flips / size, element=0.0, worst=int(np.argmax(differs)) if num else None, amplification=None,
-        reason=reason,
-    )  # fmt: skip
+class _ExactJudge:
+    def __init__(self, path: str, recorded: ReplayTensor, replays: Replays) -> None:
+        self._path, self._recorded = path, recorded
+        self._oracle = replays.oracle[path].values
+        self._own, disturbed = _own_and_disturbed(path, replays)
+        self._num_flips = max((int(np.count_nonzero(each != self._oracle)) for each in disturbed), default=0)
+
+    @property
+    def judgement(self) -> OutputJudgement:
+        differs = self._differs(self._recorded.values)
+        num, size = int(np.count_nonzero(differs)), max(differs.size, 1)
+        if not num:
+            held, reason = Held.RIGHT, Finding(ReplayCode.OUTPUT_SAME)
+        elif num <= _FLIPS * self._num_flips:
+            held, reason = Held.CONDITION, Finding(ReplayCode.OUTPUT_TIES, fields={"count": num})
+        else:
+            counts = {"count": num, "total": differs.size, "by_rounding": self._num_flips}
+            held, reason = Held.WRONG, Finding(ReplayCode.OUTPUT_OTHER_ELEMENTS, fields=counts)
+        of_own = None if self._own is None else float(np.count_nonzero(self._own != self._oracle)) / size
+        return OutputJudgement(
+            path=self._path, dtype=self._recorded.dtype, held=held, error=num / size, own_error=of_own, rounding=0.0,
+            last_digit=0.0, condition=self._num_flips / size, element=0.0,
+            worst=int(np.argmax(differs)) if num else None, amplification=None, reason=reason,
+        )  # fmt: skip
+
+    def accepts(self, values: Array) -> bool:
+        return int(np.count_nonzero(self._differs(values))) <= _FLIPS * self._num_flips
+
+    def _differs(self, values: Array) -> Array:
+        differs = values != self._oracle
+        return differs if self._own is None else differs & (values != self._own)
 
 
 _FLIPS = 4

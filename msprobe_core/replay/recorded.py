@@ -257,8 +257,6 @@ class _Reader:
         return found
 
 
-
-
 def _mark_places(slots: list[tuple[dict[str, Any], str, str]], results: Mapping[str, Mapping[str, Any]]) -> None:
     """Mark the arguments for which the dump has a gradient, of whatever value."""
     for container, key, path in slots:

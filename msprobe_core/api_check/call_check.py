@@ -1,0 +1,199 @@
+"""Check one call: is its result right for the inputs that it had.
+
+Stage 1 replays the call in float64 and in its own precision. A result within what these two explain is right. For the
+rest, stage 2 replays it with disturbed inputs, which measures how far round-off in the inputs reaches; see
+`msprobe_core.replay.judge` for what is allowed.
+
+The replay in the call's own precision may be wrong itself: by a kernel of this machine, or because this is the process
+that made the wrong result. If its error is far beyond what the disturbed replays explain, it is left out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from msprobe_core.api_check.check_codes import CheckCode
+from msprobe_core.api_check.power import inputs_of, power_of
+from msprobe_core.api_check.verdict import CallVerdict, OutputVerdict, Verdict, worst_of
+from msprobe_core.errors import ReplayError
+from msprobe_core.findings import Finding, noted
+from msprobe_core.model import ReplayTensor, SiteKind
+from msprobe_core.protocols.capabilities import ReplayingFramework
+from msprobe_core.replay.judge import ELEMENT_FACTOR, Held, OutputJudge, OutputJudgement, judge_of
+from msprobe_core.replay.recorded import RecordedCall
+from msprobe_core.replay.replays import NUM_DISTURBED, UNIT_ROUNDOFF, Replayer
+
+MAX_ELEMENTS = 1 << 28
+"""Limit of the number of elements in all tensors of one call: in float64 with its replays, some ten times 2 GiB."""
+
+RECORDED = "recorded"
+"""The side of the result that the dump has."""
+
+_OF_HELD = {Held.RIGHT: Verdict.RIGHT, Held.CONDITION: Verdict.ILL_CONDITIONED, Held.WRONG: Verdict.WRONG}
+
+OWN_FACTOR = 8.0
+"""By how much a replay in the call's own precision may exceed what disturbed replays explain.
+
+Functions that are composed of others round several times; this is generous for them.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallChecker:
+    """Checks calls one by one.
+
+    Attributes:
+        framework: What calls are replayed with.
+        model: The model that contains them, to check modules; ``None`` to check APIs only.
+        max_elements: Calls with more elements are not checked.
+        measures_power: Whether mutants are tried.
+    """
+
+    framework: ReplayingFramework
+    model: object | None = None
+    max_elements: int = MAX_ELEMENTS
+    measures_power: bool = True
+
+    def check(self, call: RecordedCall) -> CallVerdict:
+        """Check the recorded result of a call; whatever prevents it is the reason of a `Verdict.CANNOT_TELL`."""
+        begin = time.perf_counter()
+        found = self._check(call)
+        return msgspec.structs.replace(found, seconds=time.perf_counter() - begin)
+
+    def _check(self, call: RecordedCall) -> CallVerdict:
+        if (why := self.why_not_checked(call)) is not None:
+            return unchecked(call, why)
+        try:
+            replayer = Replayer(call, self.framework, self.model, self.max_elements)
+            return self.judge(call, replayer, call.outputs)
+        except ReplayError as error:
+            return unchecked(call, noted(str(error)))
+        except MemoryError:
+            return unchecked(call, Finding(CheckCode.OUT_OF_MEMORY))
+
+    def why_not_checked(self, call: RecordedCall) -> Finding | None:
+        """Return why a call is not checked, as far as is known without replaying it."""
+        if call.site.kind is SiteKind.API and (why := self.framework.why_not_replayed(call.site)) is not None:
+            api = f"{call.site.prefix}.{call.site.path}"
+            return Finding(CheckCode.NOT_IN_TABLE, fields={"api": api, "why": why})
+        if call.missing is not None:
+            return call.missing
+        return None if call.outputs else Finding(CheckCode.NO_OUTPUT)
+
+    def judge(
+        self, call: RecordedCall, replayer: Replayer, results: Mapping[str, ReplayTensor], side: str = RECORDED
+    ) -> CallVerdict:
+        """Judge results of a call, which may be recorded ones or those of a device.
+
+        Args:
+            call: The call.
+            replayer: Its replays.
+            results: By path.
+            side: Whose results they are.
+
+        Raises:
+            ReplayError: the call cannot be replayed with disturbed inputs.
+        """
+        plain = replayer.plain
+        judges = {path: judge_of(path, value, plain) for path, value in results.items()}
+        notes = [] if plain.note is None else [plain.note]
+        stage = 1
+        if any(_is_undecided(judge.judgement) for judge in judges.values()):
+            stage, replays = 2, replayer.disturbed(NUM_DISTURBED)
+            judges = {path: judge_of(path, value, replays) for path, value in results.items()}
+            for path, value in results.items():
+                of_others = judge_of(path, value, replace(replays, own=None))
+                if (off := _times_off(judges[path].judgement, of_others.judgement)) > OWN_FACTOR:
+                    judges[path] = of_others
+                    notes.append(Finding(CheckCode.HOST_IS_OFF_TOO, fields={"output": path, "times": off}))
+        elif self.measures_power:
+            # The limits that a wrong result would have met are those of stage 2; one replay shows their size.
+            replays = replayer.disturbed(1)
+            judges = {path: judge_of(path, value, replays) for path, value in results.items()}
+        outputs = tuple(
+            self._output(call, side, judge, results[path], plain.oracle[path].values) for path, judge in judges.items()
+        )
+        return CallVerdict(
+            entry=call.entry, api=api_of(call), phase=call.site.phase,
+            verdict=worst_of(output.verdict for output in outputs), outputs=outputs, stage=stage, notes=tuple(notes),
+        )  # fmt: skip
+
+    def _output(
+        self, call: RecordedCall, side: str, judge: OutputJudge, result: ReplayTensor, oracle: NDArray[Any]
+    ) -> OutputVerdict:
+        found = judge.judgement
+        verdict = _OF_HELD[found.held]
+        applied, accepted = (), ()
+        if self.measures_power and verdict is not Verdict.WRONG:
+            applied, accepted = power_of(judge, result, inputs_of(call.tensors))
+        return OutputVerdict(
+            path=found.path, side=side, dtype=result.dtype, shape=tuple(map(int, result.values.shape)), verdict=verdict,
+            reason=found.reason, error=found.error, rounding=found.rounding, condition=found.condition,
+            own_error=found.own_error, times=_times(found), amplification=found.amplification,
+            worst_index=_index(found.worst, result.values.shape), bias=_bias(result, oracle),
+            applied=applied, accepted=accepted,
+        )  # fmt: skip
+
+
+def unchecked(call: RecordedCall, reason: Finding) -> CallVerdict:
+    """Return the verdict on a call that was not judged."""
+    return CallVerdict(
+        entry=call.entry, api=api_of(call), phase=call.site.phase, verdict=Verdict.CANNOT_TELL, reason=reason
+    )
+
+
+def api_of(call: RecordedCall) -> str:
+    """Return the name of a call without its phase, such as ``Functional.linear.0``."""
+    return call.entry.removesuffix(f".{call.site.phase.value}")
+
+
+def _is_undecided(found: OutputJudgement) -> bool:
+    """Whether stage 1 leaves open if an output is right, or if the replay in its own precision is."""
+    return found.held is not Held.RIGHT or (found.own_error or 0.0) > OWN_FACTOR * UNIT_ROUNDOFF.get(found.dtype, 0.0)
+
+
+def _times_off(found: OutputJudgement, of_others: OutputJudgement) -> float:
+    """Return the error of the replay in the call's own precision, in units of what the other replays explain."""
+    explained = max(of_others.rounding, of_others.condition)
+    return (found.own_error or 0.0) / explained if explained else 0.0
+
+
+def _times(found: OutputJudgement) -> float:
+    """Return the error in units of the allowance."""
+    allowed = max(found.rounding, found.condition)
+    of_norm = found.error / allowed if allowed else float("inf") if found.error else 0.0
+    return max(of_norm, found.element / ELEMENT_FACTOR)
+
+
+def _index(place: int | None, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    if place is None:
+        return None
+    index: list[int] = []
+    for length in reversed(shape):
+        place, at = divmod(place, length)
+        index.insert(0, at)
+    return tuple(index)
+
+
+_LEAST_FOR_BIAS = 32
+
+
+def _bias(result: ReplayTensor, oracle: NDArray[Any]) -> float | None:
+    """Return the mean of the signed relative errors in units of its standard error.
+
+    Errors of rounding to nearest have no direction; those of truncation all point to zero, and are then negative here.
+    """
+    if result.values.dtype.kind != "f" or oracle.dtype.kind != "f" or result.dtype not in UNIT_ROUNDOFF:
+        return None
+    values = result.values.astype(np.float64)
+    counts = np.isfinite(values) & np.isfinite(oracle) & (oracle != 0)
+    errors: Any = (values[counts] - oracle[counts]) / oracle[counts]
+    deviation = float(np.std(errors)) if errors.size >= _LEAST_FOR_BIAS else 0.0
+    return float(np.mean(errors)) / deviation * float(np.sqrt(errors.size)) if deviation else None
