@@ -195,5 +195,6 @@ def _bias(result: ReplayTensor, oracle: NDArray[Any]) -> float | None:
     values = result.values.astype(np.float64)
     counts = np.isfinite(values) & np.isfinite(oracle) & (oracle != 0)
     errors: Any = (values[counts] - oracle[counts]) / oracle[counts]
-    deviation = float(np.std(errors)) if errors.size >= _LEAST_FOR_BIAS else 0.0
-    return float(np.mean(errors)) / deviation * float(np.sqrt(errors.size)) if deviation else None
+    if errors.size < _LEAST_FOR_BIAS or not (deviation := float(errors.std())):
+        return None
+    return float(errors.mean()) / deviation * float(errors.size) ** 0.5

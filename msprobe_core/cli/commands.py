@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import click
 
+from msprobe_core.cli.acc_check import acc_check
 from msprobe_core.cli.calibrate import calibrate
 from msprobe_core.cli.compare import compare
 from msprobe_core.cli.confirm import confirm
@@ -28,6 +29,7 @@ from msprobe_core.hookspecs import hookimpl
 def msprobe_register_commands() -> Sequence[click.Command]:
     """Offer all of them."""
     return [
+        acc_check,
         calibrate,
         compare,
         confirm,

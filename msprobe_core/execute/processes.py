@@ -51,8 +51,8 @@ class Processes:
                     yield (
                         number,
                         TaskLost(
-                            "the process that compared it was ended from outside, most likely for want of memory; "
-                            "compare it by itself, or give fewer --workers"
+                            "its process was ended from outside, most likely for want of memory; do it by itself, "
+                            "or give fewer --workers"
                         ),
                     )
 
@@ -107,6 +107,7 @@ def _begin_worker(num_threads: int) -> None:
     # Polars reads this when it is imported, which happens later. Its default would start more threads than there are
     # cores.
     os.environ.setdefault("POLARS_MAX_THREADS", str(num_threads))
+    os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))  # the same for what frameworks compute with
 
 
 @hookimpl

@@ -156,7 +156,6 @@ ABSENT: Final = {
 # --- commands ----------------------------------------------------------------------------------------------------
 
 COMMANDS: Final = {
-    "acc_check": API_CHECK,
     "api_precision_compare": API_CHECK,
     "code_mapping": CODE_MAPPING,
     "config_check": CONFIG_CHECK,

@@ -97,13 +97,13 @@ class RecordedCalls:
     """
 
     def __init__(self, dump: Dump, max_elements: int) -> None:
-        self._dump = dump
+        self.dump = dump
         self._max_elements = max_elements
 
     @cached_property
     def _places(self) -> Mapping[str, list[int]]:
         """Positions of the rows of each entry: one pass over the dump for all calls."""
-        grouped = self._dump.frame.select("entry").with_row_index("place").group_by("entry", maintain_order=True)
+        grouped = self.dump.frame.select("entry").with_row_index("place").group_by("entry", maintain_order=True)
         return dict(grouped.agg("place").iter_rows())
 
     @property
@@ -114,7 +114,7 @@ class RecordedCalls:
     def rows(self, entry: str) -> list[dict[str, Any]]:
         """Return the rows of an entry with the columns `FILL_COLUMNS`; none if the dump does not have it."""
         places = self._places.get(entry)
-        return [] if places is None else self._dump.frame[places].select(FILL_COLUMNS).to_dicts()
+        return [] if places is None else self.dump.frame[places].select(FILL_COLUMNS).to_dicts()
 
     def read(self, entry: str, fill: Fill | None = None) -> RecordedCall:
         """Read a call.
@@ -132,7 +132,7 @@ class RecordedCalls:
         if site.phase not in (Phase.FORWARD, Phase.BACKWARD):
             raise EntryNameError(f"{entry!r} is not a call; give the entry of a forward or of a backward")
         try:
-            return _Reader(self, self._dump, entry, site, self._max_elements, fill).read()
+            return _Reader(self, self.dump, entry, site, self._max_elements, fill).read()
         except _IncompleteError as error:
             return RecordedCall(entry=entry, site=site, missing=error.finding)
 

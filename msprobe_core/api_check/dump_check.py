@@ -1,0 +1,213 @@
+"""Check every call of a dump, in one process or in several."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+import msgspec
+
+from msprobe_core import names
+from msprobe_core.api_check.call_check import MAX_ELEMENTS, CallChecker, unchecked
+from msprobe_core.api_check.check_codes import CheckCode
+from msprobe_core.api_check.verdict import CallVerdict
+from msprobe_core.errors import DumpError, EntryNameError
+from msprobe_core.execute.units import executor_called
+from msprobe_core.findings import Finding, noted
+from msprobe_core.interrupts import raise_if_interrupted
+from msprobe_core.model import ExecutorOptions, Phase, SiteKind, TaskLost
+from msprobe_core.replay.frameworks import replaying_framework
+from msprobe_core.replay.recorded import RecordedCall, RecordedCalls
+from msprobe_core.store.frame import RowKind
+from msprobe_core.store.reading import read_dump
+
+WORTH_PROCESSES = 300
+"""Number of calls from which further processes are worth their start, which takes some two seconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckOptions:
+    """Which calls are checked, and how.
+
+    Attributes:
+        white_list: Only calls whose name contains one of these, or is one without its number; empty for all.
+        black_list: Calls that are not checked; it outranks ``white_list``.
+        once_per_kind: Whether only the first of several calls of one API with equal arguments is checked, where tensors
+            are equal if their dtypes and shapes are.
+        max_elements: Calls with more elements are not checked.
+        measures_power: Whether mutants are tried.
+    """
+
+    white_list: Sequence[str] = ()
+    black_list: Sequence[str] = ()
+    once_per_kind: bool = False
+    max_elements: int = MAX_ELEMENTS
+    measures_power: bool = True
+
+
+@dataclass(frozen=True)
+class _Task:
+    dump: Path
+    entry: str
+    position: int
+    options: CheckOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class DumpCheck:
+    """The check of one dump.
+
+    Attributes:
+        dump: The directory of one rank of one step, or its ``dump.json``.
+        options: Which calls, and how.
+        entries: The calls, in the order of the dump.
+        positions: Position of each among all entries of the dump.
+    """
+
+    dump: Path
+    options: CheckOptions
+    entries: Sequence[str] = field(default_factory=list[str])
+    positions: Mapping[str, int] = field(default_factory=dict[str, int])
+
+    @classmethod
+    def of(cls, dump: Path, options: CheckOptions) -> DumpCheck:
+        """Read a dump, and choose its calls.
+
+        Raises:
+            DumpError: the dump cannot be read.
+            PluginError: nothing here replays calls of its framework.
+        """
+        calls = _opened(dump)
+        positions = {entry: position for position, entry in enumerate(calls.entries)}
+        return cls(dump=dump, options=options, entries=list(_chosen(calls, options)), positions=positions)
+
+    @property
+    def digest(self) -> str:
+        """Of the dump and the options that decide the verdicts."""
+        content = hashlib.sha256(msgspec.json.encode([str(self.options), list(self.entries)]))
+        for path in _record_files(self.dump):
+            status = path.stat()
+            content.update(f"{path.name} {status.st_size} {status.st_mtime_ns}".encode())
+        return content.hexdigest()
+
+    def run(
+        self,
+        *,
+        workers: int | None = None,
+        known: Mapping[str, CallVerdict] | None = None,
+        progress: Callable[[int, int, str], object] | None = None,
+    ) -> Iterator[CallVerdict]:
+        """Yield the verdict on each call as it is known.
+
+        Args:
+            workers: Number of processes; ``None`` for as many as there are cores if there are enough calls, 0 for this
+                process only. A process that dies costs the one call that it was checking.
+            known: Verdicts of an earlier run, by entry; their calls are neither checked nor yielded.
+            progress: Called with the number of finished calls, the number of all, and the last one's name.
+        """
+        left = [entry for entry in self.entries if entry not in (known or {})]
+        tasks = [_Task(self.dump, entry, self.positions[entry], self.options) for entry in left]
+        if workers is None:
+            workers = (os.cpu_count() or 1) if len(tasks) >= WORTH_PROCESSES else 0
+        executor = executor_called("processes" if workers else "inline")
+        num_done = len(self.entries) - len(left)
+        for number, outcome in executor.run(_check, tasks, ExecutorOptions(workers=workers or None)):
+            raise_if_interrupted()
+            num_done += 1
+            if progress is not None:
+                progress(num_done, len(self.entries), left[number])
+            yield self._lost(tasks[number], outcome) if isinstance(outcome, TaskLost) else outcome
+
+    def _lost(self, task: _Task, outcome: TaskLost) -> CallVerdict:
+        call = RecordedCall(entry=task.entry, site=names.parse_entry(task.entry))
+        reason = Finding(CheckCode.CRASHED, fields={"why": outcome.reason})
+        return msgspec.structs.replace(unchecked(call, reason), position=task.position)
+
+
+def check_dump(dump: Path, options: CheckOptions | None = None, *, workers: int | None = None) -> Iterator[CallVerdict]:
+    """Yield the verdict on each call of a dump as it is known; see `DumpCheck`.
+
+    Args:
+        dump: The directory of one rank of one step, or its ``dump.json``.
+        options: Which calls, and how; ``None`` for all.
+        workers: Number of processes; see `DumpCheck.run`.
+
+    Raises:
+        DumpError: the dump cannot be read.
+        PluginError: nothing here replays calls of its framework.
+    """
+    return DumpCheck.of(dump, options or CheckOptions()).run(workers=workers)
+
+
+@lru_cache(maxsize=2)
+def _opened(dump: Path) -> RecordedCalls:
+    return RecordedCalls(read_dump(dump), MAX_ELEMENTS)
+
+
+@lru_cache(maxsize=2)
+def _checker(dump: Path, options: CheckOptions) -> CallChecker:
+    framework = replaying_framework(_opened(dump).dump.header.framework)
+    return CallChecker(framework=framework, max_elements=options.max_elements, measures_power=options.measures_power)
+
+
+def _check(task: _Task) -> CallVerdict:
+    """Check one call, in a process of its own or in this one."""
+    calls = _opened(task.dump)
+    try:
+        call = calls.read(task.entry)
+    except DumpError as error:  # one damaged file does not end the check of the others
+        call = RecordedCall(entry=task.entry, site=names.parse_entry(task.entry), missing=noted(str(error)))
+    found = _checker(task.dump, task.options).check(call)
+    return msgspec.structs.replace(found, position=task.position)
+
+
+def _record_files(dump: Path) -> list[Path]:
+    if dump.is_file():
+        return [dump]
+    return [path for name in ("dump.json", "dump.arrow") if (path := dump / name).is_file()]
+
+
+# --- which calls ------------------------------------------------------------------------------------------------
+
+
+def _chosen(calls: RecordedCalls, options: CheckOptions) -> Iterable[str]:
+    seen: set[tuple[object, ...]] = set()
+    for entry in calls.entries:
+        try:
+            site = names.parse_entry(entry)
+        except EntryNameError:
+            continue
+        if site.kind is not SiteKind.API or site.phase not in (Phase.FORWARD, Phase.BACKWARD):
+            continue
+        if not _is_listed(entry, options):
+            continue
+        if options.once_per_kind:
+            kind = _kind_of(calls, entry)
+            if kind in seen:
+                continue
+            seen.add(kind)
+        yield entry
+
+
+def _is_listed(entry: str, options: CheckOptions) -> bool:
+    if any(word in entry for word in options.black_list):
+        return False
+    return not options.white_list or any(word in entry for word in options.white_list)
+
+
+def _kind_of(calls: RecordedCalls, entry: str) -> tuple[object, ...]:
+    """Return what two calls of one kind have in common: the API, its arguments, and its tensors' dtypes and shapes."""
+    site = names.parse_entry(entry)
+    forward = names.forward_of(entry) or entry
+    arguments = tuple(
+        (row["key"].removeprefix(forward), row["dtype"], row["shape"])
+        if row["kind"] == RowKind.TENSOR.value
+        else (row["key"].removeprefix(forward), row["text"])
+        for row in calls.rows(forward)
+        if row["role"] == "input"
+    )
+    return site.prefix, site.path, site.phase, arguments
