@@ -564,7 +564,10 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         values: By path: the outputs of a forward; for a backward, the gradients with respect to the arguments.
         is_random: Whether the call drew random numbers.
+        is_unique: Whether there is one right result. Eigenvectors have any sign, and those of equal eigenvalues any
+            direction in their space, so that another result is not wrong for being another.
     """
 
     values: dict[str, ReplayTensor]
     is_random: bool = False
+    is_unique: bool = True

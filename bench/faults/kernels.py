@@ -8,7 +8,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _ATEN = torch.ops.aten
-_UP = {torch.float32: torch.float64, torch.bfloat16: torch.float32}
+_UP = {torch.float32: torch.float64, torch.bfloat16: torch.float32, torch.float16: torch.float32}
 _SUMS: dict[Any, tuple[tuple[int, int], tuple[int, int]]] = {
     # operator: for both factors, position of the argument and its dim that is summed over
     _ATEN.mm.default: ((0, 1), (1, 0)),

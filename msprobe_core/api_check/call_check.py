@@ -107,22 +107,26 @@ class CallChecker:
         stage = 1
         if any(_is_undecided(judge.judgement) for judge in judges.values()):
             stage, replays = 2, replayer.disturbed(NUM_DISTURBED)
+            floor = _rounding_of_inputs(call)
             judges = {path: judge_of(path, value, replays) for path, value in results.items()}
             for path, value in results.items():
                 of_others = judge_of(path, value, replace(replays, own=None))
-                if (off := _times_off(judges[path].judgement, of_others.judgement)) > OWN_FACTOR:
+                if (off := _times_off(judges[path].judgement, of_others.judgement, floor)) > OWN_FACTOR:
                     judges[path] = of_others
                     notes.append(Finding(CheckCode.HOST_IS_OFF_TOO, fields={"output": path, "times": off}))
         elif self.measures_power:
             # The limits that a wrong result would have met are those of stage 2; one replay shows their size.
             replays = replayer.disturbed(1)
             judges = {path: judge_of(path, value, replays) for path, value in results.items()}
+        verdict = worst_of(_OF_HELD[judge.judgement.held] for judge in judges.values())
+        if verdict is Verdict.WRONG and not plain.is_unique:
+            return unchecked(call, Finding(CheckCode.NOT_UNIQUE))
         outputs = tuple(
             self._output(call, side, judge, results[path], plain.oracle[path].values) for path, judge in judges.items()
         )
         return CallVerdict(
-            entry=call.entry, api=api_of(call), phase=call.site.phase,
-            verdict=worst_of(output.verdict for output in outputs), outputs=outputs, stage=stage, notes=tuple(notes),
+            entry=call.entry, api=api_of(call), phase=call.site.phase, verdict=verdict, outputs=outputs, stage=stage,
+            notes=tuple(notes),
         )  # fmt: skip
 
     def _output(
@@ -159,10 +163,30 @@ def _is_undecided(found: OutputJudgement) -> bool:
     return found.held is not Held.RIGHT or (found.own_error or 0.0) > OWN_FACTOR * UNIT_ROUNDOFF.get(found.dtype, 0.0)
 
 
-def _times_off(found: OutputJudgement, of_others: OutputJudgement) -> float:
-    """Return the error of the replay in the call's own precision, in units of what the other replays explain."""
-    explained = max(of_others.rounding, of_others.condition)
+def _times_off(found: OutputJudgement, of_others: OutputJudgement, floor: float) -> float:
+    """Return the error of the replay in the call's own precision, in units of what the other replays explain.
+
+    Args:
+        found: The judgement with this replay.
+        of_others: The judgement without it.
+        floor: Root mean square of the round-off in the inputs: terms of their size may cancel inside the call, as in
+            the gradient of a layer norm of two elements, and leave their round-off in a result near zero.
+    """
+    size, scale = max(found.size, 1), found.scale or 1.0
+    explained = max(of_others.rounding, of_others.condition, floor * float(size) ** 0.5 / scale)
     return (found.own_error or 0.0) / explained if explained else 0.0
+
+
+def _rounding_of_inputs(call: RecordedCall) -> float:
+    """Return the largest root mean square of an input times its unit round-off; of gradients only for a backward."""
+    inputs = call.gradients or call.tensors
+    roundings = [0.0]
+    for value in inputs.values():
+        if value.values.dtype.kind == "f":
+            finite: Any = value.values[np.isfinite(value.values)].astype(np.float64)
+            size = float(np.sqrt(np.mean(finite * finite))) if finite.size else 0.0
+            roundings.append(UNIT_ROUNDOFF.get(value.dtype, 0.0) * size)
+    return max(roundings)
 
 
 def _times(found: OutputJudgement) -> float:

@@ -12,4 +12,5 @@ class CheckCode(Code):
     NO_OUTPUT = "check.no-output"
     OUT_OF_MEMORY = "check.out-of-memory"
     CRASHED = "check.crashed"
+    NOT_UNIQUE = "check.not-unique"
     HOST_IS_OFF_TOO = "check.host-is-off-too"

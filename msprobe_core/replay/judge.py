@@ -77,6 +77,8 @@ class OutputJudgement:
         amplification: Factor by which the call multiplies relative errors of its inputs; ``None`` without floating
             inputs.
         reason: Explanation of the verdict.
+        scale: Euclidean norm of the oracle, the unit of the errors.
+        size: Number of elements.
     """
 
     path: str
@@ -91,6 +93,8 @@ class OutputJudgement:
     worst: int | None
     amplification: float | None
     reason: Finding
+    scale: float
+    size: int
 
 
 def judge_outputs(outputs: Mapping[str, ReplayTensor], replays: Replays) -> list[OutputJudgement]:
@@ -168,7 +172,7 @@ class _NumberJudge:
             own_error=None if allowance.own is None else allowance.own / unit, rounding=allowance.rounding / unit,
             last_digit=allowance.last_digit / unit, condition=allowance.condition / unit, element=element,
             worst=int(np.flatnonzero(self._finite)[np.argmax(elements)]) if element else None,
-            amplification=self._amplification, reason=reason,
+            amplification=self._amplification, reason=reason, scale=self._scale, size=self._finite.size,
         )  # fmt: skip
 
     def accepts(self, values: Array) -> bool:
@@ -286,6 +290,7 @@ class _ExactJudge:
             path=self._path, dtype=self._recorded.dtype, held=held, error=num / size, own_error=of_own, rounding=0.0,
             last_digit=0.0, condition=self._num_flips / size, element=0.0,
             worst=int(np.argmax(differs)) if num else None, amplification=None, reason=reason,
+            scale=1.0, size=size,
         )  # fmt: skip
 
     def accepts(self, values: Array) -> bool:

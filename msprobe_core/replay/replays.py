@@ -42,6 +42,7 @@ class Replays:
             larger, as under autocast. 0 without floating inputs.
         num_summed: Largest possible number of terms of a sum in the call, estimated from its sizes.
         note: A finding about the replays; ``None`` if there is none.
+        is_unique: Whether there is one right result; see `msprobe_core.model.Replayed`.
     """
 
     oracle: dict[str, ReplayTensor]
@@ -50,6 +51,7 @@ class Replays:
     roundoff: float
     num_summed: int
     note: Finding | None = None
+    is_unique: bool = True
 
 
 def replay_all(call: RecordedCall, framework: ReplayingFramework, model: object | None, max_elements: int) -> Replays:
@@ -97,6 +99,7 @@ class Replayer:
             roundoff=max([self._least, *(_roundoff(value.dtype) for value in inputs)]) if inputs else 0.0,
             num_summed=1,
             note=note,
+            is_unique=oracle.is_unique,
         )
         """Replays of the undisturbed inputs only. What is right by them is right: others only allow for more."""
 

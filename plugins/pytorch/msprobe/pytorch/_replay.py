@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from msprobe.pytorch._replay_table import RANDOM, find_function
+from msprobe.pytorch._replay_table import AMBIGUOUS, RANDOM, find_function
 from msprobe_core.interception import NOT_SPECIAL, build_arguments, literal_of, tensors_by_path, why_not_called
 from msprobe_core.plugin import Argument, Phase, ReplayCall, Replayed, ReplayError, ReplayTensor, Site, SiteKind
 
@@ -70,7 +70,8 @@ def _replay(call: ReplayCall, model: object | None) -> Replayed:
             else dict(tensors_by_path(output, Tensor))
         )
     is_random = not torch.equal(before, torch.get_rng_state())
-    return Replayed(values={path: _recorded(value) for path, value in values.items()}, is_random=is_random)
+    recorded = {path: _recorded(value) for path, value in values.items()}
+    return Replayed(values=recorded, is_random=is_random, is_unique=call.site.path not in AMBIGUOUS)
 
 
 @contextmanager

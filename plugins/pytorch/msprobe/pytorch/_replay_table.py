@@ -114,6 +114,10 @@ RANDOM = frozenset(
 """Functions that always draw random numbers."""
 
 
+AMBIGUOUS = frozenset(["svd", "linalg_svd", "linalg_eigh", "linalg_eig", "linalg_qr", "qr", "geqrf", "lobpcg"])
+"""Functions with several right results: vectors of any sign, or in any order of equal values."""
+
+
 def find_function(prefix: str, name: str) -> Function | None:
     """Return the function for a name in a dump; ``None`` if it is not called for dumps."""
     return _table().get((prefix, name))
