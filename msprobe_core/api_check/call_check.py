@@ -184,7 +184,7 @@ def _rounding_of_inputs(call: RecordedCall) -> float:
     for value in inputs.values():
         if value.values.dtype.kind == "f":
             finite: Any = value.values[np.isfinite(value.values)].astype(np.float64)
-            size = float(np.sqrt(np.mean(finite * finite))) if finite.size else 0.0
+            size = float((finite * finite).mean()) ** 0.5 if finite.size else 0.0
             roundings.append(UNIT_ROUNDOFF.get(value.dtype, 0.0) * size)
     return max(roundings)
 

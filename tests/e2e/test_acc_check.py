@@ -1,0 +1,205 @@
+"""Checks of every call of a dump: wrong kernels are found without a second run, and healthy calls are right."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from wrong_kernels import FAULTS, call, kernel, record, train
+
+from msprobe_core.api_check.check_codes import CheckCode
+from msprobe_core.api_check.dump_check import CheckOptions, DumpCheck, check_dump
+from msprobe_core.api_check.verdict import Mutant, Verdict
+from msprobe_core.cli import main
+
+DTYPES = (torch.float32, torch.bfloat16)
+
+
+def verdicts(dump, **options):
+    return {found.entry: found for found in check_dump(dump, CheckOptions(**options), workers=0)}
+
+
+@pytest.fixture(scope="module", params=DTYPES, ids=str)
+def healthy(request, tmp_path_factory):
+    return record(tmp_path_factory.mktemp("healthy") / "dump", train(request.param))
+
+
+def test_healthy_calls_are_right_and_the_check_has_power(healthy):
+    found = verdicts(healthy)
+    assert len(found) > 20
+    assert {each.verdict for each in found.values()} == {Verdict.RIGHT}, found
+    linear = found["Functional.linear.0.forward"].outputs[0]
+    assert {Mutant.ZEROS, Mutant.SCALED, Mutant.HALF_PRECISION} <= set(linear.applied)
+    assert linear.accepted == ()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_wrong_kernel_is_the_only_wrong_call(fault, dtype, tmp_path):
+    if (fault, dtype) == ("cast", torch.bfloat16):
+        pytest.skip("a cast to bfloat16 changes nothing there")
+    plant, entry = FAULTS[fault]
+    with plant():
+        dump = record(tmp_path / "dump", train(dtype))
+    found = verdicts(dump)
+    wrong = [name for name, each in found.items() if each.verdict is Verdict.WRONG]
+    assert entry in wrong
+    # All calls of the kernel are wrong, with their gradients, and no others.
+    assert {re.sub(r"\.\d+\.(for|back)ward", "", name) for name in wrong} == {re.sub(r"\.\d+\.\w+", "", entry)}
+    worst = found[entry].worst
+    assert worst.times > 1
+    assert worst.error > max(worst.rounding, worst.condition)
+
+
+def gelu_of_a_wrong_narrow_kernel(x, *, approximate="none"):
+    wide = x.double()
+    right = wide * (1 + torch.erf(wide / 2**0.5)) / 2
+    return (right if x.dtype is torch.float64 else right * 1.2).to(x.dtype)
+
+
+def test_a_kernel_that_is_wrong_here_too_is_wrong(tmp_path):
+    """As where the check runs in the training's own process: the replay in the call's own precision is as wrong."""
+    with kernel("gelu", gelu_of_a_wrong_narrow_kernel):
+        for dtype in DTYPES:
+            found = verdicts(record(tmp_path / str(dtype), train(dtype)))["Functional.gelu.0.forward"]
+            assert found.verdict is Verdict.WRONG
+            assert found.notes[0].code is CheckCode.HOST_IS_OFF_TOO
+
+
+def test_cancellation_is_ill_conditioned_and_not_wrong(tmp_path):
+    """The sum of differences of nearly equal numbers: float32 leaves few right digits."""
+    torch.manual_seed(0)
+    x = torch.rand(4096) + 1
+    total = x.double().sum()
+
+    # The first term cancels the sum of the others up to the last digits of float32.
+    terms = torch.cat([-total.float().reshape(1), x])
+    dump = record(tmp_path / "dump", call(torch.sum, terms), level="L1")
+    found = verdicts(dump)["Torch.sum.0.forward"]
+    assert found.verdict in (Verdict.ILL_CONDITIONED, Verdict.RIGHT)
+    assert found.worst.amplification > 1e3
+
+
+def test_singular_vectors_of_another_sign_are_not_wrong(tmp_path):
+    torch.manual_seed(0)
+    dump = record(tmp_path / "dump", call(torch.linalg.svd, torch.randn(5, 5)), level="L1")
+    entry = "Torch.linalg_svd.0.forward"
+    assert verdicts(dump)[entry].verdict in (Verdict.RIGHT, Verdict.CANNOT_TELL)
+    for number in (0, 2):
+        file = next(dump.glob(f"dump_tensor_data/Torch.linalg_svd.0.forward.output.0.{number}.*"))
+        torch.save(-torch.load(file), file)
+    found = verdicts(dump)[entry]
+    assert (found.verdict, found.reason.code) == (Verdict.CANNOT_TELL, CheckCode.NOT_UNIQUE)
+
+
+def test_what_is_not_checked_has_a_reason(tmp_path):
+    ones = torch.ones(8)
+
+    def run(debugger):
+        with debugger.start():
+            torch.randn(4)
+            torch.nn.functional.dropout(ones, 0.5)
+
+    found = verdicts(record(tmp_path / "dump", run, level="L1"))
+    reasons = {name: each.reason.text for name, each in found.items()}
+    assert {each.verdict for each in found.values()} == {Verdict.CANNOT_TELL}
+    assert reasons["Torch.randn.0.forward"].endswith("it draws random numbers")
+    assert "random" in reasons["Functional.dropout.0.forward"]
+
+
+def test_which_calls_are_checked(healthy):
+    def chosen(**options):
+        return DumpCheck.of(healthy, CheckOptions(**options)).entries
+
+    assert set(chosen(white_list=["linear"])) == {entry for entry in chosen() if "linear" in entry}
+    assert not [entry for entry in chosen(black_list=["linear"]) if "linear" in entry]
+    assert chosen(white_list=["linear"], black_list=["linear"]) == []
+
+
+def test_equal_calls_are_checked_once(tmp_path):
+    def run(debugger):
+        with debugger.start():
+            for size in (3, 3, 4):
+                torch.add(torch.ones(size), 1)
+            torch.add(torch.ones(3), 2)
+
+    dump = record(tmp_path / "dump", run, level="L1")
+    found = DumpCheck.of(dump, CheckOptions(once_per_kind=True, white_list=["Torch.add"])).entries
+    assert found == ["Torch.add.0.forward", "Torch.add.2.forward", "Torch.add.3.forward"]
+
+
+# --- the command ------------------------------------------------------------------------------------------------
+
+
+def status(*arguments):
+    with pytest.raises(SystemExit) as ended:
+        main(["acc_check", *map(str, arguments)])
+    return ended.value.code
+
+
+def checked(dump, out, *options):
+    return status("-api_info", dump / "dump.json", "-o", out, "-n", "0", *options)
+
+
+def test_exit_status(healthy, tmp_path):
+    assert checked(healthy, tmp_path / "healthy") == 0
+    plant, _ = FAULTS["bias"]
+    with plant():
+        dump = record(tmp_path / "dump", train(torch.float32))
+    assert checked(dump, tmp_path / "faulty") == 1
+
+
+def test_no_dump(tmp_path, capsys):
+    assert status("-api_info", tmp_path / "dump.json") == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_nothing_to_check(tmp_path):
+    dump = record(tmp_path / "dump", call(torch.randn, 4), level="L1")
+    assert checked(dump, tmp_path / "out") == 2
+
+
+def test_a_damaged_tensor_costs_its_call(tmp_path):
+    dump = record(tmp_path / "dump", train(torch.float32))
+    found = verdicts(dump)
+    tensors = dump / "dump_tensor_data"
+    file = next(path for path in sorted(tensors.iterdir()) if "linear.0.forward.input" in path.name)
+    file.write_bytes(file.read_bytes()[:-7])
+    again = verdicts(dump)
+    lost = {name for name, each in again.items() if each.verdict is Verdict.CANNOT_TELL}
+    assert lost == {"Functional.linear.0.forward", "Functional.linear.0.backward"}
+    assert file.name in again["Functional.linear.0.forward"].reason.text
+    assert {name: each.verdict for name, each in again.items() if name not in lost} == {
+        name: each.verdict for name, each in found.items() if name not in lost
+    }
+
+
+def test_several_processes_give_the_same(healthy):
+    one = verdicts(healthy)
+    two = {found.entry: found for found in check_dump(healthy, workers=2)}
+    assert {name: (each.verdict, each.outputs) for name, each in two.items()} == {
+        name: (each.verdict, each.outputs) for name, each in one.items()
+    }
+
+
+@pytest.mark.slow
+def test_a_check_that_was_killed_goes_on(tmp_path):
+    dump = record(tmp_path / "dump", train(torch.float32))
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "msprobe_core", "acc_check", "-api_info", str(dump), "-o", str(out), "-n", "0"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 120
+        while not (files := list(out.glob(".acc_check_*"))) or files[0].stat().st_size < 4000:
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        os.kill(process.pid, signal.SIGKILL)
+    (journal,) = files
+    size = journal.stat().st_size
+    stamp = journal.name.removeprefix(".acc_check_").removesuffix(".journal")
+    assert checked(dump, out, "-csv_path", str(out / f"accuracy_checking_result_{stamp}.csv")) == 0
+    assert journal.stat().st_size > size
+    assert list(out.glob(".acc_check_*")) == [journal]
