@@ -79,6 +79,22 @@ class PublishedColumns(msgspec.Struct, frozen=True, kw_only=True):
     plain_status: str | None = None
     """What the published rules for one side say of it: pass, warning, error or SKIP."""
     plain_message: str = ""
+    standard: str | None = None
+    """The published standard for this dtype, a value of `msprobe_core.api_check.standards.Algorithm`."""
+    api_class: str | None = None
+    """Class of the API for the benchmark standard: L0, L1 or L2."""
+    benchmark_status: str | None = None
+    """Each of the following is pass or error by one standard; the replay in the call's own precision is the golden side
+    of those that need one."""
+    absolute_threshold_status: str | None = None
+    binary_status: str | None = None
+    ulp_status: str | None = None
+    thousandth_status: str | None = None
+    accumulative_status: str | None = None
+    single_benchmark_status: str | None = None
+    """Of the single benchmark of operator acceptance tests (ATK)."""
+    torch_testing_status: str | None = None
+    """Whether ``torch.testing.assert_close`` would accept it."""
 
 
 class OutputVerdict(msgspec.Struct, frozen=True, kw_only=True):
