@@ -191,7 +191,7 @@ class _Metrics:
 
 def _flat(values: Any) -> Array:
     if values.dtype.kind == "c":
-        return np.stack([np.ravel(values.real), np.ravel(values.imag)]).reshape(-1).astype(np.float64)
+        return np.concatenate([np.ravel(values.real), np.ravel(values.imag)]).astype(np.float64)
     return values.reshape(-1).astype(np.float64, copy=False)
 
 
