@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import click
 
 from msprobe_core.cli.acc_check import acc_check
+from msprobe_core.cli.api_precision_compare import api_precision_compare
 from msprobe_core.cli.calibrate import calibrate
 from msprobe_core.cli.compare import compare
 from msprobe_core.cli.confirm import confirm
@@ -30,6 +31,7 @@ def msprobe_register_commands() -> Sequence[click.Command]:
     """Offer all of them."""
     return [
         acc_check,
+        api_precision_compare,
         calibrate,
         compare,
         confirm,

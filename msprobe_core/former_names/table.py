@@ -156,7 +156,6 @@ ABSENT: Final = {
 # --- commands ----------------------------------------------------------------------------------------------------
 
 COMMANDS: Final = {
-    "api_precision_compare": API_CHECK,
     "code_mapping": CODE_MAPPING,
     "config_check": CONFIG_CHECK,
     "install_deps": EXTRA_DEPENDENCIES,

@@ -1,0 +1,446 @@
+"""The tables of ``acc_check`` in the published form: one with a row for each API, one with a row for each result.
+
+``accuracy_checking_result_{time}.csv`` has four columns, ``accuracy_checking_details_{time}.csv`` has 23, with the
+names, the byte order mark and the formats of numbers that `mindstudio-probe` 26.x writes. A cell that does not apply
+holds one space. Which cells apply follows from the published standard of the row; `Status` and `Message` are our
+verdict.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import polars as pl
+
+from msprobe_core.api_check.published import ERROR, PASS, SKIP, WARNING
+from msprobe_core.api_check.standards import Algorithm
+from msprobe_core.api_check.verdict import CallVerdict, OutputVerdict, PublishedColumns, Verdict
+from msprobe_core.errors import CompareError, StoreError, clip
+from msprobe_core.model import Phase
+from msprobe_core.report.escape import guarded
+from msprobe_core.report.sheet import Sheet, SheetColumn, SheetPart, write_book
+from msprobe_core.store.atomic_file import whole_file
+from msprobe_core.store.layout import create_file, make_directory
+from msprobe_core.untrusted.files import TooLargeError, read_plain
+
+BLANK = " "
+"""Content of a cell that does not apply."""
+
+NAME = "API Name"
+DTYPE = "DEVICE Dtype"
+BINARY_RATE = "二进制一致错误率"
+BALANCE = "误差均衡性"
+RMSE = "均方根误差"
+SMALL_SHARE = "小值域错误占比"
+MAX_RELATIVE = "相对误差最大值"
+MEAN_RELATIVE = "相对误差平均值"
+NON_FINITE_RATE = "inf/nan错误率"
+RELATIVE_RATE = "相对误差错误率"
+ABSOLUTE_RATE = "绝对误差错误率"
+ULP_SHARE = "ULP误差大于阈值占比"
+MESSAGE = "Message"
+
+DETAIL_COLUMNS = (
+    NAME, "Bench Dtype", DTYPE, "Shape", "余弦相似度", "最大绝对误差", "双百指标", "双千指标", "双万指标", BINARY_RATE,
+    BALANCE, RMSE, SMALL_SHARE, MAX_RELATIVE, MEAN_RELATIVE, NON_FINITE_RATE, RELATIVE_RATE, ABSOLUTE_RATE,
+    "ULP误差最大值", "ULP误差平均值", ULP_SHARE, "Status", MESSAGE,
+)  # fmt: skip
+RESULT_COLUMNS = ("API name", "Forward Test Success", "Backward Test Success", MESSAGE)
+
+RESULT_STEM, DETAIL_STEM = "accuracy_checking_result_", "accuracy_checking_details_"
+
+DECIMALS = 14
+
+MAX_BYTES = 1 << 30
+"""Largest table that is read, in bytes."""
+
+_BOM = "\ufeff"
+
+_ROW_NAME = re.compile(r"(?P<api>[^.]+(?:\.[^.]+)+\.\d+)\.(?P<phase>forward|backward)\.output\.\d+", re.ASCII)
+
+_ROWS_OF_STATUS = (ERROR, WARNING, PASS, SKIP)
+"""Statuses, the worst first; one that was not judged hides none that was."""
+
+
+class TableFormatError(CompareError):
+    """A table is not of the published form: give another file."""
+
+
+@dataclass(frozen=True)
+class PublishedFiles:
+    """Paths of the two tables."""
+
+    results: Path
+    details: Path
+
+    @classmethod
+    def of(cls, directory: Path, stamp: str) -> PublishedFiles:
+        """Return the paths for a time of 14 digits."""
+        return cls(directory / f"{RESULT_STEM}{stamp}.csv", directory / f"{DETAIL_STEM}{stamp}.csv")
+
+    @classmethod
+    def beside(cls, results: Path) -> PublishedFiles:
+        """Return the paths for a given table of results.
+
+        Raises:
+            TableFormatError: its name does not begin as that of such a table.
+        """
+        if not results.name.startswith(RESULT_STEM):
+            raise TableFormatError(f"{results}: its name must begin with {RESULT_STEM}; give a table of an earlier run")
+        return cls(results, results.with_name(DETAIL_STEM + results.name.removeprefix(RESULT_STEM)))
+
+
+class PublishedTables:
+    """Appends the rows of one API after the other to both tables, which are complete after each.
+
+    Attributes:
+        files: The two tables.
+        finished: APIs that were in the tables when they were opened.
+    """
+
+    def __init__(
+        self, files: PublishedFiles, *, dtype_prefix: str = "torch.", decimals: int = DECIMALS, resumes: bool = False
+    ) -> None:
+        """Create the tables, for their owner only, or open those of an earlier run.
+
+        Args:
+            files: The two tables; existing ones are replaced unless ``resumes``.
+            dtype_prefix: What frameworks write before a dtype, such as ``torch.``.
+            decimals: Number of decimals; 0 to 20.
+            resumes: Whether existing tables are continued. Rows of an API that is not in the table of results, and
+                lines without an end, are of a process that was killed, and are removed.
+
+        Raises:
+            StoreError: a table cannot be written.
+            TableFormatError: a table to be continued is missing, a symbolic link, or of another form.
+        """
+        self.files = files
+        self.finished: frozenset[str] = frozenset()
+        self._prefix, self._decimals = dtype_prefix, decimals
+        make_directory(files.results.parent)
+        if resumes:
+            self.finished = _restore(files)
+            self._streams = [_reopened(path) for path in (files.details, files.results)]
+        else:
+            self._streams = [create_file(path) for path in (files.details, files.results)]
+            self._write(csv_lines([DETAIL_COLUMNS], with_mark=True), csv_lines([RESULT_COLUMNS], with_mark=True))
+
+    def append(self, verdicts: Sequence[CallVerdict]) -> None:
+        """Append the rows of one API.
+
+        Args:
+            verdicts: Of its forward call, its backward call, or both.
+
+        Raises:
+            StoreError: they cannot be written.
+        """
+        rows = [row for verdict in verdicts for row in detail_rows(verdict, self._prefix, self._decimals)]
+        self._write(csv_lines(rows), csv_lines([result_row(verdicts)]))
+
+    def close(self) -> None:
+        """Close both tables."""
+        for stream in self._streams:
+            stream.close()
+
+    def _write(self, details: bytes, results: bytes) -> None:
+        try:
+            for stream, content in zip(self._streams, (details, results), strict=True):
+                stream.write(content)
+                stream.flush()
+        except OSError as error:
+            raise StoreError(f"{self.files.results}: cannot be written ({error.strerror}); free space") from error
+
+
+def write_published_tables(
+    verdicts: Iterable[CallVerdict], files: PublishedFiles, *, dtype_prefix: str = "torch.", decimals: int = DECIMALS
+) -> PublishedFiles:
+    """Write both tables at once, the APIs in the order of their first verdicts; return their paths.
+
+    Raises:
+        StoreError: a table cannot be written.
+    """
+    apis: dict[str, list[CallVerdict]] = {}
+    for verdict in verdicts:
+        apis.setdefault(verdict.api, []).append(verdict)
+    ordered = [sorted(own, key=lambda verdict: verdict.phase is Phase.BACKWARD) for own in apis.values()]
+    details = [row for own in ordered for verdict in own for row in detail_rows(verdict, dtype_prefix, decimals)]
+    make_directory(files.results.parent)
+    for path, header, rows in (
+        (files.details, DETAIL_COLUMNS, details),
+        (files.results, RESULT_COLUMNS, [result_row(own) for own in ordered]),
+    ):
+        with whole_file(path) as file:
+            file.write(csv_lines([header], with_mark=True) + csv_lines(rows))
+    return files
+
+
+def write_spreadsheets(files: PublishedFiles) -> PublishedFiles:
+    """Write both tables as spreadsheets beside the csv files; return their paths.
+
+    Raises:
+        TableFormatError: a csv file is not of the published form.
+        StoreError: a spreadsheet cannot be written.
+    """
+    return PublishedFiles(
+        _spreadsheet(files.results, RESULT_COLUMNS, read_rows(files.results, RESULT_COLUMNS)),
+        _spreadsheet(files.details, DETAIL_COLUMNS, read_rows(files.details, DETAIL_COLUMNS)),
+    )
+
+
+def _spreadsheet(path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, str]]) -> Path:
+    texts = dict.fromkeys(columns, pl.String)
+    cells = pl.DataFrame([[row[name] for name in columns] for row in rows], schema=texts, orient="row")
+    headers = [SheetColumn(name, 40 if name == columns[0] else 16) for name in columns]
+    target = path.with_suffix(".xlsx")
+    with whole_file(target) as file:
+        write_book(file, [Sheet("acc_check", headers, cells.height, [SheetPart(cells)])])
+    return target
+
+
+# --- rows -----------------------------------------------------------------------------------------------------------
+
+_OF_BENCHMARK = (BALANCE, RMSE, SMALL_SHARE, MAX_RELATIVE, MEAN_RELATIVE)
+_FILLED = {
+    Algorithm.BENCHMARK: _OF_BENCHMARK,
+    Algorithm.ABSOLUTE_THRESHOLD: (NON_FINITE_RATE, RELATIVE_RATE, ABSOLUTE_RATE),
+    Algorithm.BINARY: (BINARY_RATE,),
+    Algorithm.ULP: ("ULP误差最大值", "ULP误差平均值", ULP_SHARE),
+    Algorithm.THOUSANDTH: ("双千指标",),
+    Algorithm.ACCUMULATIVE: (BALANCE, NON_FINITE_RATE, RELATIVE_RATE, ABSOLUTE_RATE),
+}
+"""Columns of each standard. Cosine and largest absolute error are in every row."""
+
+_STATUS = {
+    Verdict.WRONG: ERROR, Verdict.SUSPECT: WARNING, Verdict.ILL_CONDITIONED: WARNING, Verdict.RIGHT: PASS,
+    Verdict.CANNOT_TELL: SKIP,
+}  # fmt: skip
+
+
+def status_of(verdict: Verdict, *, is_weak: bool = False) -> str:
+    """Return the published word for a verdict; a right one that most wrong results would have got too is a warning."""
+    return WARNING if verdict is Verdict.RIGHT and is_weak else _STATUS[verdict]
+
+
+def worst_status(statuses: Iterable[str]) -> str:
+    """Return the worst of several statuses; blank of none."""
+    found = set(statuses)
+    return next((status for status in _ROWS_OF_STATUS if status in found), BLANK)
+
+
+def detail_rows(verdict: CallVerdict, dtype_prefix: str = "torch.", decimals: int = DECIMALS) -> list[list[str]]:
+    """Return the rows of a call's results, one for each path: of the worst side, and the first of equal ones."""
+    word = "backward.output" if verdict.phase is Phase.BACKWARD else "forward.output"
+    worst: dict[str, OutputVerdict] = {}
+    for output in verdict.outputs:
+        known = worst.get(output.path)
+        if known is None or _ORDER[output.verdict] < _ORDER[known.verdict]:
+            worst[output.path] = output
+    return [
+        _detail_row(f"{verdict.api}.{word}.{index}", output, dtype_prefix, decimals)
+        for index, output in enumerate(worst.values())
+    ]
+
+
+_ORDER = {verdict: order for order, verdict in enumerate(Verdict)}
+
+
+def result_row(verdicts: Sequence[CallVerdict]) -> list[str]:
+    """Return the row of an API: the worst status of its forward and of its backward results, and why."""
+    messages: list[str] = []
+    cells = {Phase.FORWARD: BLANK, Phase.BACKWARD: BLANK}
+    for verdict in verdicts:
+        outputs = [status_of(each.verdict, is_weak=each.is_weak) for each in verdict.outputs]
+        status = worst_status(outputs) if outputs else status_of(verdict.verdict)
+        cells[verdict.phase] = status
+        if status != PASS:
+            reason = verdict.reason if verdict.worst is None else verdict.worst.reason
+            messages += [] if reason is None else [f"{verdict.phase.value}: {reason.text}"]
+    name = verdicts[0].api if verdicts else ""
+    return [_one_line(cell) for cell in (name, cells[Phase.FORWARD], cells[Phase.BACKWARD], "; ".join(messages))]
+
+
+def _detail_row(name: str, output: OutputVerdict, dtype_prefix: str, decimals: int) -> list[str]:
+    metrics = output.published
+    standard = Algorithm(metrics.standard) if metrics.standard else Algorithm.BENCHMARK
+    is_short = standard is Algorithm.BINARY or _is_short(metrics)
+    filled = {"余弦相似度", "最大绝对误差", *_FILLED[standard]}
+    if not is_short:
+        filled |= {"双百指标", "双千指标", "双万指标"}
+    values = {name: number(value, decimals) for name, value in _values(metrics).items() if name in filled}
+    status = status_of(output.verdict, is_weak=output.is_weak)
+    reason = "" if status == PASS else output.reason.text
+    message = reason if output.side == "recorded" or not reason else f"{output.side}: {reason}"
+    cells = {
+        NAME: name, "Bench Dtype": dtype_prefix + _golden_dtype(output.dtype), DTYPE: dtype_prefix + output.dtype,
+        "Shape": str(output.shape), "Status": status, MESSAGE: message,
+    }  # fmt: skip
+    return [_one_line((cells | values).get(column, BLANK)) for column in DETAIL_COLUMNS]
+
+
+def _one_line(cell: str) -> str:
+    """Return a cell without line breaks, so that a part of a row can be told from a whole one."""
+    return " ".join(cell.split()) if "\n" in cell or "\r" in cell else cell
+
+
+def _is_short(metrics: PublishedColumns) -> bool:
+    """Whether the published rules stop before the shares within a percentage, which are then left out."""
+    return metrics.max_absolute is not None and metrics.max_absolute < 0.001
+
+
+def _golden_dtype(dtype: str) -> str:
+    """Return the dtype of the oracle: float64 for floats, complex128 for complex numbers."""
+    if dtype.startswith("complex"):
+        return "complex128"
+    return "float64" if "float" in dtype else dtype
+
+
+def _values(metrics: PublishedColumns) -> Mapping[str, float | None]:
+    return {
+        "余弦相似度": metrics.cosine, "最大绝对误差": metrics.max_absolute, "双百指标": metrics.within_percent,
+        "双千指标": metrics.within_thousandth, "双万指标": metrics.within_ten_thousandth,
+        BINARY_RATE: metrics.binary_error_rate, BALANCE: metrics.error_balance, RMSE: metrics.rmse,
+        SMALL_SHARE: metrics.small_value_error_share, MAX_RELATIVE: metrics.max_relative,
+        MEAN_RELATIVE: metrics.mean_relative, NON_FINITE_RATE: metrics.non_finite_error_rate,
+        RELATIVE_RATE: metrics.relative_error_rate, ABSOLUTE_RATE: metrics.absolute_error_rate,
+        "ULP误差最大值": metrics.max_ulp, "ULP误差平均值": metrics.mean_ulp, ULP_SHARE: metrics.ulp_share,
+    }  # fmt: skip
+
+
+def number(value: float | None, decimals: int = DECIMALS) -> str:
+    """Return a number as published tables have it: fixed decimals, ``0`` for an exact zero, a blank for none."""
+    if value is None:
+        return BLANK
+    if value == 0:
+        return "0"
+    return f"{value:.{decimals}f}" if math.isfinite(value) else str(value)
+
+
+def csv_lines(rows: Iterable[Sequence[str]], *, with_mark: bool = False) -> bytes:
+    """Return rows as csv in UTF-8, safe to open in a spreadsheet.
+
+    Args:
+        rows: All of the same length.
+        with_mark: Whether a byte order mark comes first, by which spreadsheets recognise UTF-8.
+    """
+    lines = [list(row) for row in rows]
+    # One column, because each column costs a search of its own.
+    texts = pl.DataFrame({"text": [cell for line in lines for cell in line]}, schema={"text": pl.String})
+    cells = iter(guarded(texts)["text"].to_list())
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\n").writerows([next(cells) for _ in line] for line in lines)
+    text = _BOM + buffer.getvalue() if with_mark else buffer.getvalue()
+    return text.encode("utf-8", "backslashreplace")
+
+
+# --- reading --------------------------------------------------------------------------------------------------------
+
+
+def read_rows(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
+    """Read a table of the published form; columns that are not asked for are left out.
+
+    Raises:
+        TableFormatError: the file is missing, a symbolic link, no table, or lacks a column.
+    """
+    lines = _parsed(path)
+    if not lines:
+        raise TableFormatError(f"{path}: is empty; give a table of acc_check")
+    header = lines[0]
+    for name in columns:
+        if header.count(name) != 1:
+            problem = "has no column" if name not in header else "has several columns"
+            raise TableFormatError(f"{path}: {problem} '{name}'; give a table of acc_check as it was written")
+    places = [(name, header.index(name)) for name in columns]
+    rows: list[dict[str, str]] = []
+    for line, row in enumerate(lines[1:], start=2):
+        if len(row) != len(header):
+            raise TableFormatError(f"{path}: row {line} has {len(row)} cells, and the header has {len(header)}")
+        rows.append({name: row[place] for name, place in places})
+    return rows
+
+
+def split_row_name(name: str) -> tuple[str, Phase] | None:
+    """Return the API and the phase in ``Torch.mm.0.forward.output.1``; ``None`` if it has another form."""
+    match = _ROW_NAME.fullmatch(name)
+    return None if match is None else (match["api"], Phase(match["phase"]))
+
+
+def finished_apis(results: Path) -> frozenset[str]:
+    """Return the APIs that a table of results has.
+
+    Raises:
+        TableFormatError: see `read_rows`.
+    """
+    return frozenset(_plain(row[RESULT_COLUMNS[0]]) for row in read_rows(results, RESULT_COLUMNS))
+
+
+def _plain(name: str) -> str:
+    """Return a name without the apostrophe that keeps a spreadsheet from executing it."""
+    return name.removeprefix("'")
+
+
+def _parsed(path: Path, *, is_whole: bool = True) -> list[list[str]]:
+    """Return the lines of a csv file as cells; without the last one if the file may not be whole and it has no end.
+
+    Raises:
+        TableFormatError: it is missing, a symbolic link, too large, or no csv.
+    """
+    if path.is_symlink():
+        raise TableFormatError(f"{path}: is a symbolic link; give the file itself")
+    try:
+        content = read_plain(path, MAX_BYTES)
+        text = (content if is_whole else content[: content.rfind(b"\n") + 1]).decode("utf-8-sig")
+        return list(csv.reader(io.StringIO(text, newline=""), strict=True))
+    except TooLargeError as error:
+        raise TableFormatError(f"{path}: {error.strerror}") from error
+    except OSError as error:
+        raise TableFormatError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise TableFormatError(f"{path}: is no csv table in UTF-8 ({clip(str(error))})") from error
+
+
+# --- resuming -------------------------------------------------------------------------------------------------------
+
+
+def _restore(files: PublishedFiles) -> frozenset[str]:
+    """Remove what a killed process left in part; return the APIs that are finished.
+
+    Rows of an API are written to the details first, so an API is finished if the results have it.
+    """
+    results = _complete(files.results, RESULT_COLUMNS)
+    details = _complete(files.details, DETAIL_COLUMNS)
+    finished = frozenset(_plain(row[0]) for row in results)
+    kept = [row for row in details if (own := split_row_name(_plain(row[0]))) is not None and own[0] in finished]
+    for path, header, rows in ((files.results, RESULT_COLUMNS, results), (files.details, DETAIL_COLUMNS, kept)):
+        with whole_file(path) as file:
+            file.write(csv_lines([header], with_mark=True) + csv_lines(rows))
+    return finished
+
+
+def _complete(path: Path, columns: Sequence[str]) -> list[list[str]]:
+    lines = _parsed(path, is_whole=False)
+    header = lines[0] if lines else []
+    for name in columns:
+        if name not in header:
+            raise TableFormatError(f"{path}: has no column '{name}'; give a table of acc_check as it was written")
+    if tuple(header) != tuple(columns):
+        raise TableFormatError(f"{path}: has other columns than {', '.join(columns)}; it cannot be continued")
+    for line, row in enumerate(lines[1:], start=2):
+        if len(row) != len(columns):
+            raise TableFormatError(f"{path}: row {line} has {len(row)} cells, and the header has {len(columns)}")
+    return lines[1:]
+
+
+def _reopened(path: Path) -> BinaryIO:
+    try:
+        flags = os.O_WRONLY | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+        return os.fdopen(os.open(path, flags), "ab")
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be written ({error.strerror}); check its permissions") from error
