@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from msprobe_core.cli.show import show
+from msprobe_core.errors import clip, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -63,7 +64,7 @@ def api_precision_compare(*, target: Path, golden: Path, out_path: Path) -> int:
     for names, where in ((result.missing, golden), (result.unused, target)):
         if names:
             rest = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
-            click.echo(f"warning: {where} has no row {names[0]}{rest}; not compared", err=True)
+            click.echo(f"warning: {where} has no row {printable(clip(names[0]))}{rest}; not compared", err=True)
     show(partial(_print, result, results, details), f"it is in {details}")
     if not result.is_judged:
         return EXIT_FAILED
@@ -84,7 +85,7 @@ def _print(result: RatioResult, results: Path, details: Path, console: Console) 
     for row in wrong[:_MAX_SHOWN]:
         of = "" if row.excess is None else f", {row.excess:.3g} times its limit"
         reason = row.message.strip().replace("\n", "; ")
-        console.print(Text(f"  {row.name}{of}: {reason}"), soft_wrap=True)
+        console.print(Text(f"  {clip(row.name)}{of}: {reason}"), soft_wrap=True)
     if len(wrong) > _MAX_SHOWN:
         console.print(Text(f"  … and {len(wrong) - _MAX_SHOWN:,} more"))
     for word, path in (("Results", results), ("Details", details)):

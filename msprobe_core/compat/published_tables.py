@@ -12,7 +12,6 @@ import csv
 import io
 import math
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +19,12 @@ from typing import BinaryIO
 
 import polars as pl
 
+from msprobe_core import names
 from msprobe_core.api_check.published import ERROR, PASS, SKIP, WARNING
 from msprobe_core.api_check.standards import Algorithm
 from msprobe_core.api_check.verdict import CallVerdict, OutputVerdict, PublishedColumns, Verdict
 from msprobe_core.errors import CompareError, StoreError, clip
-from msprobe_core.model import Phase
+from msprobe_core.model import Phase, Role
 from msprobe_core.report.escape import guarded
 from msprobe_core.report.sheet import Sheet, SheetColumn, SheetPart, write_book
 from msprobe_core.store.atomic_file import whole_file
@@ -63,8 +63,6 @@ MAX_BYTES = 1 << 30
 """Largest table that is read, in bytes."""
 
 _BOM = "\ufeff"
-
-_ROW_NAME = re.compile(r"(?P<api>[^.]+(?:\.[^.]+)+\.\d+)\.(?P<phase>forward|backward)\.output\.\d+", re.ASCII)
 
 _ROWS_OF_STATUS = (ERROR, WARNING, PASS, SKIP)
 """Statuses, the worst first; one that was not judged hides none that was."""
@@ -368,8 +366,17 @@ def read_rows(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
 
 def split_row_name(name: str) -> tuple[str, Phase] | None:
     """Return the API and the phase in ``Torch.mm.0.forward.output.1``; ``None`` if it has another form."""
-    match = _ROW_NAME.fullmatch(name)
-    return None if match is None else (match["api"], Phase(match["phase"]))
+    api, *rest = name.rsplit(".", 3)
+    owner, _, number = api.rpartition(".")
+    if len(rest) < 3 or "." not in owner or not names.is_index(number):
+        return None
+    phase, role, index = rest
+    if phase not in _PHASES or role != Role.OUTPUT.value or not names.is_index(index):
+        return None
+    return api, Phase(phase)
+
+
+_PHASES = (Phase.FORWARD.value, Phase.BACKWARD.value)
 
 
 def finished_apis(results: Path) -> frozenset[str]:

@@ -338,6 +338,23 @@ _CONFIG = {
     "tensor": {"scope": [], "list": ["relu"], "data_mode": ["all"]}, "statistics": {"summary_mode": "md5"},
 }  # fmt: skip
 
+
+def _standards(directory: Path) -> None:
+    shutil.copy(TESTS.parent / "msprobe_core" / "api_check" / "standards.yaml", directory / "standards.yaml")
+
+
+def _use_standards(directory: Path) -> None:
+    from msprobe_core.api_check.standards import load_standards
+
+    load_standards(directory / "standards.yaml")
+
+
+def _accuracy_tables(directory: Path) -> None:
+    for name in ("target", "golden"):
+        lines = (TESTS / "data" / "api_precision_compare" / f"{name}.csv").read_bytes().splitlines(keepends=True)
+        (directory / f"{name}.csv").write_bytes(b"".join(lines[:12]))
+
+
 TARGETS = {
     "tensor": Target(["store/tensors", "store/tensor_source"], _tensor, one("x.npy")),
     "pt": Target(["store/pt_files", "store/tensor_source"], _pt, one("x.pt")),
@@ -410,6 +427,13 @@ TARGETS = {
         _results,
         _use_results,
         "[!tg]*/**/*",
+    ),
+    "standards": Target(["api_check/standards"], _standards, _use_standards),
+    "accuracy tables": Target(
+        ["compat/published_tables"],
+        _accuracy_tables,
+        command("api_precision_compare", "-npu", "{}/target.csv", "-gpu", "{}/golden.csv", "-o", "{}/out"),
+        "*.csv",
     ),
     "kernels": Target(["store/kernel_files"], _kernels, one("statistic.csv")),
     "monitors": Target(
