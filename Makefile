@@ -64,7 +64,7 @@ TORCH_TESTS := tests/contract/test_pytorch.py tests/e2e --ignore=tests/e2e/minds
 SECONDS ?= 600
 SEED ?= $(shell date +%s)
 
-.PHONY: fuzz test-lowest demo demo-cross demo-monitor demo-verl findings page test beside test-mindspore test-numpy-1 test-verl test-main test-slow slow-mindspore slow-others test-nightly test-torch \
+.PHONY: fuzz test-lowest demo demo-cross demo-monitor demo-verl findings standards page test beside test-mindspore test-numpy-1 test-verl test-main test-slow slow-mindspore slow-others test-nightly test-torch \
 	lint bench clean
 
 # $(call install,environment,dependency group,more constraints)
@@ -131,6 +131,10 @@ demo-monitor: $(READY)
 # Write docs/findings.md, the list of all findings, from their templates.
 findings: $(READY)
 	$(BIN)/python tests/support/finding_list.py
+
+# Write docs/standards.md, the published standards of single calls, from msprobe_core/api_check/standards.yaml.
+standards: $(READY)
+	$(BIN)/python tests/support/standards_page.py
 
 # Build the page of `msprobe view` from its source, with Node 20 or newer; commit the result. Users need neither of them.
 page:

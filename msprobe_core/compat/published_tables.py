@@ -21,7 +21,7 @@ import polars as pl
 
 from msprobe_core import names
 from msprobe_core.api_check.published import ERROR, PASS, SKIP, WARNING
-from msprobe_core.api_check.standards import Algorithm
+from msprobe_core.api_check.standards import Algorithm, standards
 from msprobe_core.api_check.verdict import CallVerdict, OutputVerdict, PublishedColumns, Verdict
 from msprobe_core.errors import CompareError, StoreError, clip
 from msprobe_core.model import Phase, Role
@@ -290,7 +290,7 @@ def _one_line(cell: str) -> str:
 
 def _is_short(metrics: PublishedColumns) -> bool:
     """Whether the published rules stop before the shares within a percentage, which are then left out."""
-    return metrics.max_absolute is not None and metrics.max_absolute < 0.001
+    return metrics.max_absolute is not None and metrics.max_absolute < standards().plain.max_absolute
 
 
 def _golden_dtype(dtype: str) -> str:

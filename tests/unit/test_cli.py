@@ -328,8 +328,8 @@ def test_plugins(run):
         "processors: fp8, hash, md5, sketch, statistics, xor",
         "writers: arrow, json",
         "readers: arrow, json",
-        "commands: acc_check, api_precision_compare, calibrate, compare, confirm, control, convert, data2db, estimate, ",
-        "export, graph, graph_visualize, ",
+        "commands: acc_check, api_precision_compare, calibrate, compare, confirm, control, convert, data2db, ",
+        "estimate, export, graph, graph_visualize, ",
         "kernel-dump, ",
         "merge_result, monitor, nan_analyze, overflow_check, plugins, verl, view",
     ):
