@@ -20,6 +20,7 @@ from msprobe_core.compare.structure import structure_dumps
 from msprobe_core.compare.tensor_pass import TensorMetrics
 from msprobe_core.findings import Finding, Level
 from msprobe_core.judge.columns import SKETCH_ERROR, Match
+from msprobe_core.judge.flow import identity_of
 from msprobe_core.judge.origins import is_flagged
 from msprobe_core.judge.row_findings import FINDINGS, SCHEMA, findings_of, said
 from msprobe_core.judge.statistics_columns import STATISTICS
@@ -230,7 +231,8 @@ def _values(rows: pl.DataFrame, calls: pl.DataFrame, sides: Sequence[str]) -> tu
     slot = pl.coalesce(*[_slot(side) for side in sides])
     metrics = [pl.col(name) for name in rows.columns if name.startswith(_METRIC)]
     numel = pl.coalesce(*[pl.col(f"numel_{side}") for side in sides])
-    own = {"slot": slot, "kind": kind, "identity": _identity(sides), "numel": numel}
+    identity = pl.coalesce(*[identity_of(f"_{side}") for side in sides])
+    own = {"slot": slot, "kind": kind, "identity": identity, "numel": numel}
     values = rows.select("call", "role", "verdict", FINDINGS, *metrics, **own, **described, **shown)
     floats = [name for name, kind in values.schema.items() if kind == pl.Float64]
     values = values.with_columns(pl.col(floats).round_sig_figs(_NUM_DIGITS)) if floats else values
@@ -259,22 +261,6 @@ def _slot(side: str, key_column: str = "key") -> pl.Expr:
     is_changed = name == pl.col(f"name_{side}")
     own = pl.when(is_changed).then(key.str.strip_prefix(".0")).otherwise(name).str.strip_prefix(".")
     return pl.when(own == "").then(pl.lit("value")).otherwise(own)
-
-
-_IDENTITY = ("numel", "max", "min", "mean", "norm", "checksum")
-
-
-def _identity(sides: Sequence[str]) -> pl.Expr:
-    """Return a number shared by equal tensors; null for values that many calls may produce, such as all zeros."""
-    found: list[pl.Expr] = []
-    for side in sides:
-        high, low, numel = (pl.col(f"{name}_{side}") for name in ("max", "min", "numel"))
-        is_plain = pl.when(numel > 1).then(high == low).otherwise(high.is_in([0.0, 1.0]))
-        has_values = high.is_not_null() | pl.col(f"checksum_{side}").is_not_null()
-        is_worth = (pl.col(f"kind_{side}") == RowKind.TENSOR.value) & has_values & ~is_plain.fill_null(False)
-        own = pl.struct([pl.col(f"{name}_{side}").alias(name) for name in _IDENTITY]).hash()
-        found.append(pl.when(is_worth).then(own))
-    return pl.coalesce(*found)
 
 
 def _is_bad(side: str) -> pl.Expr:

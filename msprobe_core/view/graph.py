@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import polars as pl
 
 from msprobe_core import names
+from msprobe_core.judge.flow import edges_of
 from msprobe_core.judge.row_findings import FINDINGS, findings_of
 from msprobe_core.model import Phase
 from msprobe_core.store.stack_text import frames_of_user
 from msprobe_core.view.calls import SIDES, Calls
 from msprobe_core.view.data import Graph, NodeKind, Number, Peers, Severity, Values, number, said_of, severity_of
-from msprobe_core.view.flow import edges_of
 from msprobe_core.view.tree import Tree, tree_of
 
 _OPTIMIZER = "optimizer"
@@ -84,7 +84,7 @@ def graph_of(own: Calls, peers: Mapping[str, Peers] | None = None) -> UnitGraph:
         stack=[-1 if call == -1 else stack_of[call] for call in tree.calls],
         rows=_rows(tree, own.values),
         communication=[None if peers is None else peers.get(name) for name in tree.names],
-        edges=edges_of(tree, own.values),
+        edges=edges_of(tree.parents, tree.calls, own.values),
         stacks=stacks,
         values=_values(own),
     )

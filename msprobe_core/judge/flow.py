@@ -6,26 +6,43 @@ of a disabled dropout, is attributed to the last of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import polars as pl
 
 from msprobe_core.model import Role
-from msprobe_core.view.tree import Tree
+from msprobe_core.store.frame import RowKind
 
 Edge = tuple[int, int, int]
-"""Producer and consumer, as nodes of the tree, and the row of the consumer's input in the values."""
+"""Producer and consumer, as nodes, and the row of the consumer's input in the values."""
+
+_IDENTITY = ("numel", "max", "min", "mean", "norm", "checksum")
 
 
-def edges_of(tree: Tree, values: pl.DataFrame) -> list[Edge]:
+def identity_of(suffix: str = "") -> pl.Expr:
+    """Return a number shared by equal tensors; null for values that many calls may produce, such as all zeros.
+
+    Args:
+        suffix: Of the frame's columns, such as ``_target`` for one of two sides.
+    """
+    high, low, numel = (pl.col(f"{name}{suffix}") for name in ("max", "min", "numel"))
+    is_plain = pl.when(numel > 1).then(high == low).otherwise(high.is_in([0.0, 1.0]))
+    has_values = high.is_not_null() | pl.col(f"checksum{suffix}").is_not_null()
+    is_worth = (pl.col(f"kind{suffix}") == RowKind.TENSOR.value) & has_values & ~is_plain.fill_null(False)
+    own = pl.struct([pl.col(f"{name}{suffix}").alias(name) for name in _IDENTITY]).hash()
+    return pl.when(is_worth).then(own)
+
+
+def edges_of(parents: Sequence[int], calls: Sequence[int], values: pl.DataFrame) -> list[Edge]:
     """Return the edges of a unit, ordered by consumer in execution order.
 
     Args:
-        tree: The unit's nodes; ``calls`` are rows of the frame that ``values`` refers to.
+        parents: Index of the enclosing node of each node, which precedes it; -1 at the top.
+        calls: Number of each node's call in execution order; -1 for nodes without a recorded call.
         values: With ``call``, ``role`` and ``identity``, in the order of calls.
     """
-    return _Search(tree, values).edges()
+    return _Search(parents, calls, values).edges()
 
 
 @dataclass
@@ -38,19 +55,19 @@ class _Pending:
 
 
 class _Search:
-    def __init__(self, tree: Tree, values: pl.DataFrame) -> None:
-        self._parents = tree.parents
-        num_calls = max(tree.calls, default=-1) + 1
+    def __init__(self, parents: Sequence[int], calls: Sequence[int], values: pl.DataFrame) -> None:
+        self._parents = parents
+        num_calls = max(calls, default=-1) + 1
         self._node_of = [-1] * num_calls
-        for node, call in enumerate(tree.calls):
+        for node, call in enumerate(calls):
             if call != -1:
                 self._node_of[call] = node
-        self._has_inner = [False] * len(tree.names)
+        self._has_inner = [False] * len(parents)
         starts = list(range(num_calls))
         start_of = dict(zip(self._node_of, starts, strict=True))
-        # Children follow their parents in the tree, so that the reverse order visits children first.
-        for node in range(len(tree.names) - 1, -1, -1):
-            parent = tree.parents[node]
+        # Nodes follow their parents, so that the reverse order visits children first.
+        for node in range(len(parents) - 1, -1, -1):
+            parent = parents[node]
             if parent != -1:
                 self._has_inner[parent] = True
                 start = start_of.get(node, num_calls)
