@@ -289,6 +289,20 @@ def finding_of(content: Mapping[str, Any]) -> Finding:
     return Finding(_code(content["code"]), Level(content["level"]), fields)
 
 
+def read_finding(text: str, content: Mapping[str, Any] | None) -> Finding:
+    """Return a finding of a file; its text alone if its code or fields are unknown to this release.
+
+    Args:
+        text: The finding as text.
+        content: What `content_of` has made of it, or what a file claims to be that; ``None`` if the file has none.
+    """
+    try:
+        found = noted(text) if content is None else finding_of(content)
+        return found if found.text else noted(text)
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
+        return noted(text)
+
+
 def _from_json(value: Any) -> Field:
     if isinstance(value, Mapping):
         return finding_of(cast("Mapping[str, Any]", value))

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from msprobe_core.errors import CompareError
-from msprobe_core.findings import Field, Finding, Level, finding_of, noted
+from msprobe_core.findings import Field, Finding, Level, noted, read_finding
 from msprobe_core.locate.result import LocateResult
 from msprobe_core.overflow.result import Evidence as Value
 from msprobe_core.overflow.result import OverflowResult
@@ -116,12 +116,7 @@ def read_location(path: Path) -> Location:
 
 
 def _known(text: str, said: Said | None) -> Finding:
-    """Return a finding of a file; its text alone if its code or fields are unknown to this release."""
-    try:
-        found = noted(text) if said is None else finding_of(msgspec.to_builtins(said))
-        return found if found.text else noted(text)
-    except (KeyError, TypeError, ValueError):
-        return noted(text)
+    return read_finding(text, None if said is None else msgspec.to_builtins(said))
 
 
 def _each(texts: Sequence[str], said: Sequence[Said]) -> list[Finding]:

@@ -1,0 +1,323 @@
+"""``acc_check.json`` and ``acc_check.parquet``: the checked calls of a dump, for programs and for the page.
+
+The first has all that is known, with the answer and the counts; the second has one row per output for data frames.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+import polars as pl
+
+from msprobe_core.api_check.verdict import (
+    CallVerdict,
+    Inputs,
+    Mutant,
+    OutputVerdict,
+    PublishedColumns,
+    Verdict,
+)
+from msprobe_core.errors import CompareError
+from msprobe_core.findings import read_finding, text_and_content
+from msprobe_core.model import Phase
+from msprobe_core.report.api_check_summary import CheckSummary
+from msprobe_core.store.atomic_file import whole_file, write_json
+from msprobe_core.store.layout import make_directory
+from msprobe_core.store.results import plain_result, refusal, refuse_foreign_json
+from msprobe_core.untrusted.files import read_plain
+from msprobe_core.untrusted.paths import shown
+
+CHECK_FILE = "acc_check.json"
+CHECK_TABLE = "acc_check.parquet"
+VERSION = 1
+
+_COMMAND = "msprobe acc_check"
+_MAX_BYTES = 1 << 30
+"""Largest file that is read: some 500,000 calls."""
+
+
+def refuse_foreign_checks(directory: Path) -> None:
+    """Check that writing the two files will not replace others; to be called before the work begins.
+
+    Raises:
+        StoreError: the directory holds a file of one of these names that this command has not written.
+    """
+    refuse_foreign_json(directory / CHECK_FILE, _COMMAND, ("version", "dump", "verdict", "calls"))
+    path = directory / CHECK_TABLE
+    if not (path.exists() or path.is_symlink()):
+        return
+    try:
+        columns = set(pl.read_parquet_schema(path))
+    except (OSError, pl.exceptions.PolarsError):
+        columns = set[str]()
+    if not columns >= {"entry", "call_verdict", "output"}:
+        raise refusal(path, _COMMAND)
+
+
+def write_checks(verdicts: Sequence[CallVerdict], directory: Path, *, dump: Path) -> list[Path]:
+    """Write ``acc_check.json`` and ``acc_check.parquet``; return their paths.
+
+    Args:
+        verdicts: One per call, in the order of the dump.
+        directory: Created if it is missing.
+        dump: The dump that was checked.
+
+    Raises:
+        StoreError: one cannot be written; no part of it is left.
+    """
+    make_directory(directory)
+    path, table = directory / CHECK_FILE, directory / CHECK_TABLE
+    write_json(path, check_content(verdicts, dump))
+    with whole_file(table) as file:
+        content = io.BytesIO()
+        check_table(verdicts).write_parquet(content)
+        file.write(content.getbuffer())
+    return [path, table]
+
+
+def check_content(verdicts: Sequence[CallVerdict], dump: Path) -> dict[str, Any]:
+    """Return the content of ``acc_check.json``, in JSON's types."""
+    summary = CheckSummary.of(verdicts)
+    weakness = summary.weakness
+    return {
+        "version": VERSION,
+        "dump": shown(str(dump)),
+        "verdict": summary.verdict.value,
+        **text_and_content("headline", summary.headline),
+        "counts": {verdict.value: num for verdict, num in summary.counts.items()},
+        **text_and_content("weakness", weakness),
+        "num_weak": len(summary.weak),
+        "not_checked": [
+            {"count": group.count, "first": group.first, **text_and_content("reason", group.reason)}
+            for group in summary.not_checked
+        ],
+        "by_effect": [call.entry for call in summary.ranked],
+        "calls": [_call_content(call) for call in verdicts],
+    }
+
+
+def _call_content(call: CallVerdict) -> dict[str, Any]:
+    return {
+        "entry": call.entry,
+        "api": call.api,
+        "phase": call.phase.value,
+        "verdict": call.verdict.value,
+        "inputs": call.inputs.value,
+        "seed": call.seed,
+        "stage": call.stage,
+        "position": call.position,
+        "reach": call.reach,
+        "seconds": round(call.seconds, 4),
+        **text_and_content("reason", call.reason),
+        **text_and_content("notes", call.notes),
+        "outputs": [_output_content(output) for output in call.outputs],
+    }
+
+
+def _output_content(output: OutputVerdict) -> dict[str, Any]:
+    plain = {name: plain_result(getattr(output, name)) for name in _PLAIN}
+    return {
+        **plain,
+        **text_and_content("reason", output.reason),
+        "is_weak": output.is_weak,
+        "published": {name: plain_result(value) for name, value in _published(output).items()},
+    }
+
+
+_PLAIN = (
+    "path", "side", "dtype", "shape", "verdict", "error", "rounding", "condition", "own_error", "times",
+    "amplification", "worst_index", "bias", "applied", "accepted",
+)  # fmt: skip
+
+
+def _published(output: OutputVerdict) -> dict[str, Any]:
+    """Return the published columns that have a value."""
+    every = {name: getattr(output.published, name) for name in PublishedColumns.__struct_fields__}
+    return {name: value for name, value in every.items() if value not in (None, "")}
+
+
+# --- as a table ---------------------------------------------------------------------------------------------------
+
+
+def check_table(verdicts: Sequence[CallVerdict]) -> pl.DataFrame:
+    """Return one row per output, and one for each call without any, in the order of the dump."""
+    rows = [
+        {**_call_cells(call), **({} if output is None else _output_cells(output))}
+        for call in verdicts
+        for output in (call.outputs or (None,))
+    ]
+    return pl.DataFrame(rows, schema=_SCHEMA, orient="row")
+
+
+_PUBLISHED: dict[str, Any] = {
+    name: pl.String if name.startswith("plain_") else pl.Float64 for name in PublishedColumns.__struct_fields__
+}
+_SCHEMA: dict[str, Any] = {
+    "entry": pl.String, "api": pl.String, "phase": pl.String, "call_verdict": pl.String, "inputs": pl.String,
+    "seed": pl.Int64, "stage": pl.Int64, "position": pl.Int64, "reach": pl.Int64, "seconds": pl.Float64,
+    "not_checked": pl.String, "output": pl.String, "side": pl.String, "dtype": pl.String, "shape": pl.String,
+    "verdict": pl.String, "reason": pl.String, "error": pl.Float64, "rounding": pl.Float64, "condition": pl.Float64,
+    "own_error": pl.Float64, "times": pl.Float64, "amplification": pl.Float64, "worst_index": pl.String,
+    "bias": pl.Float64, "applied": pl.String, "accepted": pl.String, "is_weak": pl.Boolean, **_PUBLISHED,
+}  # fmt: skip
+
+
+def _call_cells(call: CallVerdict) -> dict[str, Any]:
+    return {
+        "entry": shown(call.entry), "api": shown(call.api), "phase": call.phase.value,
+        "call_verdict": call.verdict.value, "inputs": call.inputs.value, "seed": call.seed, "stage": call.stage,
+        "position": call.position, "reach": call.reach, "seconds": call.seconds,
+        "not_checked": None if call.reason is None else shown(call.reason.text),
+    }  # fmt: skip
+
+
+def _output_cells(output: OutputVerdict) -> dict[str, Any]:
+    return {
+        "output": shown(output.path), "side": output.side, "dtype": output.dtype, "shape": str(list(output.shape)),
+        "verdict": output.verdict.value, "reason": shown(output.reason.text), "error": output.error,
+        "rounding": output.rounding, "condition": output.condition, "own_error": output.own_error,
+        "times": output.times, "amplification": output.amplification,
+        "worst_index": None if output.worst_index is None else str(list(output.worst_index)), "bias": output.bias,
+        "applied": ",".join(output.applied), "accepted": ",".join(output.accepted), "is_weak": output.is_weak,
+        **_published(output),
+    }  # fmt: skip
+
+
+# --- reading ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedDump:
+    """The content of an ``acc_check.json``.
+
+    Attributes:
+        dump: The dump that was checked, as the file names it.
+        verdicts: One per call, in the order of the dump.
+    """
+
+    dump: str
+    verdicts: Sequence[CallVerdict]
+
+
+_Number: TypeAlias = float | str | None
+_Content: TypeAlias = dict[str, Any] | None
+
+
+class _Output(msgspec.Struct, frozen=True):
+    path: str
+    verdict: Verdict
+    reason: str
+    side: str = "recorded"
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    reason_finding: _Content = None
+    error: _Number = None
+    rounding: _Number = None
+    condition: _Number = None
+    own_error: _Number = None
+    times: _Number = None
+    amplification: _Number = None
+    worst_index: tuple[int, ...] | None = None
+    bias: _Number = None
+    applied: tuple[Mutant, ...] = ()
+    accepted: tuple[Mutant, ...] = ()
+    published: dict[str, float | str] = {}
+
+
+class _Call(msgspec.Struct, frozen=True):
+    entry: str
+    verdict: Verdict
+    api: str = ""
+    phase: Phase = Phase.FORWARD
+    inputs: Inputs = Inputs.RECORDED
+    seed: int | None = None
+    stage: int = 1
+    position: int = 0
+    reach: int | None = None
+    seconds: float = 0.0
+    reason: str | None = None
+    reason_finding: _Content = None
+    notes: tuple[str, ...] = ()
+    notes_finding: tuple[dict[str, Any], ...] = ()
+    outputs: tuple[_Output, ...] = ()
+
+
+class _File(msgspec.Struct, frozen=True):
+    version: int
+    dump: str
+    calls: tuple[_Call, ...]
+
+
+def read_checks(path: Path) -> CheckedDump:
+    """Read an ``acc_check.json``, which anybody may have written.
+
+    Counts and order are not taken from the file, since they follow from the calls.
+
+    Raises:
+        CompareError: it cannot be read, is damaged, or of a later version.
+    """
+    try:
+        found = msgspec.json.decode(read_plain(path, _MAX_BYTES), type=_File)
+        verdicts = [_verdict(call) for call in found.calls]
+    except OSError as error:
+        raise CompareError(f"{path}: cannot be read ({error.strerror})") from error
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise CompareError(f"{path}: is not what {_COMMAND} writes ({error}); run it again") from error
+    if found.version != VERSION:
+        raise CompareError(f"{path}: is of version {found.version}, and {VERSION} is known; run {_COMMAND} again")
+    return CheckedDump(dump=found.dump, verdicts=verdicts)
+
+
+def _verdict(call: _Call) -> CallVerdict:
+    contents: list[_Content] = [*call.notes_finding, *([None] * len(call.notes))]
+    return CallVerdict(
+        entry=call.entry, api=call.api, phase=call.phase, verdict=call.verdict, inputs=call.inputs, seed=call.seed,
+        outputs=tuple(map(_output, call.outputs)),
+        reason=None if call.reason is None else read_finding(call.reason, call.reason_finding), stage=call.stage,
+        notes=tuple(map(read_finding, call.notes, contents)), position=call.position, reach=call.reach,
+        seconds=call.seconds,
+    )  # fmt: skip
+
+
+def _output(output: _Output) -> OutputVerdict:
+    return OutputVerdict(
+        path=output.path, side=output.side, dtype=output.dtype, shape=output.shape, verdict=output.verdict,
+        reason=read_finding(output.reason, output.reason_finding), error=_required(output.error),
+        rounding=_required(output.rounding), condition=_required(output.condition), own_error=_number(output.own_error),
+        times=_required(output.times), amplification=_number(output.amplification), worst_index=output.worst_index,
+        bias=_number(output.bias), applied=output.applied, accepted=output.accepted,
+        published=_published_of(output.published),
+    )  # fmt: skip
+
+
+_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def _number(value: _Number) -> float | None:
+    if isinstance(value, str):
+        if value not in _NOT_FINITE:
+            raise ValueError(f"a number is the text {value[:40]!r}")
+        return _NOT_FINITE[value]
+    return value
+
+
+def _required(value: _Number) -> float:
+    number = _number(value)
+    return math.nan if number is None else number
+
+
+def _published_of(found: Mapping[str, float | str]) -> PublishedColumns:
+    """Return the published columns that this release knows."""
+    known = {name: value for name, value in found.items() if name in _PUBLISHED}
+    return PublishedColumns(
+        **{
+            name: str(value) if name.startswith("plain_") else _number(value)  # pyright: ignore[reportArgumentType]
+            for name, value in known.items()
+        }
+    )
