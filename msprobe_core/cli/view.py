@@ -71,7 +71,8 @@ def view(**given: Any) -> int:
     """Show the run in SUBJECT, or where it diverges from the trusted run in GOLDEN, on one page.
 
     SUBJECT is a dump, a rank's, a step's or a run's directory; or the directory of a result of `msprobe locate` or
-    `compare`, which names its two runs itself. The page is one file that needs neither network nor server.
+    `compare`, which names its two runs itself, or of `msprobe acc_check`, which names its dump. The page is one file
+    that needs neither network nor server.
 
     Exit status: 0 if there is a page of everything that was requested, 2 if not: there is none, or there is one that
     says which dump ended early, is damaged or missing.
@@ -129,7 +130,8 @@ def built(subject: Subject, asked: Asked, cache: GraphCache) -> ViewData:
     from msprobe_core.view.build import build
 
     with progress_bar("looked at") as progress:
-        return build(subject.target, subject.golden, cache, _options(subject, asked), subject.location, progress)
+        options = _options(subject, asked)
+        return build(subject.target, subject.golden, cache, options, subject.location, progress, subject.checks)
 
 
 def _options(subject: Subject, asked: Asked) -> ViewOptions:

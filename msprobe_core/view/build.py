@@ -34,8 +34,10 @@ from msprobe_core.store.reading import check_exists, is_dump, read_dump
 from msprobe_core.store.runs import steps_of_run, units_of_step
 from msprobe_core.untrusted.paths import shown
 from msprobe_core.view.calls import GOLDEN_MARK, Calls
+from msprobe_core.view.checks import CheckFile, check_files_of, checks_alone, shown_checks, verdict_with
 from msprobe_core.view.communication import Communication
 from msprobe_core.view.data import (
+    CheckedDump,
     Counts,
     Culprit,
     Graph,
@@ -109,6 +111,7 @@ def build(
     options: ViewOptions | None = None,
     location: Location | None = None,
     progress: ViewProgress | None = None,
+    checks: Path | None = None,
 ) -> ViewData:
     """Build the data of a page; graphs go to ``cache``, and are null in the result.
 
@@ -119,6 +122,8 @@ def build(
         options: What to show.
         location: Result of an earlier search; if ``None``, the search runs here.
         progress: Called after each unit.
+        checks: An ``acc_check.json`` of one of the dumps, in addition to those that lie next to dumps; the target
+            itself if its dump is missing.
 
     Raises:
         CompareError: the target is empty, or the two have nothing in common.
@@ -128,9 +133,11 @@ def build(
     """
     options = options or ViewOptions()
     check_exists(target)
+    if checks is not None and target == checks:
+        return checks_alone(checks)
     if any(holds_monitored_alone(path) for path in (target, golden) if path is not None):
         return monitored_data(target, golden, options.locate.chosen)
-    builder = _Builder(cache, options, progress or _tell_nobody)
+    builder = _Builder(cache, options, progress or _tell_nobody, checks)
     if golden is None:
         return builder.of_run(target)
     return builder.of_pair(target, golden, location)
@@ -141,8 +148,12 @@ def _tell_nobody(done: int, total: int, label: str) -> None:
 
 
 class _Builder:
-    def __init__(self, cache: GraphCache, options: ViewOptions, progress: ViewProgress) -> None:
+    def __init__(
+        self, cache: GraphCache, options: ViewOptions, progress: ViewProgress, checks: Path | None = None
+    ) -> None:
         self._cache = cache
+        self._given_checks = checks
+        self._checks: list[CheckFile] = []
         self._options = options
         self._progress = progress
         self._overview = Overview()
@@ -169,6 +180,8 @@ class _Builder:
         self._culprits = [] if found is None else overflow_culprits(found, self._places)
         incomplete = self._incomplete if found is None else found.incomplete
         verdict = overflow_verdict(found, self._counts, incomplete, has_values=self._has_values)
+        self._read_checks(target, [task.target for task in tasks])
+        verdict = verdict_with(verdict, self._checks)
         return self._data(Kind.DUMP, target, None, verdict, {})
 
     def _read_all(self, tasks: Sequence[DumpTask]) -> None:
@@ -216,6 +229,7 @@ class _Builder:
         self._said.update(note.text for note in location.noted())
         self._add_all(tasks)
         self._notes = [*map(noted, pairing.missing), *location.noted(), *self._notes]
+        self._read_checks(target, [task.target for task in tasks])
         commands = {"confirm": _CONFIRM} if self._keeps_tensors else {}
         return self._data(Kind.COMPARISON, target, golden, verdict_of(location, self._counts), commands)
 
@@ -328,6 +342,27 @@ class _Builder:
             except DumpError as error:  # noqa: PERF203  # reading a tensor costs more than the try
                 self._notes.append(Finding(ViewCode.NO_MAP, fields={"entry": node, "slot": slot, "why": str(error)}))
 
+    # --- checked calls ------------------------------------------------------------------------------------------------
+
+    def _read_checks(self, target: Path, units: Sequence[Path]) -> None:
+        """Read the checks of the units; problems with files that were not asked for become notes."""
+        given = [] if self._given_checks is None else [self._given_checks]
+        for path in dict.fromkeys([*given, *check_files_of(target, units)]):
+            try:
+                self._checks.append(CheckFile.read(path))
+            except CompareError as error:  # noqa: PERF203  # there are a few files at most
+                if path in given:
+                    raise
+                self._notes.append(Finding(ViewCode.NO_CHECKS, fields={"why": str(error)}))
+
+    def _checked(self) -> list[CheckedDump]:
+        places = [Path(unit.paths[0]) for unit in self._units]
+        units = {
+            (place if place.is_dir() else place.parent).resolve(): number
+            for number, place in reversed(list(enumerate(places)))
+        }
+        return [shown_checks(file, units) for file in self._checks]
+
     # --- the document -------------------------------------------------------------------------------------------------
 
     def _data(
@@ -356,6 +391,7 @@ class _Builder:
             trends=trends,
             tensors=self._maps,
             monitor=None if monitored is None else monitored.dashboard,
+            checked=self._checked(),
             commands=dict(commands),
             notes=notes,
         )

@@ -514,6 +514,81 @@ class Dashboard(msgspec.Struct, frozen=True):
     coverage: Sequence[CoverageRow] = ()
 
 
+class CheckedOutput(msgspec.Struct, frozen=True):
+    """One output of a checked call, or one gradient of its inputs; see `msprobe_core.api_check.verdict.OutputVerdict`.
+
+    ``published`` has those columns of published standards that have a value.
+    """
+
+    path: str
+    side: str
+    dtype: str
+    shape: Sequence[int]
+    verdict: str
+    reason: Text
+    error: Number
+    rounding: Number
+    condition: Number
+    own_error: Number
+    times: Number
+    amplification: Number
+    worst: Sequence[int] | None
+    bias: Number
+    applied: Sequence[str]
+    accepted: Sequence[str]
+    published: dict[str, Number]
+
+
+class CheckedCall(msgspec.Struct, frozen=True):
+    """One checked call; see `msprobe_core.api_check.verdict.CallVerdict`.
+
+    Attributes:
+        entry: Its name in the dump and in the graph.
+        verdict: ``wrong``, ``suspect``, ``ill_conditioned``, ``right`` or ``cannot_tell``.
+        inputs: What it was replayed with.
+        seed: Of made inputs.
+        reach: Number of later calls that use its result; ``None`` if unknown.
+        is_weak: Whether it is right and the check would have accepted most wrong results too.
+        reason: Why it was not checked; empty if it was.
+        notes: Further findings.
+        outputs: The largest error first.
+    """
+
+    entry: str
+    verdict: str
+    inputs: str
+    seed: int | None
+    reach: int | None
+    is_weak: bool
+    reason: Text
+    notes: Sequence[Text]
+    outputs: Sequence[CheckedOutput]
+
+
+class CheckedDump(msgspec.Struct, frozen=True):
+    """The calls of one dump, each checked by itself.
+
+    Attributes:
+        unit: Index in ``units``; ``None`` if the page lacks the dump.
+        dump: Path of the dump, as commands name it.
+        headline: The answer in one sentence.
+        counts: Number of calls by verdict.
+        weak: Number of right calls that the check hardly proves.
+        reasons: Why calls were not checked, with their number, the most frequent first.
+        calls: Those that are not right by their effect, then the others in the order of the dump.
+        command: Writes a reproducer; ``{entry}`` stands for the call, to be quoted for a shell.
+    """
+
+    unit: int | None
+    dump: str
+    headline: Text
+    counts: dict[str, int]
+    weak: int
+    reasons: Sequence[tuple[Text, int]]
+    calls: Sequence[CheckedCall]
+    command: str
+
+
 class ViewData(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a page shows.
 
@@ -532,6 +607,7 @@ class ViewData(msgspec.Struct, frozen=True, kw_only=True):
         trends: Statistics over steps, for values that represent the layers.
         tensors: Where in tensors the errors are.
         monitor: A monitored training at a glance; ``None`` if there is none.
+        checked: Dumps whose calls were checked one by one.
         commands: Commands for further investigation, by purpose; ``{target}``, ``{golden}`` and ``{node}`` stand for
             the paths of a unit and the name of a node, to be quoted for a shell.
         notes: Notes about the data.
@@ -551,6 +627,7 @@ class ViewData(msgspec.Struct, frozen=True, kw_only=True):
     trends: Sequence[Trend] = ()
     tensors: Sequence[TensorMap] = ()
     monitor: Dashboard | None = None
+    checked: Sequence[CheckedDump] = ()
     commands: dict[str, str] = {}
     notes: Sequence[Text] = ()
 

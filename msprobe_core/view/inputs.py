@@ -8,12 +8,15 @@ from typing import TypeVar
 
 import msgspec
 
-from msprobe_core.errors import CompareError
+from msprobe_core.errors import CompareError, DumpError
+from msprobe_core.report.api_check_files import CHECK_FILE
 from msprobe_core.report.locate_file import LOCATE_FILE
 from msprobe_core.report.summary import SUMMARY_FILE
-from msprobe_core.store.reading import check_exists
+from msprobe_core.store.reading import check_exists, is_dump
+from msprobe_core.store.runs import steps_of_run, units_of_step
 from msprobe_core.untrusted.files import read_plain
 from msprobe_core.untrusted.paths import path_of
+from msprobe_core.view.checks import CheckFile
 from msprobe_core.view.suspects import Location, read_location
 
 
@@ -25,11 +28,13 @@ class Subject:
         target: A run, a step, a rank's directory or a dump.
         golden: The trusted run; ``None`` to view one run.
         location: Result of a search; ``None`` if the search is still to be run.
+        checks: The ``acc_check.json`` that names the target; ``None`` if none does. Its dump may be missing.
     """
 
     target: Path
     golden: Path | None = None
     location: Location | None = None
+    checks: Path | None = None
 
 
 class _Sides(msgspec.Struct, frozen=True):
@@ -47,8 +52,8 @@ def subject_of(path: Path, golden: Path | None = None) -> Subject:
     """Determine what to view.
 
     Args:
-        path: A run, a step, a rank's directory or a dump; or a result of ``msprobe compare`` or ``locate``: its
-            directory, ``locate.json`` or ``summary.json``.
+        path: A run, a step, a rank's directory or a dump; or a result of ``msprobe compare``, ``locate`` or
+            ``acc_check``: its directory, ``locate.json``, ``summary.json`` or ``acc_check.json``.
         golden: The trusted run.
 
     Raises:
@@ -60,6 +65,8 @@ def subject_of(path: Path, golden: Path | None = None) -> Subject:
     result = _result_in(path)
     if result is None:
         return Subject(path)
+    if result.name == CHECK_FILE:
+        return Subject(CheckFile.read(result).dump or result, checks=result)
     if result.name == LOCATE_FILE:
         found = read_location(result)
         return Subject(*_sides(result, found.target, found.golden), found)
@@ -79,11 +86,24 @@ def requested(path: Path) -> Subject:
 
 
 def _result_in(path: Path) -> Path | None:
-    """Return the result file in a directory; ``None`` if there is none. A search result is preferred to a summary."""
-    names = (LOCATE_FILE, SUMMARY_FILE)
+    """Return the result file in a directory; ``None`` if there is none. A search result is preferred to others.
+
+    Checks that lie in a run are shown with the run.
+    """
+    names = (LOCATE_FILE, SUMMARY_FILE, CHECK_FILE)
     if path.is_file():
         return path if path.name in names else None
-    return next((path / name for name in names if (path / name).is_file()), None)
+    found = next((path / name for name in names if (path / name).is_file()), None)
+    return None if found is not None and found.name == CHECK_FILE and _holds_dumps(path) else found
+
+
+def _holds_dumps(path: Path) -> bool:
+    if is_dump(path) or steps_of_run(path)[0]:
+        return True
+    try:
+        return bool(units_of_step(path).units)
+    except DumpError:
+        return False
 
 
 def _sides(result: Path, target: str, golden: str) -> tuple[Path, Path]:

@@ -588,7 +588,8 @@ DESCRIBED = {
     "Unit": data_types.Unit, "Layer": data_types.Layer, "Heat": data_types.Heat, "Trend": data_types.Trend,
     "MicroHeat": data_types.MicroHeat, "Dashboard": data_types.Dashboard, "MonitorRows": data_types.MonitorRows,
     "MonitorMap": data_types.MonitorMap, "MonitorEvent": data_types.MonitorEvent,
-    "CoverageRow": data_types.CoverageRow,
+    "CoverageRow": data_types.CoverageRow, "CheckedDump": data_types.CheckedDump,
+    "CheckedCall": data_types.CheckedCall, "CheckedOutput": data_types.CheckedOutput,
     "TensorMap": data_types.TensorMap, "Graph": Graph, "Peers": data_types.Peers, "Values": data_types.Values,
 }  # fmt: skip
 
