@@ -147,7 +147,7 @@ def _at(output: OutputVerdict) -> str:
 
 def _next_lines(summary: CheckSummary, dump: Path, *, has_script: bool) -> Iterator[str]:
     if summary.verdict in (Verdict.WRONG, Verdict.SUSPECT) and not has_script:
-        command = script_command(dump, summary.ranked[0].entry)
+        command = script_command(str(dump), summary.ranked[0].entry)
         yield f"Next: {Finding(CheckReportCode.NEXT_SCRIPT, fields={'command': command})}"
     elif not summary.counts[Verdict.RIGHT] and _lacks_tensors(summary):
         command = f"msprobe acc_check -api_info {dump}"

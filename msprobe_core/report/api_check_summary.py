@@ -6,7 +6,6 @@ import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from msprobe_core.api_check.verdict import CallVerdict, Mutant, OutputVerdict, Verdict, by_effect, worst_of
 from msprobe_core.findings import Finding, Level, noted
@@ -121,9 +120,9 @@ def direction(output: OutputVerdict) -> Finding | None:
     return Finding(CheckReportCode.DIRECTION, fields={"bias": output.bias})
 
 
-def script_command(dump: Path, entry: str) -> str:
-    """Return the command that writes the reproducer of a call."""
-    return shlex.join(["msprobe", "acc_check", "-api_info", str(dump), "--script", entry])
+def script_command(dump: str, *entries: str) -> str:
+    """Return the command that writes the reproducer of a call; without a call, what precedes its name."""
+    return shlex.join(["msprobe", "acc_check", "-api_info", dump, "--script", *entries])
 
 
 def _headline(counts: Mapping[Verdict, int], ranked: Sequence[CallVerdict]) -> Finding:

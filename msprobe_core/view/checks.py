@@ -99,7 +99,7 @@ def shown_checks(file: CheckFile, units: Mapping[Path, int]) -> ShownDump:
         weak=len(weak),
         reasons=[(said_of(group.reason), group.count) for group in summary.not_checked],
         calls=[_call(call, is_weak=id(call) in weak) for call in calls],
-        command=script_command(Path(file.content.dump), "ENTRY").replace("ENTRY", "{entry}"),
+        command=f"{script_command(file.content.dump)} {{entry}}",
     )
 
 

@@ -205,6 +205,52 @@ export interface Dashboard {
   coverage: CoverageRow[];
 }
 
+export type CheckVerdict = "wrong" | "suspect" | "ill_conditioned" | "right" | "cannot_tell";
+
+export interface CheckedOutput {
+  path: string;
+  side: string;
+  dtype: string;
+  shape: number[];
+  verdict: CheckVerdict;
+  reason: Said;
+  error: Num;
+  rounding: Num;
+  condition: Num;
+  own_error: Num;
+  times: Num;
+  amplification: Num;
+  worst: number[] | null;
+  bias: Num;
+  applied: string[];
+  accepted: string[];
+  published: Record<string, Num>;
+}
+
+export interface CheckedCall {
+  entry: string;
+  verdict: CheckVerdict;
+  inputs: string;
+  seed: number | null;
+  reach: number | null;
+  is_weak: boolean;
+  reason: Said;
+  notes: Said[];
+  outputs: CheckedOutput[];
+}
+
+/** The calls of one dump, each checked by itself: those that are not right first, by their effect. */
+export interface CheckedDump {
+  unit: number | null;
+  dump: string;
+  headline: Said;
+  counts: Record<CheckVerdict, number>;
+  weak: number;
+  reasons: [Said, number][];
+  calls: CheckedCall[];
+  command: string;
+}
+
 export interface ViewData {
   format: string;
   version: number;
@@ -220,6 +266,7 @@ export interface ViewData {
   trends: Trend[];
   tensors: TensorMap[];
   monitor?: Dashboard | null;
+  checked?: CheckedDump[];
   commands: Record<string, string>;
   notes: Said[];
 }

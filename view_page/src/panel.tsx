@@ -3,7 +3,7 @@ import { useVirtualizer } from "@tanstack/react-virtual";
 import { type ReactNode, useMemo, useRef, useState } from "react";
 import { type Num, type Values, show as shown, toNumber } from "./data";
 import { Shape, Symbol } from "./icons";
-import { CopyButton, Command, Name, Over, VERDICT_TEXT } from "./parts";
+import { CopyButton, Command, Name, Over, VERDICT_TEXT, shellWord } from "./parts";
 import { expandBelow, jump, setMatches, show, unitName, useFindings, useStore, useText } from "./store";
 import type { TextKey } from "./texts";
 import { type Tree, type Verdict, verdictOf } from "./tree";
@@ -181,11 +181,6 @@ function Commands({ name }: { name: string }): ReactNode {
   const told = commands.filter((command) => command.length > 0);
   if (told.length === 0) return null;
   return <section><h3>{say("digDeeper")}</h3>{told.map((command) => <Command key={command} value={command} />)}</section>;
-}
-
-/** A word as a POSIX shell takes it, whatever is in it. */
-function shellWord(word: string): string {
-  return /^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replace(/'/g, "'\\''")}'`;
 }
 
 function ValueList({ tree, node, scroller }: { tree: Tree; node: number; scroller: HTMLDivElement | null }): ReactNode {

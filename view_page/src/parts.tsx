@@ -42,6 +42,11 @@ export function Command({ value }: { value: string }): ReactNode {
   );
 }
 
+/** A word as a POSIX shell takes it, whatever is in it. */
+export function shellWord(word: string): string {
+  return /^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replace(/'/g, "'\\''")}'`;
+}
+
 /** How sure: three bars, and the word. */
 export function Strength({ strength }: { strength: string }): ReactNode {
   const say = useText();

@@ -11,8 +11,10 @@ import type { TextKey } from "./texts";
 const SHAPES: Record<string, "error" | "pass" | "warning" | "none"> = { fault: "error", agree: "pass", insufficient: "warning" };
 
 /** The answer in two or three words. */
-export function stateText({ verdict: { state }, kind, sides }: ViewData): TextKey {
+export function stateText({ verdict: { state }, kind, sides, culprits, checked }: ViewData): TextKey {
+  if (state === "fault" && kind === "dump" && culprits.length === 0) return "stateWrongCall";
   if (state === "fault") return kind === "comparison" ? "stateFault" : sides.golden ? "statePart" : "stateNotFinite";
+  if (state === "none" && checked?.length) return checked.some(({ counts }) => counts.right + counts.ill_conditioned > 0) ? "stateChecked" : "stateInsufficient";
   return state === "agree" ? "stateAgree" : state === "insufficient" ? "stateInsufficient" : "stateNone";
 }
 
@@ -42,8 +44,11 @@ export function Summary(): ReactNode {
           {data.kind === "monitor" && data.trends.length > 0 && (
             <>{" "}<button className="button" data-testid="show-trend" onClick={() => useStore.setState({ tab: "trends", trend: null })}>{say(verdict.state === "fault" ? "showTrend" : "exploreTrends")}</button></>
           )}
+          {data.checked?.length ? (
+            <><button className="button strong" data-testid="show-checked" onClick={() => useStore.setState({ tab: "checked" })}>{say("exploreChecked")}</button>{" "}</>
+          ) : null}
           {!first && data.units.length > 0 && (
-            <button className="button strong" onClick={() => useStore.setState({ tab: "graph" })}>{say("explore")}</button>
+            <button className={data.checked?.length ? "button" : "button strong"} onClick={() => useStore.setState({ tab: "graph" })}>{say("explore")}</button>
           )}
         </div>
       </section>
