@@ -64,7 +64,7 @@ TORCH_TESTS := tests/contract/test_pytorch.py tests/e2e --ignore=tests/e2e/minds
 SECONDS ?= 600
 SEED ?= $(shell date +%s)
 
-.PHONY: fuzz test-lowest demo demo-cross demo-monitor demo-verl findings standards page test beside test-mindspore test-numpy-1 test-verl test-main test-slow slow-mindspore slow-others test-nightly test-torch \
+.PHONY: fuzz test-lowest demo demo-check demo-cross demo-monitor demo-verl findings standards page test beside test-mindspore test-numpy-1 test-verl test-main test-slow slow-mindspore slow-others test-nightly test-torch \
 	lint bench clean
 
 # $(call install,environment,dependency group,more constraints)
@@ -127,6 +127,22 @@ demo-monitor: $(READY)
 		-o $(DEMO)/monitor/result; test $$? -eq 1
 	$(BIN)/msprobe view $(DEMO)/monitor/result -o $(DEMO)/monitor/located.html
 	$(BIN)/msprobe view $(DEMO)/monitor/monitor_output -o $(DEMO)/monitor/view.html
+
+# Train a small Llama once with one call of one kernel wrong; it is found among all calls without a second run, and a
+# script shows it in an environment that has PyTorch and no msprobe.
+demo-check: CHECK = $(DEMO)/check
+demo-check: $(READY)
+	rm -rf $(CHECK)
+	$(BIN)/python examples/check/record.py --dump $(CHECK)/dump
+	$(BIN)/msprobe acc_check -api_info $(CHECK)/dump/step0/rank0/dump.json -o $(CHECK)/result; test $$? -eq 1
+	$(BIN)/msprobe acc_check -api_info $(CHECK)/dump/step0/rank0/dump.json -o $(CHECK)/result \
+		--script Functional.silu.4.forward; test $$? -eq 1
+	$(PYTHON) -m venv --without-pip $(CHECK)/bare
+	$(BIN)/python -c "import torch; print(torch.__path__[0].rpartition('/')[0])" > \
+		$$($(CHECK)/bare/bin/python -c "import site; print(site.getsitepackages()[0])")/torch.pth
+	cd $(CHECK) && ! bare/bin/python -c "import msprobe_core" 2> /dev/null
+	cd $(CHECK)/result && ../bare/bin/python Functional.silu.4.forward.py; test $$? -eq 1
+	$(BIN)/msprobe view $(CHECK)/result -o $(CHECK)/view.html
 
 # Write docs/findings.md, the list of all findings, from their templates.
 findings: $(READY)

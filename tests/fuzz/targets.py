@@ -146,6 +146,25 @@ def _use_noise(directory: Path) -> None:
     command("locate", "{}/target", "{}/golden", "-o", "{}/out", "--noise", "measured")(directory)
 
 
+def _checks(directory: Path) -> None:
+    from checked_calls import some_calls
+
+    from msprobe_core.report.api_check_files import write_checks
+
+    write_checks(some_calls(), directory / "checks", dump=directory / "dump")
+
+
+def _use_checks(directory: Path) -> None:
+    from msprobe_core.report.api_check import check_lines
+    from msprobe_core.report.api_check_files import check_content, read_checks
+    from msprobe_core.report.api_check_summary import CheckSummary
+
+    verdicts = read_checks(directory / "checks" / "acc_check.json").verdicts
+    list(check_lines(CheckSummary.of(verdicts), dump=directory))
+    json.dumps(check_content(verdicts, directory), allow_nan=False)
+    command("view", "{}/checks", "-o", "{}/x.html")(directory)
+
+
 def _kernels(directory: Path) -> None:
     head = "Op Type,Op Name,Task ID,Stream ID,Timestamp,IO,Slot,Data Size,Data Type,Shape,Max Value,Min Value,Avg Value"
     rows = [f'MatMul,net-op{i},0,0,{100 + i},output,0,24,float32,"(2,3)",2.0,1.0,nan,inf' for i in range(3)]
@@ -435,6 +454,7 @@ TARGETS = {
         command("api_precision_compare", "-npu", "{}/target.csv", "-gpu", "{}/golden.csv", "-o", "{}/out"),
         "*.csv",
     ),
+    "checks": Target(["report/api_check_files"], _checks, _use_checks, "checks/*.json"),
     "kernels": Target(["store/kernel_files"], _kernels, one("statistic.csv")),
     "monitors": Target(
         ["monitoring/files"], _monitors, command("view", "{}/target", "{}/golden", "-o", "{}/x.html"), "*/*/*.csv"

@@ -98,7 +98,8 @@ function Calls({ dump, rows, chosen, setChosen }: { dump: CheckedDump; rows: num
   const scroller = useRef<HTMLDivElement>(null);
   const list = useVirtualizer({ count: rows.length, getScrollElement: () => scroller.current, estimateSize: () => ROW_HEIGHT, overscan: 10 });
   const place = rows.indexOf(chosen);
-  useEffect(() => { if (place >= 0) list.scrollToIndex(place, { align: "auto" }); }, [place]);
+  useEffect(() => { if (place >= 0) list.scrollToIndex(place, { align: "auto" }); }, [chosen]);
+  useEffect(() => list.scrollToOffset(0), [rows]);
   const move = (to: number): void => setChosen(rows[Math.max(0, Math.min(rows.length - 1, to))]);
   return (
     <>
@@ -157,7 +158,7 @@ function short(value: Num): string {
   const size = toNumber(value);
   if (!Number.isFinite(size)) return show(value);
   if (size === 0) return "0";
-  return size >= 1e5 || size < 1e-3 ? size.toExponential(1).replace("e+", "e") : String(Number(size.toPrecision(2)));
+  return Math.abs(size) >= 1e5 || Math.abs(size) < 1e-3 ? size.toExponential(1).replace("e+", "e") : String(Number(size.toPrecision(2)));
 }
 
 function Reasons({ reasons }: { reasons: [CheckedDump["headline"], number][] }): ReactNode {
