@@ -108,6 +108,24 @@ class Sketcher:
             )
         return self._tables
 
+    def places(self, num_elements: int) -> tuple[Any, Any]:
+        """Return NumPy's form of the map: the number that each element is added to, and its sign.
+
+        With these, the sketch of a vector ``x`` is ``bincount(numbers, weights=signs * x, minlength=64)``.
+
+        Args:
+            num_elements: Number of elements of the tensor, counted in its order in memory if that is contiguous.
+
+        Returns: two arrays ``[num_elements]``, of int64 and of float64.
+        """
+        self._prepare(max(1, -(-num_elements // _BLOCK)))
+        element = np.arange(num_elements, dtype=np.int64)
+        block, within = element // _BLOCK, element % _BLOCK
+        row = (within // SIZE + self._turns[block]) & _ROWS - 1
+        place = row * SIZE + within % SIZE
+        signs = self._block_signs[block] * self._place_signs[place] * self._sum_signs[block + place]
+        return (within % SIZE + self._ranks[row]) & SIZE - 1, signs
+
     def _sketch(self, values: Any, place: Place) -> Any:
         arrays = self._arrays
         parts = arrays.reals(values)

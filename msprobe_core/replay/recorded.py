@@ -199,9 +199,14 @@ class _Reader:
     def _tensor(self, row: Mapping[str, Any], path: str) -> ReplayTensor:
         if row["distribution"] is not None:
             raise _IncompleteError(ReplayCode.DISTRIBUTED, value=path, entry=row["entry"])
-        dtype = str(row["dtype"]).rpartition(".")[2].lower()  # torch.float32, or Float32 of MindSpore
-        made = None if self._fill is None else self._fill(row, path)
+        dtype = dtype_of(row)
+        made = None
+        if self._fill is not None:
+            if (numel := row["numel"]) is None or numel > self._left:
+                raise _IncompleteError(ReplayCode.TOO_LARGE, most=self._max_elements)
+            made = self._fill(row, path)
         if made is not None:
+            self._left -= made.size
             return ReplayTensor(values=made, dtype=dtype)
         if (file_name := row["file_name"]) is None:
             raise _IncompleteError(ReplayCode.STATISTICS_ONLY, value=path, entry=row["entry"])
@@ -263,6 +268,11 @@ def _mark_places(slots: list[tuple[dict[str, Any], str, str]], results: Mapping[
         value, row = container[key], results.get(path)
         if isinstance(value, ReplayTensor) and row is not None and row["kind"] == RowKind.TENSOR.value:
             container[key] = msgspec.structs.replace(value, takes_gradient=True)
+
+
+def dtype_of(row: Mapping[str, Any]) -> str:
+    """Return the dtype of a tensor's row without the framework's name, for example ``bfloat16``."""
+    return str(row["dtype"]).rpartition(".")[2].lower()  # torch.float32, or Float32 of MindSpore
 
 
 def _by_path(rows: list[dict[str, Any]], role: Role, entry: str) -> dict[str, dict[str, Any]]:

@@ -35,6 +35,15 @@ def one(index, sketcher=SKETCHER):
     return number, sketch[number]
 
 
+@pytest.mark.parametrize("size", [1, 64, 1000, BLOCK, 2 * BLOCK + 70])
+def test_places_are_the_map(size):
+    values = RNG.normal(size=size)
+    numbers, signs = SKETCHER.places(size)
+    assert np.bincount(numbers, weights=signs * values, minlength=64) == pytest.approx(
+        SKETCHER.sketch(values), abs=1e-4, rel=1e-6
+    )
+
+
 # --- the map ----------------------------------------------------------------------------------------------------
 
 
