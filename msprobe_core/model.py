@@ -558,6 +558,15 @@ class ReplayCall(msgspec.Struct, frozen=True, kw_only=True):
     max_elements: int = 1 << 28
 
 
+class LinearKind(str, Enum):
+    """How a function depends on each of its floating-point tensors: linearly, so that integers give integers."""
+
+    SUM = "sum"
+    """Results are sums of elements, or of products of elements of different arguments."""
+    MEAN = "mean"
+    """Such sums, divided by the number of their terms."""
+
+
 class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a replay.
 

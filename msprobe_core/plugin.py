@@ -45,6 +45,7 @@ from msprobe_core.model import (
     GradientSlot,
     KernelOptions,
     Level,
+    LinearKind,
     Perturbation,
     PerturbMode,
     Phase,
@@ -74,6 +75,7 @@ from msprobe_core.protocols.capabilities import (
     KernelChecker,
     KernelDump,
     KernelDumper,
+    LinearFramework,
     MeasuringFramework,
     MonitoringFramework,
     OperatorFramework,
@@ -142,8 +144,9 @@ __all__ = [  # noqa: RUF022  # by purpose
     "Framework", "FrameworkOffer", "NamedModel", "AttachOptions", "Attachment", "Reducer", "Removable",
     # Optional capabilities of a framework
     "CallWatcher", "CheckingFramework", "CommunicatingFramework", "CompilingFramework", "DeviceGauge", "Fp8Reducer",
-    "KernelChecker", "KernelDump", "KernelDumper", "MeasuringFramework", "MonitoringFramework", "OperatorFramework",
-    "PerturbingFramework", "ReplayingFramework", "TrainerFramework", "TrainingState", "WatchingFramework",
+    "KernelChecker", "KernelDump", "KernelDumper", "LinearFramework", "MeasuringFramework", "MonitoringFramework",
+    "OperatorFramework", "PerturbingFramework", "ReplayingFramework", "TrainerFramework", "TrainingState",
+    "WatchingFramework",
     # Recording
     "Call", "CallRecorder",
     # Storage
@@ -156,9 +159,9 @@ __all__ = [  # noqa: RUF022  # by purpose
     "Colours", "Column", "Companion", "Table", "TableChoices", "TableFormat", "Width",
     # Data
     "Argument", "Batch", "Digest", "Distribution", "Ending", "ExecutorOptions", "Fp8Stats", "GradientSlot",
-    "KernelOptions", "Level", "MAX_DEPTH", "PerturbMode", "Perturbation", "Phase", "Placement", "ReplayCall",
-    "ReplayTensor", "Replayed", "RiskLevel", "Role", "RoundingUnit", "RunHeader", "Site", "SiteKind", "Stats", "Task",
-    "TaskLost", "TensorContent", "TensorMeta",
+    "KernelOptions", "Level", "LinearKind", "MAX_DEPTH", "PerturbMode", "Perturbation", "Phase", "Placement",
+    "ReplayCall", "ReplayTensor", "Replayed", "RiskLevel", "Role", "RoundingUnit", "RunHeader", "Site", "SiteKind",
+    "Stats", "Task", "TaskLost", "TensorContent", "TensorMeta",
     # Errors
     "CompareError", "ConfigError", "DumpError", "EntryNameError", "MsprobeError", "PluginError", "ReplayError",
     "SessionError", "StoreError", "UnwrittenError",

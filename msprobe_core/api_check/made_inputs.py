@@ -66,9 +66,9 @@ def synthetic_inputs(seed: int = SEED) -> Fill:
 def verdict_of_made(verdict: Verdict, inputs: Inputs) -> Verdict:
     """Return what a verdict on a call with made inputs says about the recorded call.
 
-    A call that is wrong for made inputs is suspect: it may never have had such inputs. Exact probes are different: their
-    integers are inputs for which any kernel must be right, so wrong stays wrong. What is right is right for the made
-    inputs only.
+    A call that is wrong for made inputs is suspect: it may never have had such inputs. Exact probes are different:
+    their integers are inputs for which any kernel must be right, so wrong stays wrong. What is right is right for the
+    made inputs only.
     """
     is_guess = inputs in (Inputs.RANDOM, Inputs.SYNTHETIC)
     return Verdict.SUSPECT if is_guess and verdict is Verdict.WRONG else verdict

@@ -6,7 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from msprobe_core.model import Digest, KernelOptions, Perturbation, ReplayCall, Replayed, Site, TensorContent
+from msprobe_core.model import (
+    Digest,
+    KernelOptions,
+    LinearKind,
+    Perturbation,
+    ReplayCall,
+    Replayed,
+    Site,
+    TensorContent,
+)
 from msprobe_core.protocols.framework import AttachOptions, NamedModel, Removable
 from msprobe_core.protocols.monitoring import BeforeUpdate
 from msprobe_core.protocols.recording import CallRecorder
@@ -220,6 +229,20 @@ class ReplayingFramework(Protocol):
 
         Raises:
             ReplayError: the call is not in the table, is too large, does not fit the model, or failed.
+        """
+        ...
+
+
+@runtime_checkable
+class LinearFramework(Protocol):
+    """Optional, for exact probes: knows which of the functions that it replays are linear."""
+
+    def linear_in(self, site: Site) -> LinearKind | None:
+        """Return how the function of a call depends on all of its floating-point tensors.
+
+        The same holds of its gradients, with the incoming gradient as one more tensor.
+
+        Returns: ``None`` if it is not linear in one of them, or not known to be.
         """
         ...
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -20,6 +20,9 @@ NUM_DISTURBED = 4
 """Number of replays with disturbed inputs that measure the condition; the signs of each are independent."""
 
 _SEED = 20260101
+
+Run: TypeAlias = Callable[[ReplayCall], Replayed]
+"""Replays a call: `ReplayingFramework.replay` with a model or a device."""
 
 UNIT_ROUNDOFF = {
     "float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8, "complex128": 2.0**-53,
@@ -80,11 +83,7 @@ class Replayer:
         self, call: RecordedCall, framework: ReplayingFramework, model: object | None, max_elements: int
     ) -> None:
         self._call, self._framework, self._model = call, framework, model
-        base = ReplayCall(
-            site=call.site, args=call.args, kwargs=call.kwargs, parameters=call.parameters, gradients=call.gradients,
-            max_elements=max_elements,
-        )  # fmt: skip
-        oracle, self.base = _widest(base, call, framework, model)
+        oracle, self.base = _widest(_base_of(call, max_elements), call, framework, model)
         own, note = _own(self.base, call, framework, model)
         self._least = 0.0
         if own is not None and any(value.dtype != own[path].dtype for path, value in call.outputs.items()):
@@ -114,6 +113,38 @@ class Replayer:
         disturbed = [framework.replay(_mapped(self.base, disturb), self._model).values for _ in range(number)]
         is_elementwise = _is_elementwise(call, self.base, self.plain.oracle, framework, self._model)
         return replace(self.plain, disturbed=disturbed, num_summed=1 if is_elementwise else _num_summed(call))
+
+
+def replay_once(call: RecordedCall, run: Run, max_elements: int) -> tuple[Replayed, ReplayCall]:
+    """Replay a call in its own precision, whatever the dump has of its results.
+
+    Args:
+        call: The call; its inputs may be made.
+        run: Replays, on the host or a device.
+        max_elements: Calls with more elements in their results are not replayed.
+
+    Returns: the results, and the form of the call that succeeded.
+
+    Raises:
+        ReplayError: none did.
+    """
+    failure: ReplayError | None = None
+    for attempt in _attempts(_base_of(call, max_elements)):
+        try:
+            found = run(attempt)
+        except ReplayError as error:
+            failure = failure or error
+            continue
+        return found, attempt
+    assert failure is not None
+    raise failure
+
+
+def _base_of(call: RecordedCall, max_elements: int) -> ReplayCall:
+    return ReplayCall(
+        site=call.site, args=call.args, kwargs=call.kwargs, parameters=call.parameters, gradients=call.gradients,
+        max_elements=max_elements,
+    )  # fmt: skip
 
 
 def _widest(

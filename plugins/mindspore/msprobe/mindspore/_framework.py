@@ -41,6 +41,7 @@ from msprobe_core.plugin import (
     CallWatcher,
     KernelDump,
     KernelOptions,
+    LinearKind,
     NamedModel,
     Perturbation,
     Reducer,
@@ -136,6 +137,12 @@ class MindSporeFramework(Monitoring, Measuring):
         from msprobe.mindspore._replay import replay
 
         return replay(call, model)
+
+    def linear_in(self, site: Site) -> LinearKind | None:
+        """Return how a function is linear; see `msprobe_core.plugin.LinearFramework`."""
+        from msprobe.mindspore._replay_table import linear_in
+
+        return linear_in(site.path)
 
     def reducer(self) -> Reducer:
         """Return a new reducer."""

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from msprobe.mindspore._apis import find_places
-from msprobe_core.plugin import RiskLevel
+from msprobe_core.plugin import LinearKind, RiskLevel
 
 Function = Callable[..., Any]
 
@@ -93,3 +93,20 @@ def _table() -> dict[tuple[str, str], Function]:
         for place in find_places(RiskLevel.ALL)
         if place.name.removeprefix("linalg_").removeprefix("special_") in allowed
     }
+
+
+_LINEAR = """
+    linear dense conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d bias_add embedding
+    matmul mm bmm batch_dot mv dot inner outer tensor_dot einsum addmm addmv addbmm baddbmm addr
+    sum reduce_sum cumsum trace index_add scatter_add tensor_scatter_add
+    index_select gather take take_along_dim expand expand_as broadcast_to repeat tile __getitem__
+"""
+"""Functions that are linear in each of their floating-point tensors, also those whose gradients alone are sums."""
+
+
+def linear_in(name: str) -> LinearKind | None:
+    """See `msprobe_core.plugin.LinearFramework`."""
+    stem = name.removesuffix("_ext")
+    if stem in ("mean", "reduce_mean"):
+        return LinearKind.MEAN
+    return LinearKind.SUM if stem in _LINEAR.split() else None

@@ -48,6 +48,7 @@ from msprobe_core.plugin import (
     ConfigError,
     KernelDump,
     KernelOptions,
+    LinearKind,
     NamedModel,
     Perturbation,
     Reducer,
@@ -273,6 +274,12 @@ class PyTorchFramework(Monitoring, Measuring):
         from msprobe.pytorch._replay import replay
 
         return replay(call, model)
+
+    def linear_in(self, site: Site) -> LinearKind | None:
+        """Return how a function is linear; see `msprobe_core.plugin.LinearFramework`."""
+        from msprobe.pytorch._replay_table import linear_in
+
+        return linear_in(site.path)
 
     def wait_for_devices(self) -> None:
         """Wait for every device that this process uses; see `msprobe_core.plugin.DeviceGauge`."""

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from msprobe_core.plugin import LinearKind
+
 Function = Callable[..., Any]
 
 _FUNCTIONAL = """
@@ -145,3 +147,21 @@ def _members(prefix: str, namespace: Any, names: Sequence[str]) -> Iterator[tupl
         function = getattr(namespace, name, None)  # not every release has all of them
         if callable(function):
             yield (prefix, name), function
+
+
+_LINEAR = """
+    linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution embedding fold unfold
+    matmul mm bmm mv dot vdot inner outer ger kron __matmul__ __rmatmul__ linalg_matmul tensordot einsum
+    addmm addmv addbmm baddbmm addr
+    sum cumsum trace index_add scatter_add
+    index_select gather take take_along_dim expand expand_as broadcast_to repeat tile __getitem__
+"""
+"""Functions that are linear in each of their floating-point tensors, also those whose gradients alone are sums."""
+
+
+def linear_in(name: str) -> LinearKind | None:
+    """See `msprobe_core.plugin.LinearFramework`."""
+    if name == "mean":
+        return LinearKind.MEAN
+    stem = name if name.endswith("__") else name.removesuffix("_")
+    return LinearKind.SUM if stem in _LINEAR.split() else None
