@@ -22,6 +22,7 @@ from msprobe_core.cli.monitor import monitor
 from msprobe_core.cli.monitor_export import data2db
 from msprobe_core.cli.overflow import nan_analyze, overflow_check
 from msprobe_core.cli.plugins import plugins
+from msprobe_core.cli.run_overflow_check import run_overflow_check
 from msprobe_core.cli.view import view
 from msprobe_core.hookspecs import hookimpl
 
@@ -48,5 +49,6 @@ def msprobe_register_commands() -> Sequence[click.Command]:
         nan_analyze,
         overflow_check,
         plugins,
+        run_overflow_check,
         view,
     ]

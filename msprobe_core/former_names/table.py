@@ -39,10 +39,6 @@ CODE_MAPPING: Final = (
     "there is no separate mapping to source code; dumps hold the call stack of every call, and `msprobe view` and "
     "the tables of `msprobe compare` show it"
 )
-OVERFLOW_REPLAY: Final = (
-    "overflows are found without repeating APIs; `msprobe overflow_check DIR` names the first call that makes NaN "
-    "or Inf, on any device"
-)
 GRADIENT_PROBE: Final = (
     "the gradient probe is no longer a part of its own; recordings at level L0 hold the gradient of every parameter "
     "(….parameters_grad), and `msprobe compare` compares them"
@@ -164,7 +160,6 @@ COMMANDS: Final = {
     "offline_dump": OFFLINE_MODELS,
     "op_generate": API_SCRIPTS,
     "parse": PARSER,
-    "run_overflow_check": OVERFLOW_REPLAY,
     "run_ut": API_CHECK,
 }
 """Subcommands of mindstudio-probe 26.x and mstt that msprobe does not have. A plugin may offer one of that name."""

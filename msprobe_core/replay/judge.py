@@ -147,7 +147,7 @@ class _NumberJudge:
         self._wide = "complex128" if oracle.dtype.kind == "c" else "float64"
         self._path, self._recorded, self._roundoff = path, recorded, replays.roundoff
         values, oracle = recorded.values.astype(self._wide), oracle.astype(self._wide)
-        self._bad = _num_not_finite(values, oracle, own, recorded.dtype)
+        self._bad = num_not_finite(values, oracle, own, recorded.dtype)
         finite = np.isfinite(values) & np.isfinite(oracle)
         for each in (*disturbed, *(() if own is None else (own,))):
             finite &= np.isfinite(each)
@@ -237,7 +237,7 @@ def _held(norm: float, element: float, bad: int, allowance: _Allowance, amplific
     return Held.RIGHT, Finding(ReplayCode.OUTPUT_INPUTS_ROUNDED)
 
 
-def _num_not_finite(values: Array, oracle: Array, own: Array | None, dtype: str) -> int:
+def num_not_finite(values: Array, oracle: Array, own: Array | None, dtype: str) -> int:
     """Return the number of unexpected NaN or Inf elements; an overflow that the dtype makes unavoidable is expected."""
     expected: Any = np.array(oracle)
     largest = _MAXIMUM.get(dtype)

@@ -1,0 +1,117 @@
+"""``msprobe run_overflow_check``: make the calls of a dump again, and say which NaN and Inf are to be expected."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from msprobe_core.cli.progress import progress_bar
+from msprobe_core.cli.show import show
+from msprobe_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from rich.console import Console
+
+    from msprobe_core.api_check.overflow_replay import OverflowVerdict
+    from msprobe_core.model import Replayed
+    from msprobe_core.protocols.capabilities import ReplayingFramework
+    from msprobe_core.replay.replays import Run
+
+
+@click.command("run_overflow_check")
+@click.option(
+    "-api_info", "--api_info_file", "dump", required=True, type=click.Path(path_type=Path),
+    help="dump.json of one rank of one step, or its directory.",
+)  # fmt: skip
+@click.option("-j", "--jit_compile", is_flag=True, help="Accepted for scripts of mindstudio-probe; without effect.")
+@click.option(
+    "-d", "--device", "devices", multiple=True,
+    help="Device to make the calls on too: its number, or its name such as cuda:0. May be repeated.",
+)  # fmt: skip
+@click.option("--only_recorded", is_flag=True, help="Only calls with NaN or Inf in their recorded results.")
+def run_overflow_check(*, dump: Path, jit_compile: bool, devices: tuple[str, ...], only_recorded: bool) -> int:
+    """Make the calls of a dump again, and say of each NaN and Inf if the inputs give it.
+
+    "normal overflow": the exact result of the inputs is NaN or Inf, or exceeds what the dtype holds. "abnormal
+    overflow": it does not. Judged are the recorded results, those of this machine's processor, and those of devices.
+    Dumps of statistics are checked with random inputs within the recorded extremes.
+
+    Exit status: 0 if there is no abnormal overflow, 1 if there is, 2 if no call could be made again.
+    """
+    # numpy, polars and the framework are not needed for --help.
+    from msprobe_core.api_check.call_check import MAX_ELEMENTS
+    from msprobe_core.api_check.overflow_replay import OverflowReplayer, OverflowState, overflow_entries
+    from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT, EXIT_FAILED
+    from msprobe_core.replay.frameworks import replaying_framework
+    from msprobe_core.replay.recorded import RecordedCalls
+    from msprobe_core.store.reading import read_dump
+
+    if jit_compile:
+        click.echo("note: -j has no effect; calls are made one by one, without a compiler", err=True)
+    calls = RecordedCalls(read_dump(dump), MAX_ELEMENTS)
+    framework = replaying_framework(calls.dump.header.framework)
+    replayer = OverflowReplayer(framework=framework, devices=_runs(framework, devices))
+    entries = list(overflow_entries(calls, only_recorded=only_recorded))
+    if not entries and not only_recorded:
+        raise ConfigError(f"{dump}: has no calls of functions; record with level L1 or mix")
+    verdicts: list[OverflowVerdict] = []
+    with progress_bar("replaying") as progress:
+        for number, entry in enumerate(entries, 1):
+            verdicts += replayer.check(calls, entry)
+            progress(number, len(entries), entry)
+    show(lambda console: _print(verdicts, len(entries), console), "")
+    states = {verdict.state for verdict in verdicts}
+    if OverflowState.ABNORMAL in states:
+        return EXIT_DIFFERENT
+    return EXIT_FAILED if states == {OverflowState.CANNOT_TELL} else EXIT_AGREES
+
+
+def _runs(framework: ReplayingFramework, devices: Sequence[str]) -> dict[str, Run]:
+    """Return the replay on each device, by its name."""
+    from functools import partial
+
+    if not devices:
+        return {}
+    list_devices = getattr(framework, "replay_devices", None)
+    present: list[str] = [] if list_devices is None else list(list_devices())
+    runs: dict[str, Run] = {}
+    for device in devices:
+        numbered = [name for name in present if name == device or name.rpartition(":")[2] == device]
+        if not numbered:
+            known = f"here are {', '.join(present)}" if present else "there is none here"
+            raise ConfigError(
+                f"-d {device}: is no device that calls can be made on; {known}. Leave out -d for the host"
+            )
+        replay: Callable[..., Replayed] = framework.replay
+        runs[numbered[0]] = partial(replay, device=numbered[0])
+    return runs
+
+
+def _print(verdicts: Sequence[OverflowVerdict], num_calls: int, console: Console) -> None:
+    from rich.text import Text
+
+    from msprobe_core.api_check.overflow_replay import OverflowState
+    from msprobe_core.api_check.verdict import Inputs
+
+    listed = [verdict for verdict in verdicts if verdict.state in (OverflowState.ABNORMAL, OverflowState.NORMAL)]
+    listed.sort(key=lambda verdict: verdict.state is OverflowState.NORMAL)
+    for verdict in listed:
+        made = "" if verdict.inputs is Inputs.RECORDED else f" ({verdict.inputs.value} inputs)"
+        figures = f"NaN {verdict.num_nan:,}, Inf {verdict.num_inf:,}"
+        console.print(
+            Text(f"{verdict.state.value:<19}{verdict.entry}  {verdict.side}{made}: {figures}; {verdict.reason.text}"),
+            soft_wrap=True,
+        )
+    counts = Counter(verdict.state for verdict in verdicts)
+    said = ", ".join(f"{state.value}: {counts[state]:,}" for state in OverflowState if counts[state])
+    console.print(Text(f"calls: {num_calls:,}; results by state: {said or 'none'}"), soft_wrap=True)
+    if first := next((verdict for verdict in verdicts if verdict.state is OverflowState.CANNOT_TELL), None):
+        console.print(
+            Text(f"not judged: {counts[first.state]:,}; the first is {first.entry}: {first.reason.text}"),
+            soft_wrap=True,
+        )
