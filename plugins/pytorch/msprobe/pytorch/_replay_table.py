@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from msprobe.pytorch._fused_reference import REFERENCES
 from msprobe_core.plugin import LinearKind
 
 Function = Callable[..., Any]
@@ -140,6 +141,7 @@ def _rows() -> Iterator[tuple[tuple[str, str], Function]]:
     for stem, names in _SUBMODULES.items():
         for (_, name), function in _members("", getattr(torch, stem), names.split()):
             yield ("Torch", f"{stem}_{name}"), function
+    yield from REFERENCES.items()
 
 
 def _members(prefix: str, namespace: Any, names: Sequence[str]) -> Iterator[tuple[tuple[str, str], Function]]:

@@ -1,0 +1,470 @@
+"""Reference formulas of the fused attention of `torch_npu`, forward and backward.
+
+Source: documentation of ``torch_npu.npu_fusion_attention`` and of the operator ``aclnnFlashAttentionScoreV2``
+(Ascend Extension for PyTorch 7.3, CANN 8.5)::
+
+    out = Dropout(Softmax(Mask(scale * (pse + query @ key^T), atten_mask)), keep_prob) @ value
+
+What the documentation leaves open, such as a query that may attend to nothing, is refused rather than guessed.
+Shapes: B sequences, N heads, S positions, D elements per head, H = N * D, T positions of all sequences together.
+"""
+
+# ruff: noqa: ARG001  # dumps hold arguments that change nothing here
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from msprobe_core.plugin import ReplayError
+
+_MOST_SCORES = 1 << 27
+"""Largest number of scores of one sequence; these are not bounded by the sizes of inputs and results."""
+
+_COMPRESSED = 2048
+"""Rows and columns of the masks that stand for a triangle of any size."""
+
+_REPEATS = 8
+"""Each maximum and each sum of a row is repeated, since the hardware's blocks have 32 bytes."""
+
+
+def npu_fusion_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    head_num: int,
+    input_layout: str,
+    pse: Tensor | None = None,
+    padding_mask: Tensor | None = None,
+    atten_mask: Tensor | None = None,
+    scale: float = 1.0,
+    keep_prob: float = 1.0,
+    pre_tockens: int = 2147483647,
+    next_tockens: int = 2147483647,
+    inner_precise: int = 0,
+    prefix: Sequence[int] | None = None,
+    actual_seq_qlen: Any = None,
+    actual_seq_kvlen: Any = None,
+    sparse_mode: int = 0,
+    gen_mask_parallel: bool = True,
+    sync: bool = False,
+    softmax_layout: str = "",
+    sink: Tensor | None = None,
+    dropout_mask: Tensor | None = None,
+    seed: int = 0,
+    offset: int = 0,
+) -> tuple[Any, ...]:
+    """Return the result, the maxima and sums of the rows of softmax, a reserved tensor, and seed, offset and length.
+
+    The last three belong to dropout, which is not replayed. Maxima and sums: ``[B, N, S, 8]``, of ``TND``
+    ``[T, N, 8]``, in single precision.
+    """
+    return _forward(
+        _Inputs(query, key, value, head_num, input_layout, actual_seq_qlen, actual_seq_kvlen, softmax_layout),
+        _Scores(scale, pse, 1, _Mask(atten_mask, sparse_mode, pre_tockens, next_tockens, prefix)),
+        _refusals(padding_mask=padding_mask, sink=sink, keep_prob=keep_prob),
+    )
+
+
+def npu_fusion_attention_v2(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    head_num: int,
+    input_layout: str,
+    *,
+    pse: Tensor | None = None,
+    padding_mask: Tensor | None = None,
+    atten_mask: Tensor | None = None,
+    query_rope: Tensor | None = None,
+    key_rope: Tensor | None = None,
+    scale: float = 1.0,
+    keep_prob: float = 1.0,
+    pre_tokens: int = 2147483647,
+    next_tokens: int = 2147483647,
+    inner_precise: int = 0,
+    prefix: Sequence[int] | None = None,
+    actual_seq_qlen: Any = None,
+    actual_seq_kvlen: Any = None,
+    sparse_mode: int = 0,
+    gen_mask_parallel: bool = True,
+    sync: bool = False,
+    pse_type: int = 1,
+    q_start_idx: Any = None,
+    kv_start_idx: Any = None,
+    softmax_layout: str = "",
+    sink: Tensor | None = None,
+    dropout_mask: Tensor | None = None,
+    seed: int = 0,
+    offset: int = 0,
+) -> tuple[Any, ...]:
+    """As `npu_fusion_attention`; ``pse_type`` 0 adds ``pse`` after scaling, 1 before."""
+    return _forward(
+        _Inputs(query, key, value, head_num, input_layout, actual_seq_qlen, actual_seq_kvlen, softmax_layout),
+        _Scores(scale, pse, pse_type, _Mask(atten_mask, sparse_mode, pre_tokens, next_tokens, prefix)),
+        _refusals(padding_mask=padding_mask, sink=sink, keep_prob=keep_prob, query_rope=query_rope, key_rope=key_rope),
+    )
+
+
+def npu_fusion_attention_grad(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dy: Tensor,
+    head_num: int,
+    input_layout: str,
+    *,
+    pse: Tensor | None = None,
+    padding_mask: Tensor | None = None,
+    atten_mask: Tensor | None = None,
+    softmax_max: Tensor | None = None,
+    softmax_sum: Tensor | None = None,
+    softmax_in: Tensor | None = None,
+    attention_in: Tensor | None = None,
+    scale_value: float = 1.0,
+    keep_prob: float = 1.0,
+    pre_tockens: int = 2147483647,
+    next_tockens: int = 2147483647,
+    inner_precise: int = 0,
+    seed: int = 0,
+    offset: int = 0,
+    numels: int = 0,
+    prefix: Sequence[int] | None = None,
+    actual_seq_qlen: Any = None,
+    actual_seq_kvlen: Any = None,
+    sparse_mode: int = 0,
+    gen_mask_parallel: bool = True,
+    sync: bool = False,
+    softmax_layout: str = "",
+    sink: Tensor | None = None,
+) -> tuple[Tensor, ...]:
+    """Return the gradients of query, key, value, ``pse`` and ``sink``; of the last two empty ones if not given.
+
+    Maxima, sums and result of the forward are taken as given: in ring attention they are those of all blocks of keys.
+    """
+    return _backward(
+        _Inputs(query, key, value, head_num, input_layout, actual_seq_qlen, actual_seq_kvlen, softmax_layout),
+        _Scores(scale_value, pse, 1, _Mask(atten_mask, sparse_mode, pre_tockens, next_tockens, prefix)),
+        _Saved(dy, softmax_max, softmax_sum, attention_in),
+        _refusals(padding_mask=padding_mask, sink=sink, keep_prob=keep_prob),
+    )
+
+
+def npu_fusion_attention_grad_v2(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dy: Tensor,
+    head_num: int,
+    input_layout: str,
+    *,
+    pse: Tensor | None = None,
+    padding_mask: Tensor | None = None,
+    atten_mask: Tensor | None = None,
+    softmax_max: Tensor | None = None,
+    softmax_sum: Tensor | None = None,
+    softmax_in: Tensor | None = None,
+    attention_in: Tensor | None = None,
+    query_rope: Tensor | None = None,
+    key_rope: Tensor | None = None,
+    scale_value: float = 1.0,
+    keep_prob: float = 1.0,
+    pre_tokens: int = 2147483647,
+    next_tokens: int = 2147483647,
+    inner_precise: int = 0,
+    seed: int = 0,
+    offset: int = 0,
+    numels: int = 0,
+    prefix: Sequence[int] | None = None,
+    actual_seq_qlen: Any = None,
+    actual_seq_kvlen: Any = None,
+    sparse_mode: int = 0,
+    gen_mask_parallel: bool = True,
+    sync: bool = False,
+    pse_type: int = 1,
+    q_start_idx: Any = None,
+    kv_start_idx: Any = None,
+    softmax_layout: str = "",
+    sink: Tensor | None = None,
+) -> tuple[Tensor, ...]:
+    """As `npu_fusion_attention_grad`, with the ``pse_type`` of `npu_fusion_attention_v2`."""
+    return _backward(
+        _Inputs(query, key, value, head_num, input_layout, actual_seq_qlen, actual_seq_kvlen, softmax_layout),
+        _Scores(scale_value, pse, pse_type, _Mask(atten_mask, sparse_mode, pre_tokens, next_tokens, prefix)),
+        _Saved(dy, softmax_max, softmax_sum, attention_in),
+        _refusals(padding_mask=padding_mask, sink=sink, keep_prob=keep_prob, query_rope=query_rope, key_rope=key_rope),
+    )
+
+
+def _refusals(keep_prob: float, **arguments: Tensor | None) -> None:
+    if keep_prob != 1.0:
+        raise ReplayError("its dropout draws random numbers on the device, which no replay draws again")
+    if given := [name for name, value in arguments.items() if value is not None and value.numel()]:
+        raise ReplayError(f"no reference is written for fused attention with {given[0]}")
+
+
+# --- masks --------------------------------------------------------------------------------------------------------
+
+
+class _Mask(NamedTuple):
+    tensor: Tensor | None
+    sparse_mode: int
+    before: int
+    after: int
+    prefix: Sequence[int] | None
+
+    def hidden(self, scores: Tensor, place: int, is_packed: bool) -> Tensor | None:
+        """Return which of the scores ``[B, N, Sq, Skv]`` do not count, to be broadcast; ``None`` if all count.
+
+        Args:
+            scores: Only their shape is used.
+            place: Number of the first sequence, for ``prefix``.
+            is_packed: Whether this is one of several sequences, so that a full mask is that of the longest.
+        """
+        if self.tensor is None:
+            return None
+        rows, columns = scores.shape[-2:]
+        if self.sparse_mode in (0, 1, 5):
+            mask = self.tensor.bool()
+            mask = mask[..., :rows, :columns] if is_packed else mask
+            if tuple(mask.shape[-2:]) != (rows, columns):
+                raise ReplayError(f"its mask has the shape {list(mask.shape)}, and the scores {list(scores.shape)}")
+            return mask
+        if self.sparse_mode not in (2, 3, 4, 6):
+            raise ReplayError(f"no reference is written for fused attention with sparse_mode {self.sparse_mode}")
+        self._check_compressed()
+        row = torch.arange(rows, device=scores.device)[:, None]
+        column = torch.arange(columns, device=scores.device)
+        # Modes 3, 4 and 6 count from the lower right corner.
+        distance = column - row - (columns - rows if self.sparse_mode != 2 else 0)
+        if self.sparse_mode == 4:
+            return (distance > self.after) | (distance < -self.before)
+        causal = distance > 0
+        if self.sparse_mode != 6:
+            return causal
+        lengths = list(self.prefix or ())[place : place + scores.shape[0]]
+        if len(lengths) != scores.shape[0]:
+            raise ReplayError("its prefix has not one number per sequence")
+        ends = torch.tensor(lengths, device=scores.device)[:, None, None, None]
+        return causal & (column >= ends)
+
+    def _check_compressed(self) -> None:
+        mask = self.tensor
+        assert mask is not None
+        has_rectangle = self.sparse_mode == 6
+        if tuple(mask.shape[-2:]) != (_COMPRESSED + (1024 if has_rectangle else 0), _COMPRESSED):
+            raise ReplayError(
+                f"with sparse_mode {self.sparse_mode} its mask stands for a triangle, but has the shape "
+                f"{list(mask.shape)}"
+            )
+        triangle = mask.reshape(-1, _COMPRESSED)[:_COMPRESSED].bool()
+        if not torch.equal(triangle, torch.ones_like(triangle).triu(1)):
+            raise ReplayError(f"with sparse_mode {self.sparse_mode} its mask stands for a triangle, and is none")
+
+
+# --- one sequence, or sequences of equal length ---------------------------------------------------------------------
+
+
+class _Scores(NamedTuple):
+    scale: float
+    pse: Tensor | None
+    pse_type: int
+    mask: _Mask
+
+    def of(self, query: Tensor, key: Tensor, place: int, is_packed: bool) -> tuple[Tensor, Tensor | None]:
+        """Return the scores ``[B, N, Sq, Skv]`` and which of them do not count."""
+        if query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2] > _MOST_SCORES:
+            raise ReplayError(f"its scores have more than {_MOST_SCORES:,} elements")
+        scores = query @ key.transpose(-1, -2)
+        if self.pse is None or not self.pse.numel():
+            scores = scores * self.scale
+        elif is_packed or self.pse.ndim != 4 or self.pse.shape[-2] not in (1, scores.shape[-2]):
+            raise ReplayError(f"no reference is written for pse of the shape {list(self.pse.shape)} here")
+        elif self.pse_type == 1:
+            scores = (scores + self.pse) * self.scale
+        elif self.pse_type == 0:
+            scores = scores * self.scale + self.pse
+        else:
+            raise ReplayError(f"no reference is written for pse_type {self.pse_type}")
+        hidden = self.mask.hidden(scores, place, is_packed)
+        if hidden is None:
+            return scores, None
+        if bool(hidden.all(-1).any()):
+            raise ReplayError("one of its queries may attend to nothing, and what comes out then is not documented")
+        return scores.masked_fill(hidden, -torch.inf), hidden
+
+
+class _Inputs(NamedTuple):
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    head_num: int
+    layout: str
+    query_ends: Any
+    key_ends: Any
+    softmax_layout: str
+
+    @property
+    def is_packed(self) -> bool:
+        return self.layout == "TND"
+
+    def sequences(self, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        """Yield query, key, value and others, which have the query's positions, as ``[B, N, S, D]``."""
+        if not self.is_packed:
+            if self.layout not in _JOIN:
+                raise ReplayError(f"no reference is written for fused attention of the layout {self.layout!r}")
+            key_heads = self._key_heads()
+            query, *rest = (_split(each, self.head_num, self.layout) for each in (self.query, *others))
+            key, value = (_split(each, key_heads, self.layout) for each in (self.key, self.value))
+            yield (query, *self._like_query(key, value, query), *rest)
+            return
+        rows, columns = _spans(self.query_ends, self.query), _spans(self.key_ends, self.key)
+        if len(rows) != len(columns):
+            raise ReplayError("its lists of sequence lengths differ in length")
+        for row, column in zip(rows, columns, strict=True):
+            query, *rest = (each[row].transpose(0, 1)[None] for each in (self.query, *others))
+            key, value = (each[column].transpose(0, 1)[None] for each in (self.key, self.value))
+            yield (query, *self._like_query(key, value, query), *rest)
+
+    def _key_heads(self) -> int:
+        if self.layout == "BNSD":
+            return self.key.shape[1]
+        if self.layout == "BSND":
+            return self.key.shape[2]
+        if self.head_num < 1 or self.query.shape[-1] % self.head_num:
+            raise ReplayError(f"its query of the shape {list(self.query.shape)} has not {self.head_num} heads")
+        return self.key.shape[-1] // max(self.query.shape[-1] // self.head_num, 1)
+
+    def _like_query(self, key: Tensor, value: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
+        heads, key_heads = query.shape[1], key.shape[1]
+        if heads != self.head_num or not key_heads or heads % key_heads:
+            raise ReplayError(f"its query has {heads} heads, its key {key_heads}, and head_num is {self.head_num}")
+        # Grouped-query attention: consecutive heads of the query share one of the key.
+        times = heads // key_heads
+        return key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
+
+    def joined(self, sequences: Sequence[Tensor]) -> Tensor:
+        """Put ``[B, N, S, D]`` back into the layout."""
+        if self.is_packed:
+            return torch.cat([each[0].transpose(0, 1) for each in sequences])
+        (only,) = sequences
+        return _JOIN[self.layout](only)
+
+    def statistics(self, sequences: Sequence[Tensor]) -> Tensor:
+        """Put numbers of rows ``[B, N, S, 1]`` into the form in which the operator returns them."""
+        wide = [each.expand(*each.shape[:-1], _REPEATS).contiguous() for each in sequences]
+        if not self.is_packed:
+            return wide[0]
+        if self.softmax_layout == "TND":
+            return torch.cat([each[0].transpose(0, 1) for each in wide])
+        # The shape is that of ``TND``, but each sequence is stored as ``[N, S, 8]``.
+        total, heads = self.query.shape[:2]
+        return torch.cat([each.reshape(-1, _REPEATS) for each in wide]).reshape(total, heads, _REPEATS)
+
+    def rows(self, statistics: Tensor) -> list[Tensor]:
+        """Undo `statistics`."""
+        if not self.is_packed:
+            return [statistics[..., :1]]
+        spans = _spans(self.query_ends, self.query)
+        if self.softmax_layout == "TND":
+            return [statistics[span, :, :1].transpose(0, 1)[None] for span in spans]
+        total, heads = self.query.shape[:2]
+        flat = statistics.reshape(total * heads, -1)[:, :1]
+        return [flat[span.start * heads : span.stop * heads].reshape(1, heads, -1, 1) for span in spans]
+
+
+def _split(tensor: Tensor, heads: int, layout: str) -> Tensor:
+    if layout == "BNSD":
+        return tensor
+    if layout == "BSND":
+        return tensor.transpose(1, 2)
+    apart = tensor.unflatten(-1, (heads, -1))
+    return apart.transpose(1, 2) if layout == "BSH" else apart.permute(1, 2, 0, 3)
+
+
+_JOIN: dict[str, Callable[[Tensor], Tensor]] = {
+    "BNSD": lambda tensor: tensor,
+    "BSND": lambda tensor: tensor.transpose(1, 2),
+    "BSH": lambda tensor: tensor.transpose(1, 2).flatten(2),
+    "SBH": lambda tensor: tensor.permute(2, 0, 1, 3).flatten(2),
+}
+
+
+def _spans(ends: Any, tensor: Tensor) -> list[slice]:
+    """Return the positions of each sequence; ``ends`` are the sums of the lengths up to each of them."""
+    numbers = [int(end) for end in (ends.tolist() if isinstance(ends, Tensor) else ends or ())]
+    begins = [0, *numbers[:-1]]
+    if not numbers or numbers[-1] != tensor.shape[0] or any(b > e for b, e in zip(begins, numbers, strict=True)):
+        raise ReplayError(f"its sequence lengths do not add up to the {tensor.shape[0]} positions of its tensors")
+    return [slice(begin, end) for begin, end in zip(begins, numbers, strict=True)]
+
+
+# --- forward and backward -------------------------------------------------------------------------------------------
+
+
+def _forward(inputs: _Inputs, scores: _Scores, _: None) -> tuple[Any, ...]:
+    dtype, inner = inputs.query.dtype, inner_dtype(inputs.query.dtype)
+    results: list[Tensor] = []
+    maxima: list[Tensor] = []
+    sums: list[Tensor] = []
+    for place, (query, key, value) in enumerate(inputs.sequences()):
+        found, _hidden = scores.of(query.to(inner), key.to(inner), place, inputs.is_packed)
+        largest = found.detach().amax(-1, keepdim=True)
+        weights = (found - largest).exp()
+        total = weights.sum(-1, keepdim=True)
+        # As in the kernels, the matrix product takes weights in the precision of the inputs.
+        results.append(((weights / total).to(dtype).to(inner) @ value.to(inner)).to(dtype))
+        maxima.append(largest)
+        sums.append(total)
+    statistics = [inputs.statistics(each).detach() for each in (maxima, sums)]
+    return inputs.joined(results), *statistics, inputs.query.new_empty(0), 0, 0, 0
+
+
+class _Saved(NamedTuple):
+    gradient: Tensor
+    maxima: Tensor | None
+    sums: Tensor | None
+    result: Tensor | None
+
+
+def _backward(inputs: _Inputs, scores: _Scores, saved: _Saved, _: None) -> tuple[Tensor, ...]:
+    """Return the gradients. With P = exp(S - max) / sum: dV = P^T dY, dS = P * (dY V^T - rowsum(dY * Y)).
+
+    Source: Dao, *FlashAttention-2*, 2023, algorithm 2.
+    """
+    maxima, sums, result = saved.maxima, saved.sums, saved.result
+    if maxima is None or sums is None or result is None:
+        result, maxima, sums = _forward(inputs, scores, None)[:3]
+    inner = inner_dtype(inputs.query.dtype)
+    leaves = [each.detach().to(inner).requires_grad_() for each in (inputs.query, inputs.key, inputs.value)]
+    pse = None if scores.pse is None else scores.pse.detach().to(inner).requires_grad_()
+    ours = inputs._replace(query=leaves[0], key=leaves[1], value=leaves[2])
+    rows = zip(ours.rows(maxima), ours.rows(sums), strict=True)
+    total = torch.zeros((), dtype=inner)
+    with torch.enable_grad():
+        sequences = ours.sequences(saved.gradient.to(inner), result.to(inner))
+        for place, ((query, key, value, gradient, output), (largest, row_sum)) in enumerate(
+            zip(sequences, rows, strict=True)
+        ):
+            found, _hidden = scores._replace(pse=pse).of(query, key, place, ours.is_packed)
+            weights = (found.detach() - largest).exp() / row_sum
+            change = weights * (gradient @ value.detach().transpose(-1, -2) - (gradient * output).sum(-1, keepdim=True))
+            # The gradients of this sum are those of attention: its factors that depend on nothing are constants.
+            through_scores = (found.masked_fill(weights == 0, 0.0) * change.detach()).sum()
+            total = total + through_scores + ((weights @ value) * gradient).sum()
+    sources = leaves if pse is None else [*leaves, pse]
+    found = torch.autograd.grad(total, sources, allow_unused=True)
+    originals = [inputs.query, inputs.key, inputs.value, *([] if scores.pse is None else [scores.pse])]
+    gradients = [
+        (torch.zeros_like(each) if one is None else one.to(each.dtype))
+        for one, each in zip(found, originals, strict=True)
+    ]
+    empty = inputs.query.new_empty(0)
+    return (*gradients, empty) if scores.pse is not None else (*gradients, empty, empty)
+
+
+def inner_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype that a fused kernel computes in between: at least single precision."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
