@@ -167,11 +167,16 @@ _OPERATORS = {
 def _namespaces() -> Iterable[tuple[str, Iterable[tuple[str, Function]]]]:
     yield "Functional", _members(torch.nn.functional, ("torch", "torch._C._nn", "torch.nn.functional"))
     yield "Tensor", _members(torch.Tensor, None)
-    yield "Torch", _members(torch, ("torch", "torch.functional"))
+    members = _members(torch, ("torch", "torch.functional"))
+    yield "Torch", [(name, function) for name, function in members if name not in _OTHER_NAMES]
     for module in (torch.linalg, torch.fft, torch.special, torch.sparse, torch.nested):
         stem = module.__name__.rpartition(".")[2]
         members = _members(module, (f"torch._C._{stem}", f"torch.{stem}"))
         yield "Torch", [(f"{stem}_{name}", function) for name, function in members]
+
+
+_OTHER_NAMES = frozenset({"dsmm", "hsmm", "spmm"})
+"""Older names of ``torch.mm``, and the like, which come first in the alphabet."""
 
 
 def _members(namespace: Any, modules: tuple[str, ...] | None) -> list[tuple[str, Function]]:
