@@ -239,7 +239,7 @@ class _Reader:
         for container, key, path in slots:
             value, gradient = container[key], outputs.get(path)
             if isinstance(value, ReplayTensor) and gradient is not None:
-                content = value.values.tobytes(), gradient.values.tobytes(), value.dtype
+                content = value.values.tobytes(), gradient.values.tobytes(), value.dtype, value.values.shape
                 number = kinds.setdefault(content, len(kinds))
                 container[key] = msgspec.structs.replace(value, takes_gradient=True, identity=number)
 
