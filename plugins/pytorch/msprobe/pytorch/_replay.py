@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import re
 import warnings
 from collections.abc import Callable, Generator, Mapping
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from msprobe.pytorch._replay_table import AMBIGUOUS, RANDOM, find_function
+from msprobe.pytorch._replay_table import AMBIGUOUS, RANDOM, find_function, num_factors, why_left_out
 from msprobe_core.interception import NOT_SPECIAL, build_arguments, literal_of, tensors_by_path, why_not_called
 from msprobe_core.plugin import Argument, Phase, ReplayCall, Replayed, ReplayError, ReplayTensor, Site, SiteKind
 
@@ -24,7 +25,7 @@ Function = Callable[..., Any]
 
 def why_not_replayed(site: Site) -> str | None:
     """Return why calls of this API are not replayed, as the end of a sentence; ``None`` if they are."""
-    return why_not_called(site, "PyTorch", RANDOM, find_function)
+    return why_left_out(site.prefix, site.path) or why_not_called(site, "PyTorch", RANDOM, find_function)
 
 
 def replay(call: ReplayCall, model: object | None) -> Replayed:
@@ -212,6 +213,8 @@ def _tensor_of(value: ReplayTensor) -> Tensor:
 def _recorded(tensor: Tensor) -> ReplayTensor:
     dtype = str(tensor.dtype).removeprefix("torch.")
     values = tensor.detach().resolve_conj().resolve_neg()
+    if values._is_zerotensor():  # a gradient that is zero everywhere may have no memory
+        values = values.clone()
     if values.is_sparse or values.is_quantized:
         raise ReplayError(f"it gives a tensor of the layout {values.layout}, which is not compared here")
     if values.dtype in (torch.bfloat16, torch.float16) or (values.dtype.itemsize == 1 and values.is_floating_point()):
@@ -222,24 +225,61 @@ def _recorded(tensor: Tensor) -> ReplayTensor:
 
 
 def _check_size(function: Function, call: ReplayCall) -> None:
-    """Raise if the call's results would be too large, determined with meta tensors.
+    """Raise if the call's results would be too large, determined with meta tensors unless the arguments are small.
 
     Raises:
         ReplayError: they would.
     """
+    if _is_surely_small(call):
+        return
     args, kwargs = _arguments(call, lambda value, _: torch.empty(value.values.shape, device="meta"), "meta")
     try:
         with torch.device("meta"):
             output = function(*args, **kwargs)
     except Exception as error:  # depends on values, or has no meta kernel: then no number may exceed the limit
-        for value in (*args, *kwargs.values()):
-            if isinstance(value, int) and abs(value) > call.max_elements:
-                raise ReplayError(f"one of its arguments is {value}, which is more than any size here") from error
+        if (number := _largest_size([*args, *kwargs.values()])) > call.max_elements:
+            raise ReplayError(
+                f"its arguments could ask for {number:,} elements, more than the {call.max_elements:,} replayed here"
+            ) from error
         return
     if (size := sum(value.numel() for _, value in tensors_by_path(output, Tensor))) > call.max_elements:
         raise ReplayError(
             f"its results would have {size:,} elements, more than the {call.max_elements:,} replayed here"
         )
+
+
+def _is_surely_small(call: ReplayCall) -> bool:
+    """Whether sizes and number of the arguments alone show that the results cannot be too large.
+
+    A meta run costs several times what a small call costs. Sizes are multiplied as if the arguments were broadcast
+    against each other; the numbers are those of an index, of which each can select something; a view as bytes has up
+    to 16 times as many elements.
+    """
+    factors = num_factors(call.site.prefix, call.site.path)
+    if not factors:
+        return factors is not None
+    sizes: list[int] = []
+    pending: list[Any] = [*call.args, *call.kwargs.values()]
+    num_others = 1
+    while pending:
+        value = pending.pop()
+        if isinstance(value, ReplayTensor):
+            sizes.append(value.values.size)
+        elif isinstance(value, list | dict):
+            pending.extend(value.values() if isinstance(value, dict) else value)
+        else:
+            num_others += 1
+    product = math.prod(max(size, 1) for size in sorted(sizes)[-factors:])
+    return 16 * num_others**2 * (product + sum(sizes)) <= call.max_elements
+
+
+def _largest_size(value: Any) -> int:
+    """Return the largest number of elements that an argument without tensors can ask for."""
+    if isinstance(value, int):
+        return abs(value)
+    if isinstance(value, tuple | list):
+        return math.prod(max(_largest_size(item), 1) for item in value)
+    return 0
 
 
 # --- results ----------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from msprobe.pytorch import _replay_stand_ins as stand_ins
 from msprobe.pytorch._fused_reference import REFERENCES
 from msprobe_core.plugin import LinearKind
 
@@ -29,60 +30,140 @@ _FUNCTIONAL = """
     dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout
     avg_pool1d avg_pool2d avg_pool3d max_pool1d max_pool2d max_pool3d adaptive_avg_pool1d adaptive_avg_pool2d
     adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d lp_pool1d lp_pool2d lp_pool3d
-    cross_entropy nll_loss binary_cross_entropy binary_cross_entropy_with_logits kl_div mse_loss l1_loss smooth_l1_loss
-    huber_loss cosine_embedding_loss gaussian_nll_loss poisson_nll_loss hinge_embedding_loss margin_ranking_loss
-    soft_margin_loss triplet_margin_loss cosine_similarity pairwise_distance pdist
+    max_unpool1d max_unpool2d max_unpool3d
+    cross_entropy linear_cross_entropy nll_loss binary_cross_entropy binary_cross_entropy_with_logits kl_div mse_loss
+    l1_loss smooth_l1_loss huber_loss cosine_embedding_loss gaussian_nll_loss poisson_nll_loss hinge_embedding_loss
+    margin_ranking_loss soft_margin_loss triplet_margin_loss triplet_margin_with_distance_loss multi_margin_loss
+    multilabel_margin_loss multilabel_soft_margin_loss cosine_similarity pairwise_distance pdist
     pad interpolate upsample grid_sample affine_grid pixel_shuffle pixel_unshuffle channel_shuffle fold unfold
 """
 
 _ELEMENTWISE = """
     abs absolute acos acosh add addcdiv addcmul arccos arccosh arcsin arcsinh arctan arctan2 arctanh asin asinh atan
     atan2 atanh ceil clamp clamp_max clamp_min clip copysign cos cosh cumprod cumsum deg2rad digamma div divide eq erf
-    erfc erfinv exp exp2 expm1 fix float_power floor floor_divide fmod frac ge greater greater_equal gt hypot i0 ldexp
-    le lerp less less_equal lgamma log log10 log1p log2 logical_and logical_not logical_or logical_xor logit lt
-    masked_fill mul multiply nan_to_num ne neg negative not_equal pow rad2deg reciprocal relu remainder round rsqrt sgn
-    sigmoid sign sin sinc sinh sqrt square sub subtract tan tanh true_divide trunc xlogy bitwise_and bitwise_not
-    bitwise_or bitwise_xor addmm addmv addbmm baddbmm addr index_add index_copy index_fill index_put masked_scatter
-    scatter scatter_add scatter_reduce tril triu squeeze unsqueeze transpose swapaxes swapdims t
+    erfc erfinv exp exp2 expm1 fix float_power floor floor_divide fmod frac gcd ge greater greater_equal gt hypot i0
+    igamma igammac lcm ldexp le lerp less less_equal lgamma log log10 log1p log2 logical_and logical_not logical_or
+    logical_xor logit lt masked_fill mul multiply nan_to_num ne neg negative nextafter not_equal polygamma pow rad2deg
+    reciprocal relu remainder renorm round rsqrt sgn sigmoid sign sin sinc sinh sqrt square sub subtract tan tanh
+    true_divide trunc xlogy bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor addmm
+    addmv addbmm baddbmm addr index_add index_copy index_fill index_put index_reduce masked_scatter put scatter
+    scatter_add scatter_reduce tril triu squeeze unsqueeze transpose swapaxes swapdims t conj_physical
 """
 """Functions that have a variant that writes to its first argument."""
 
 _OTHERS = """
-    adjoint all amax amin aminmax angle any argmax argmin argsort bmm broadcast_to chunk clone conj cov corrcoef
-    count_nonzero cross cummax cummin det detach diag diag_embed diagonal diff dist dot expand expand_as flatten flip
-    fliplr flipud fmax fmin gather ger heaviside index_select inner inverse isclose isfinite isinf isnan kron
-    kthvalue log_softmax logaddexp logaddexp2 logcumsumexp logdet logsumexp masked_select matmul max maximum mean
-    median min minimum mm movedim moveaxis msort mv nanmean nanmedian nansum narrow norm outer permute positive prelu
-    prod quantile ravel repeat reshape reshape_as roll rot90 select slogdet softmax sort split split_with_sizes std
-    sum swapaxes swapdims take take_along_dim tensor_split tile topk trace unbind unflatten var vdot view_as where
+    adjoint all amax amin aminmax angle any argmax argmin argsort argwhere bmm bucketize conj clone
+    count_nonzero cross cummax cummin cumulative_trapezoid det detach diagonal diagonal_scatter diff dist dot expand_as
+    flatten flip fliplr flipud fmax fmin frexp gather ger heaviside index_select inner inverse isclose isfinite isin
+    isinf isnan isneginf isposinf isreal kron kthvalue log_softmax logaddexp logaddexp2 logcumsumexp logdet logsumexp
+    masked_select matmul max maximum mean median min minimum mm mode movedim moveaxis msort mv nanmean nanmedian
+    nansum narrow narrow_copy nonzero norm outer permute positive prelu prod ravel reshape reshape_as resolve_conj
+    resolve_neg roll rot90 searchsorted select select_scatter signbit slice_scatter slogdet softmax sort std sum
+    swapaxes swapdims take take_along_dim topk trace trapezoid trapz unbind unflatten unique unique_consecutive var
+    vdot view_as view_as_complex view_as_real where alias_copy diagonal_copy permute_copy squeeze_copy t_copy
+    transpose_copy unbind_copy unsqueeze_copy detach_copy select_copy slice_copy view_as_complex_copy view_as_real_copy
+    matrix_power
 """
+"""Like those above, the results are bounded by the tensors: numbers among the arguments do not make them larger."""
+
+_ENLARGING = """
+    broadcast_to chunk diag diag_embed diagflat dsplit expand expand_copy hsplit histc
+    nanquantile quantile repeat split split_with_sizes split_with_sizes_copy stft sum_to_size tensor_split tile
+    split_copy unfold_copy unsafe_chunk unsafe_split view_copy vsplit cholesky cholesky_inverse cholesky_solve matrix_exp
+    pinverse qr svd triangular_solve
+"""
+"""Functions whose results may be larger than their arguments, because of numbers among these."""
 
 _TENSOR_ONLY = """
     __add__ __radd__ __iadd__ __sub__ __rsub__ __isub__ __mul__ __rmul__ __imul__ __truediv__ __rtruediv__ __itruediv__
     __floordiv__ __rfloordiv__ __ifloordiv__ __mod__ __rmod__ __imod__ __pow__ __rpow__ __ipow__ __matmul__ __rmatmul__
     __neg__ __pos__ __abs__ __invert__ __eq__ __ne__ __lt__ __le__ __gt__ __ge__ __and__ __or__ __xor__ __rand__ __ror__
-    __rxor__ __iand__ __ior__ __ixor__ __getitem__ __setitem__ view to type_as float double half bfloat16 bool int long
-    new_zeros new_ones new_full
-    contiguous copy_ fill_ zero_ cpu unfold hardshrink
+    __rxor__ __iand__ __ior__ __ixor__ __rdiv__ __idiv__ __lshift__ __rshift__ __ilshift__ __irshift__
+    __rlshift__ __rrshift__ fill_diagonal_ heaviside_
+    __getitem__ __setitem__ view to type type_as float double half bfloat16 bool int long byte char short cfloat
+    cdouble chalf contiguous copy_ fill_ zero_ cpu hardshrink
 """
 
+_TENSOR_ENLARGING = "new_zeros new_ones new_full new_tensor unfold"
+
 _TORCH_ONLY = """
-    cat concat concatenate stack hstack vstack dstack column_stack einsum tensordot chain_matmul addcmul addcdiv
-    batch_norm layer_norm group_norm instance_norm rms_norm bilinear conv1d conv2d conv3d conv_transpose1d
-    conv_transpose2d conv_transpose3d convolution embedding gelu selu celu rsub threshold dropout alpha_dropout
+    cat concat concatenate stack hstack vstack dstack column_stack row_stack einsum tensordot chain_matmul addcmul
+    addcdiv batch_norm layer_norm group_norm instance_norm rms_norm bilinear conv1d conv2d conv3d conv_transpose1d
+    conv_transpose2d conv_transpose3d conv_tbc convolution embedding gelu selu celu rsub threshold dropout alpha_dropout
     feature_dropout feature_alpha_dropout cosine_similarity pairwise_distance cdist baddbmm var_mean std_mean
-    broadcast_tensors atleast_1d atleast_2d atleast_3d polar complex real imag clamp_min clamp_max lstm gru rnn_tanh
-    rnn_relu zeros_like ones_like full_like zeros ones full arange linspace eye tensor as_tensor
-    scalar_tensor
+    broadcast_tensors meshgrid block_diag cartesian_prod gradient atleast_1d atleast_2d atleast_3d polar complex real
+    imag clamp_min clamp_max lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
+    zeros_like ones_like full_like zeros ones full arange linspace logspace eye tensor as_tensor asarray scalar_tensor
+    tril_indices triu_indices constant_pad_nd channel_shuffle pixel_shuffle pixel_unshuffle native_layer_norm
+    binary_cross_entropy_with_logits kl_div poisson_nll_loss hinge_embedding_loss margin_ranking_loss
+    triplet_margin_loss cosine_embedding_loss hann_window hamming_window blackman_window bartlett_window kaiser_window
+    fill zero_ max_pool1d max_pool1d_with_indices max_pool2d max_pool3d adaptive_max_pool1d adaptive_avg_pool1d
+    native_channel_shuffle nuclear_norm norm_except_dim dsmm
 """
 
 _SUBMODULES = {
-    "linalg": "norm vector_norm matrix_norm inv solve det slogdet cholesky qr svd eigh matmul cross",
-    "fft": "fft ifft rfft irfft fft2 ifft2 rfft2 irfft2 fftn ifftn rfftn irfftn fftshift ifftshift",
-    "special": "erf erfc erfinv expit exp2 expm1 log1p log_softmax softmax logit logsumexp xlogy i0 sinc digamma",
+    "linalg": """norm vector_norm matrix_norm inv inv_ex solve solve_ex solve_triangular det slogdet cholesky
+        cholesky_ex qr svd svdvals eigh eigvalsh matmul matrix_power matrix_exp multi_dot cross vecdot diagonal pinv
+        matrix_rank cond tensorinv tensorsolve""",
+    "fft": """fft ifft rfft irfft fft2 ifft2 rfft2 irfft2 fftn ifftn rfftn irfftn fftshift ifftshift hfft ihfft hfft2
+        ihfft2 hfftn ihfftn fftfreq rfftfreq""",
+    "special": """erf erfc erfcx erfinv expit exp2 expm1 entr log1p log_softmax softmax logit logsumexp xlogy xlog1py
+        i0 i0e i1 i1e sinc digamma psi gammaln polygamma ndtr ndtri log_ndtr gammainc gammaincc zeta round""",
 }
 
 _VF = "lstm gru rnn_tanh rnn_relu norm einsum"
+
+_STAND_INS: Sequence[tuple[str, str, Function]] = (
+    *(
+        (prefix, function.__name__, function)
+        for prefix in ("Tensor", "Torch")
+        for function in (stand_ins.repeat_interleave, stand_ins.bincount, stand_ins.cov, stand_ins.corrcoef)
+    ),
+    ("Functional", "one_hot", stand_ins.one_hot),
+    ("Functional", "grouped_mm", stand_ins.grouped_mm),
+    ("Torch", "_grouped_mm", stand_ins.grouped_mm),
+)
+
+_BOUNDED_FUNCTIONAL = """
+    linear embedding scaled_dot_product_attention layer_norm rms_norm group_norm batch_norm instance_norm normalize
+    softmax log_softmax softmin relu relu_ relu6 elu selu celu leaky_relu prelu glu gelu logsigmoid hardshrink
+    softshrink tanhshrink softsign softplus tanh sigmoid hardsigmoid silu mish hardswish hardtanh threshold dropout
+    cross_entropy nll_loss binary_cross_entropy binary_cross_entropy_with_logits kl_div mse_loss l1_loss smooth_l1_loss
+    huber_loss cosine_similarity
+"""
+_BOUNDED_TORCH = """
+    cat concat concatenate stack hstack vstack addcmul addcdiv batch_norm layer_norm group_norm instance_norm rms_norm
+    embedding gelu selu celu rsub threshold dropout var_mean std_mean polar complex real imag clamp_min clamp_max
+    zeros_like ones_like full_like native_layer_norm fill zero_
+"""
+_BOUNDED_REFERENCES = """
+    fast_gelu npu_fast_gelu npu_gelu npu_silu npu_mish npu_swiglu npu_scaled_masked_softmax npu_rms_norm
+    npu_add_rms_norm npu_gemma_rms_norm npu_layer_norm_eval npu_group_norm_silu npu_linear npu_rotary_mul
+    npu_confusion_transpose npu_moe_gating_top_k_softmax npu_sort_v2 npu_apply_adam npu_apply_adam_w
+"""
+
+_WITH_WEIGHTS = """
+    linear embedding scaled_dot_product_attention layer_norm rms_norm group_norm batch_norm instance_norm
+    native_layer_norm cross_entropy nll_loss addmm addmv addbmm baddbmm
+"""
+"""Of the arguments, no more than two decide how large the results are; a bias, a mask or weights do not add to them."""
+
+_LEFT_OUT = {
+    "its result is memory that nothing was written to": """
+        empty empty_like empty_strided empty_permuted empty_quantized new_empty new_empty_strided""",
+    "it reads the memory around its argument, which is not in a dump": """
+        as_strided as_strided_ as_strided_copy as_strided_scatter set_ resize_ resize_as_""",
+    "it may read memory outside of its arguments if a dump asks for it": """
+        ctc_loss segment_reduce lu_solve linalg_lu_solve ldl_solve linalg_ldl_solve _unsafe_index
+        _unsafe_masked_index _unsafe_masked_index_put_accumulate native_group_norm fractional_max_pool2d
+        fractional_max_pool3d max_pool2d_with_indices_backward""",
+    "its result is a sparse or quantized tensor": "to_sparse sparse_coo_tensor sparse_csr_tensor quantize_per_tensor",
+    "a number among its arguments says how long it computes": """
+        mvlgamma special_multigammaln special_chebyshev_polynomial_t special_chebyshev_polynomial_u
+        special_chebyshev_polynomial_v special_chebyshev_polynomial_w special_hermite_polynomial_h
+        special_hermite_polynomial_he special_laguerre_polynomial_l special_legendre_polynomial_p""",
+}
+"""Why functions that programs do call are not in the table, as ends of sentences."""
 
 RANDOM = frozenset(
     [
@@ -126,6 +207,41 @@ def find_function(prefix: str, name: str) -> Function | None:
     return _table().get((prefix, name))
 
 
+def why_left_out(prefix: str, name: str) -> str | None:
+    """Return why a function is left out, as the end of a sentence; ``None`` if there is no reason of its own."""
+    return None if find_function(prefix, name) else _reasons().get(name)
+
+
+@cache
+def _reasons() -> dict[str, str]:
+    return {name: reason for reason, names in _LEFT_OUT.items() for name in names.split()}
+
+
+def num_factors(prefix: str, name: str) -> int | None:
+    """Return how many of a call's arguments, multiplied, bound the size of its results.
+
+    ``None`` means that sizes of arguments bound nothing, as with ``repeat``, and 0 that the function itself refuses
+    results that are too large.
+    """
+    return _factors().get((prefix, name))
+
+
+@cache
+def _factors() -> dict[tuple[str, str], int]:
+    written = [f"{name}_" for name in _ELEMENTWISE.split()]
+    shared = [*_ELEMENTWISE.split(), *_OTHERS.split(), *written]
+    bounded = {
+        "Functional": _BOUNDED_FUNCTIONAL.split(),
+        "Tensor": [*shared, *_TENSOR_ONLY.split()],
+        "Torch": [*shared, *_BOUNDED_TORCH.split()],
+        "NPU": _BOUNDED_REFERENCES.split(),
+    }
+    with_weights = frozenset(_WITH_WEIGHTS.split())
+    return {(prefix, name): 2 if name in with_weights else 3 for prefix, names in bounded.items() for name in names} | {
+        ("NPU", name): 0 for _, name in REFERENCES if "fusion_attention" in name
+    }
+
+
 @cache
 def _table() -> dict[tuple[str, str], Function]:
     return dict(_rows())
@@ -133,14 +249,15 @@ def _table() -> dict[tuple[str, str], Function]:
 
 def _rows() -> Iterator[tuple[tuple[str, str], Function]]:
     written = [f"{name}_" for name in _ELEMENTWISE.split()]
-    shared = [*_ELEMENTWISE.split(), *_OTHERS.split(), *written]
+    shared = [*_ELEMENTWISE.split(), *_OTHERS.split(), *_ENLARGING.split(), *written]
     yield from _members("Functional", functional, _FUNCTIONAL.split())
-    yield from _members("Tensor", torch.Tensor, [*shared, *_TENSOR_ONLY.split()])
+    yield from _members("Tensor", torch.Tensor, [*shared, *_TENSOR_ONLY.split(), *_TENSOR_ENLARGING.split()])
     yield from _members("Torch", torch, [*shared, *_TORCH_ONLY.split()])
     yield from _members("VF", torch._VF, _VF.split())
     for stem, names in _SUBMODULES.items():
         for (_, name), function in _members("", getattr(torch, stem), names.split()):
             yield ("Torch", f"{stem}_{name}"), function
+    yield from (((prefix, name), function) for prefix, name, function in _STAND_INS)
     yield from REFERENCES.items()
 
 
