@@ -69,8 +69,8 @@ _OTHERS = """
 _ENLARGING = """
     broadcast_to chunk diag diag_embed diagflat dsplit expand expand_copy hsplit histc
     nanquantile quantile repeat split split_with_sizes split_with_sizes_copy stft sum_to_size tensor_split tile
-    split_copy unfold_copy unsafe_chunk unsafe_split view_copy vsplit cholesky cholesky_inverse cholesky_solve matrix_exp
-    pinverse qr svd triangular_solve
+    split_copy unfold_copy unsafe_chunk unsafe_split view_copy vsplit cholesky cholesky_inverse cholesky_solve
+    matrix_exp pinverse qr svd triangular_solve
 """
 """Functions whose results may be larger than their arguments, because of numbers among these."""
 
