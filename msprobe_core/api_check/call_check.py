@@ -20,21 +20,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msprobe_core.api_check.check_codes import CheckCode
+from msprobe_core.api_check.made_inputs import verdict_of_made
 from msprobe_core.api_check.power import inputs_of, power_of
-from msprobe_core.api_check.verdict import CallVerdict, OutputVerdict, Verdict, worst_of
+from msprobe_core.api_check.published import published_columns
+from msprobe_core.api_check.verdict import CallVerdict, Inputs, OutputVerdict, Verdict, worst_of
 from msprobe_core.errors import ReplayError
 from msprobe_core.findings import Finding, noted
 from msprobe_core.model import ReplayTensor, SiteKind
 from msprobe_core.protocols.capabilities import ReplayingFramework
 from msprobe_core.replay.judge import ELEMENT_FACTOR, Held, OutputJudge, OutputJudgement, judge_of
 from msprobe_core.replay.recorded import RecordedCall
-from msprobe_core.replay.replays import NUM_DISTURBED, UNIT_ROUNDOFF, Replayer
+from msprobe_core.replay.replays import NUM_DISTURBED, UNIT_ROUNDOFF, Replayer, Replays, replay_once
 
 MAX_ELEMENTS = 1 << 28
 """Limit of the number of elements in all tensors of one call: in float64 with its replays, some ten times 2 GiB."""
 
 RECORDED = "recorded"
 """The side of the result that the dump has."""
+
+HOST = "cpu"
+"""The side of a result that this machine computes in the call's own precision."""
 
 _OF_HELD = {Held.RIGHT: Verdict.RIGHT, Held.CONDITION: Verdict.ILL_CONDITIONED, Held.WRONG: Verdict.WRONG}
 
@@ -78,14 +83,47 @@ class CallChecker:
         except MemoryError:
             return unchecked(call, Finding(CheckCode.OUT_OF_MEMORY))
 
+    def check_made(self, call: RecordedCall, inputs: Inputs, seed: int) -> CallVerdict:
+        """Check what this machine computes in the call's own precision from inputs that were made.
+
+        Args:
+            call: Without results, as nothing was recorded for such inputs.
+            inputs: How they were made.
+            seed: Of the inputs.
+        """
+        begin = time.perf_counter()
+        found = self._check_made(call, inputs)
+        return msgspec.structs.replace(found, inputs=inputs, seed=seed, seconds=time.perf_counter() - begin)
+
+    def _check_made(self, call: RecordedCall, inputs: Inputs) -> CallVerdict:
+        if (why := self.why_not_replayed(call)) is not None:
+            return unchecked(call, why)
+        try:
+            own, _ = replay_once(call, self.framework.replay, self.max_elements)
+            call = replace(call, outputs=dict(own.values))
+            replayer = Replayer(call, self.framework, self.model, self.max_elements)
+            replayer.plain = replace(replayer.plain, own=None)  # it is what is judged
+            found = self.judge(call, replayer, own.values, HOST)
+        except ReplayError as error:
+            return unchecked(call, noted(str(error)))
+        except MemoryError:
+            return unchecked(call, Finding(CheckCode.OUT_OF_MEMORY))
+        outputs = tuple(
+            msgspec.structs.replace(output, verdict=verdict_of_made(output.verdict, inputs)) for output in found.outputs
+        )
+        return msgspec.structs.replace(found, outputs=outputs, verdict=verdict_of_made(found.verdict, inputs))
+
     def why_not_checked(self, call: RecordedCall) -> Finding | None:
-        """Return why a call is not checked, as far as is known without replaying it."""
+        """Return why the recorded result of a call is not checked, as far as is known without replaying it."""
+        why = self.why_not_replayed(call)
+        return why if why is not None or call.outputs else Finding(CheckCode.NO_OUTPUT)
+
+    def why_not_replayed(self, call: RecordedCall) -> Finding | None:
+        """Return why a call is not replayed, as far as is known without trying."""
         if call.site.kind is SiteKind.API and (why := self.framework.why_not_replayed(call.site)) is not None:
             api = f"{call.site.prefix}.{call.site.path}"
             return Finding(CheckCode.NOT_IN_TABLE, fields={"api": api, "why": why})
-        if call.missing is not None:
-            return call.missing
-        return None if call.outputs else Finding(CheckCode.NO_OUTPUT)
+        return call.missing
 
     def judge(
         self, call: RecordedCall, replayer: Replayer, results: Mapping[str, ReplayTensor], side: str = RECORDED
@@ -121,28 +159,30 @@ class CallChecker:
         verdict = worst_of(_OF_HELD[judge.judgement.held] for judge in judges.values())
         if verdict is Verdict.WRONG and not plain.is_unique:
             return unchecked(call, Finding(CheckCode.NOT_UNIQUE))
-        outputs = tuple(
-            self._output(call, side, judge, results[path], plain.oracle[path].values) for path, judge in judges.items()
-        )
+        outputs = tuple(self._output(call, side, judge, results[path], plain) for path, judge in judges.items())
         return CallVerdict(
             entry=call.entry, api=api_of(call), phase=call.site.phase, verdict=verdict, outputs=outputs, stage=stage,
             notes=tuple(notes),
         )  # fmt: skip
 
     def _output(
-        self, call: RecordedCall, side: str, judge: OutputJudge, result: ReplayTensor, oracle: NDArray[Any]
+        self, call: RecordedCall, side: str, judge: OutputJudge, result: ReplayTensor, replays: Replays
     ) -> OutputVerdict:
         found = judge.judgement
         verdict = _OF_HELD[found.held]
         applied, accepted = (), ()
         if self.measures_power and verdict is not Verdict.WRONG:
             applied, accepted = power_of(judge, result, inputs_of(call.tensors))
+        oracle = replays.oracle[found.path].values
+        own = None if replays.own is None or found.path not in replays.own else replays.own[found.path].values
+        dtypes = frozenset(value.dtype for value in call.tensors.values())
         return OutputVerdict(
             path=found.path, side=side, dtype=result.dtype, shape=tuple(map(int, result.values.shape)), verdict=verdict,
             reason=found.reason, error=found.error, rounding=found.rounding, condition=found.condition,
             own_error=found.own_error, times=_times(found), amplification=found.amplification,
             worst_index=_index(found.worst, result.values.shape), bias=_bias(result, oracle),
             applied=applied, accepted=accepted,
+            published=published_columns(result, oracle, own=own, api=api_of(call), inputs=dtypes),
         )  # fmt: skip
 
 

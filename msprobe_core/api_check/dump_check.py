@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -14,14 +14,18 @@ import msgspec
 from msprobe_core import names
 from msprobe_core.api_check.call_check import MAX_ELEMENTS, CallChecker, unchecked
 from msprobe_core.api_check.check_codes import CheckCode
-from msprobe_core.api_check.verdict import CallVerdict
+from msprobe_core.api_check.exact_probes import ExactProber, exact_inputs, with_probe
+from msprobe_core.api_check.made_inputs import SEED, corrected, random_inputs, synthetic_inputs
+from msprobe_core.api_check.reach import reach_of
+from msprobe_core.api_check.verdict import CallVerdict, Inputs
 from msprobe_core.errors import DumpError, EntryNameError
 from msprobe_core.execute.units import executor_called
 from msprobe_core.findings import Finding, noted
 from msprobe_core.interrupts import raise_if_interrupted
 from msprobe_core.model import ExecutorOptions, Phase, SiteKind, TaskLost
 from msprobe_core.replay.frameworks import replaying_framework
-from msprobe_core.replay.recorded import RecordedCall, RecordedCalls
+from msprobe_core.replay.recorded import Fill, RecordedCall, RecordedCalls
+from msprobe_core.replay.replay_codes import ReplayCode
 from msprobe_core.store.frame import RowKind
 from msprobe_core.store.reading import read_dump
 
@@ -40,6 +44,10 @@ class CheckOptions:
             are equal if their dtypes and shapes are.
         max_elements: Calls with more elements are not checked.
         measures_power: Whether mutants are tried.
+        inputs: What calls are replayed with.
+        missing_inputs: What is made for calls of which a dump has statistics only; ``None`` to leave them unchecked.
+        probes: Whether linear calls are also probed with integers.
+        seed: Of made inputs.
     """
 
     white_list: Sequence[str] = ()
@@ -47,6 +55,10 @@ class CheckOptions:
     once_per_kind: bool = False
     max_elements: int = MAX_ELEMENTS
     measures_power: bool = True
+    inputs: Inputs = Inputs.RECORDED
+    missing_inputs: Inputs | None = None
+    probes: bool = False
+    seed: int = SEED
 
 
 @dataclass(frozen=True)
@@ -85,6 +97,10 @@ class DumpCheck:
         positions = {entry: position for position, entry in enumerate(calls.entries)}
         return cls(dump=dump, options=options, entries=list(_chosen(calls, options)), positions=positions)
 
+    def of_entries(self, entries: Sequence[str]) -> DumpCheck:
+        """Return the check of some of the calls only."""
+        return replace(self, entries=entries)
+
     @property
     def digest(self) -> str:
         """Of the dump and the options that decide the verdicts."""
@@ -122,6 +138,17 @@ class DumpCheck:
                 progress(num_done, len(self.entries), left[number])
             yield self._lost(tasks[number], outcome) if isinstance(outcome, TaskLost) else outcome
 
+    def with_reach(self, verdicts: Iterable[CallVerdict]) -> list[CallVerdict]:
+        """Return the verdicts in the order of the dump, with the reach of each call."""
+        reach = reach_of(_opened(self.dump).dump)
+        found = (msgspec.structs.replace(verdict, reach=reach.get(verdict.entry)) for verdict in verdicts)
+        return sorted(found, key=lambda verdict: verdict.position)
+
+    @property
+    def framework(self) -> str:
+        """Name of the framework that the dump is of."""
+        return _opened(self.dump).dump.header.framework
+
     def _lost(self, task: _Task, outcome: TaskLost) -> CallVerdict:
         call = RecordedCall(entry=task.entry, site=names.parse_entry(task.entry))
         reason = Finding(CheckCode.CRASHED, fields={"why": outcome.reason})
@@ -156,13 +183,35 @@ def _checker(dump: Path, options: CheckOptions) -> CallChecker:
 
 def _check(task: _Task) -> CallVerdict:
     """Check one call, in a process of its own or in this one."""
-    calls = _opened(task.dump)
-    try:
-        call = calls.read(task.entry)
-    except DumpError as error:  # one damaged file does not end the check of the others
-        call = RecordedCall(entry=task.entry, site=names.parse_entry(task.entry), missing=noted(str(error)))
-    found = _checker(task.dump, task.options).check(call)
+    calls, checker, options = _opened(task.dump), _checker(task.dump, task.options), task.options
+    if options.inputs is Inputs.RECORDED:
+        call = _read(calls, task.entry)
+        made = options.missing_inputs
+        if call.missing is not None and call.missing.code is ReplayCode.STATISTICS_ONLY and made is not None:
+            found = _check_made(calls, checker, task, made)
+        else:
+            found = checker.check(call)
+    else:
+        found = _check_made(calls, checker, task, options.inputs)
+    if options.probes:
+        call = _read(calls, task.entry, exact_inputs(options.seed))
+        prober = ExactProber(framework=checker.framework, seed=options.seed, max_elements=options.max_elements)
+        if prober.kind_of(call) is not None:
+            found = with_probe(found, prober.probe(call))
     return msgspec.structs.replace(found, position=task.position)
+
+
+def _check_made(calls: RecordedCalls, checker: CallChecker, task: _Task, inputs: Inputs) -> CallVerdict:
+    seed = task.options.seed
+    fill = random_inputs(seed) if inputs is Inputs.RANDOM else synthetic_inputs(seed)
+    return checker.check_made(corrected(_read(calls, task.entry, fill)), inputs, seed)
+
+
+def _read(calls: RecordedCalls, entry: str, fill: Fill | None = None) -> RecordedCall:
+    try:
+        return calls.read(entry, fill)
+    except DumpError as error:  # one damaged file does not end the check of the others
+        return RecordedCall(entry=entry, site=names.parse_entry(entry), missing=noted(str(error)))
 
 
 def _record_files(dump: Path) -> list[Path]:

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from msprobe_core.cli.progress import progress_bar
+from msprobe_core.cli.show import show
 from msprobe_core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from msprobe_core.api_check.dump_check import DumpCheck
+    from msprobe_core.api_check.dump_check import CheckOptions, DumpCheck
+    from msprobe_core.api_check.settings_file import CheckSettings
     from msprobe_core.api_check.verdict import CallVerdict
+    from msprobe_core.compat.published_tables import PublishedFiles, PublishedTables
 
-_DEFAULT_SPLITS = 8
+_NUM_SPLITS = 8
+"""Number of processes of ``multi_acc_check`` unless it is given."""
+
+_INPUTS = ("recorded", "random", "synthetic", "exact", "all")
 
 
 def _options(command: Any) -> Any:
@@ -25,7 +33,9 @@ def _options(command: Any) -> Any:
             "-api_info", "--api_info_file", "dump", required=True, type=click.Path(path_type=Path),
             help="dump.json of one rank of one step, or its directory.",
         ),
-        click.option("-o", "--out_path", default=".", type=click.Path(path_type=Path), help="Results' directory."),
+        click.option("-o", "--out_path", default=".", type=click.Path(path_type=Path), help="Directory for results."),
+        click.option("-save_error_data", is_flag=True, help="Write inputs and results of calls that are not right."),
+        click.option("-j", "--jit_compile", is_flag=True, help="Accepted for scripts of mindstudio-probe; no effect."),
         click.option(
             "-csv_path", "--result_csv_path", "resumed", type=click.Path(path_type=Path),
             help="accuracy_checking_result_*.csv of an interrupted run, to go on with.",
@@ -35,15 +45,45 @@ def _options(command: Any) -> Any:
             "-config", "--config_path", "config", type=click.Path(path_type=Path),
             help="JSON or YAML file with white_list, black_list and error_data_path.",
         ),
+        click.option(
+            "--inputs", type=click.Choice(_INPUTS), default="recorded", show_default=True,
+            help="Inputs to replay with: the recorded ones; random or synthetic ones made from statistics; exact also "
+            "probes linear calls with integers; all makes what is missing, and probes.",
+        ),
+        click.option("--seed", default=1234, show_default=True, type=int, help="Of inputs that are made."),
+        click.option(
+            "--script", "scripts", multiple=True, metavar="CALL",
+            help="Write a script that reproduces this call without msprobe. May be repeated.",
+        ),
+        click.option("--xlsx", is_flag=True, help="Write both tables as spreadsheets, too."),
     )  # fmt: skip
     for option in reversed(options):
         command = option(command)
     return command
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    dump: Path
+    out_path: Path
+    save_error_data: bool
+    jit_compile: bool
+    resumed: Path | None
+    filter_api: bool
+    config: Path | None
+    inputs: str
+    seed: int
+    scripts: Sequence[str]
+    xlsx: bool
+    workers: int | None
+
+
 @click.command("acc_check")
 @_options
-@click.option("-n", "--workers", type=click.IntRange(0, 64), help="Processes; 0 for none besides this one.")
+@click.option(
+    "-n", "--num_splits", "workers", type=click.IntRange(0, 64),
+    help="Processes; 0 for none besides this one. By default as many as there are cores if there are many calls.",
+)  # fmt: skip
 def acc_check(*, workers: int | None, **given: Any) -> int:
     """Check each call of a dump by itself: is its result right for the inputs that it had.
 
@@ -52,48 +92,134 @@ def acc_check(*, workers: int | None, **given: Any) -> int:
 
     Exit status: 0 if nothing is wrong, 1 if something is, 2 if the dump cannot be read or no call could be checked.
     """
-    return _run(workers=workers, **given)
+    return _run(_Asked(workers=workers, **given))
 
 
-def _run(
-    *, dump: Path, out_path: Path, resumed: Path | None, filter_api: bool, config: Path | None, workers: int | None
-) -> int:
+@click.command("multi_acc_check")
+@_options
+@click.option(
+    "-n", "--num_splits", "workers", type=click.IntRange(1, 64), default=_NUM_SPLITS, show_default=True,
+    help="Processes.",
+)  # fmt: skip
+def multi_acc_check(*, workers: int, **given: Any) -> int:
+    """Do what acc_check does, in several processes."""
+    return _run(_Asked(workers=workers, **given))
+
+
+run_ut = click.Command("run_ut", callback=acc_check.callback, params=acc_check.params, help=acc_check.help, hidden=True)
+multi_run_ut = click.Command(
+    "multi_run_ut", callback=multi_acc_check.callback, params=multi_acc_check.params, help=multi_acc_check.help,
+    hidden=True,
+)  # fmt: skip
+
+
+def _run(asked: _Asked) -> int:
     # numpy, polars and the framework are not needed for --help.
-    from msprobe_core.api_check.dump_check import CheckOptions, DumpCheck
-    from msprobe_core.api_check.journal import Journal
+    from msprobe_core.api_check.dump_check import DumpCheck
     from msprobe_core.api_check.settings_file import CheckSettings, read_settings
     from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT, EXIT_FAILED
-    from msprobe_core.store.layout import make_directory
+    from msprobe_core.compat.published_tables import PublishedFiles, write_spreadsheets
+    from msprobe_core.findings import Level
+    from msprobe_core.report.api_check import print_checks
+    from msprobe_core.report.api_check_files import refuse_foreign_checks, write_checks
 
-    settings = CheckSettings() if config is None else read_settings(config)
-    options = CheckOptions(white_list=settings.white_list, black_list=settings.black_list, once_per_kind=filter_api)
-    check = DumpCheck.of(dump, options)
-    stamp = _stamp_of(resumed) if resumed is not None else time.strftime("%Y%m%d%H%M%S")
-    directory = out_path if resumed is None else resumed.parent
-    make_directory(directory)
-    with closing(Journal(directory / f".acc_check_{stamp}.journal", check.digest)) as journal:
-        verdicts = _checked(check, journal, workers)
-    from collections import Counter
-
-    click.echo(str(Counter(verdict.verdict.value for verdict in verdicts)))
+    if asked.jit_compile:
+        click.echo("note: -j has no effect; calls are made one by one, without a compiler", err=True)
+    settings = CheckSettings() if asked.config is None else read_settings(asked.config)
+    check = DumpCheck.of(asked.dump, _check_options(asked, settings))
+    if not check.entries:
+        raise ConfigError(f"{asked.dump}: has no calls of functions to check; record with level L1 or mix")
+    files = (
+        PublishedFiles.of(asked.out_path, time.strftime("%Y%m%d%H%M%S"))
+        if asked.resumed is None
+        else PublishedFiles.beside(asked.resumed)
+    )
+    directory = files.results.parent
+    refuse_foreign_checks(directory)
+    verdicts = check.with_reach(_checked(check, files, asked, settings))
+    written = [files.results, files.details, *write_checks(verdicts, directory, dump=asked.dump)]
+    if asked.xlsx:
+        sheets = write_spreadsheets(files)
+        written += [sheets.results, sheets.details]
+    show(
+        lambda console: print_checks(verdicts, console, dump=asked.dump, files=written),
+        "the results' files have all of it",
+    )
     if not any(verdict.outputs for verdict in verdicts):
         return EXIT_FAILED
-    return EXIT_DIFFERENT if any(verdict.verdict.value == "wrong" for verdict in verdicts) else EXIT_AGREES
+    is_wrong = any(
+        verdict.verdict.value in ("wrong", "suspect") or any(note.level is Level.ERROR for note in verdict.notes)
+        for verdict in verdicts
+    )
+    return EXIT_DIFFERENT if is_wrong else EXIT_AGREES
 
 
-def _checked(check: DumpCheck, journal: Any, workers: int | None) -> list[CallVerdict]:
-    found = dict(journal.verdicts)
-    with progress_bar("checking") as progress:
-        for verdict in check.run(workers=workers, known=found, progress=progress):
-            journal.append(verdict)
-            found[verdict.entry] = verdict
-    return sorted(found.values(), key=lambda verdict: verdict.position)
+def _check_options(asked: _Asked, settings: CheckSettings) -> CheckOptions:
+    from msprobe_core.api_check.dump_check import CheckOptions
+    from msprobe_core.api_check.verdict import Inputs
+
+    made = asked.inputs in ("random", "synthetic")
+    return CheckOptions(
+        white_list=settings.white_list,
+        black_list=settings.black_list,
+        once_per_kind=asked.filter_api,
+        inputs=Inputs(asked.inputs) if made else Inputs.RECORDED,
+        missing_inputs=Inputs.SYNTHETIC if asked.inputs == "all" else None,
+        probes=asked.inputs in ("exact", "all"),
+        seed=asked.seed,
+    )
 
 
-_STEM = "accuracy_checking_result_"
+def _checked(check: DumpCheck, files: PublishedFiles, asked: _Asked, settings: CheckSettings) -> list[CallVerdict]:
+    """Check the calls that are left, and write each API's rows as soon as they are known."""
+    from msprobe_core.api_check.journal import Journal
+    from msprobe_core.compat.published_tables import PublishedTables, write_published_tables
+    from msprobe_core.store.layout import make_directory
+
+    make_directory(files.results.parent)
+    stamp = files.results.stem.rpartition("_")[2]
+    path = files.results.with_name(f".acc_check_{stamp}.journal")
+    is_foreign = asked.resumed is not None and not path.exists()
+    prefix = _DTYPE_PREFIXES.get(check.framework, "")
+    tables = PublishedTables(files, dtype_prefix=prefix, decimals=settings.precision, resumes=is_foreign)
+    with closing(Journal(path, check.digest)) as journal, closing(tables):
+        found = dict(journal.verdicts)
+        rows = _Rows(tables, check.entries, skipped=tables.finished)
+        rows.add(*found.values())
+        left = [entry for entry in check.entries if _api_of(entry) not in tables.finished]
+        with progress_bar("checking") as progress:
+            for verdict in check.of_entries(left).run(workers=asked.workers, known=found, progress=progress):
+                journal.append(verdict)
+                found[verdict.entry] = verdict
+                rows.add(verdict)
+    ordered = sorted(found.values(), key=lambda verdict: verdict.position)
+    if not is_foreign:  # the rows are in the order in which the calls were finished
+        write_published_tables(ordered, files, dtype_prefix=prefix, decimals=settings.precision)
+    return ordered
 
 
-def _stamp_of(path: Path) -> str:
-    if not path.name.startswith(_STEM):
-        raise ConfigError(f"-csv_path {path}: give an {_STEM}*.csv of an earlier run")
-    return path.stem.removeprefix(_STEM)
+_DTYPE_PREFIXES = {"pytorch": "torch."}
+
+
+class _Rows:
+    """Passes the verdicts on to the tables once those on all calls of an API are known."""
+
+    def __init__(self, tables: PublishedTables, entries: Sequence[str], skipped: frozenset[str]) -> None:
+        self._tables = tables
+        self._left: dict[str, int] = {}
+        for entry in entries:
+            if (api := _api_of(entry)) not in skipped:
+                self._left[api] = self._left.get(api, 0) + 1
+        self._known: dict[str, list[CallVerdict]] = {}
+
+    def add(self, *verdicts: CallVerdict) -> None:
+        for verdict in verdicts:
+            own = self._known.setdefault(verdict.api, [])
+            own.append(verdict)
+            if len(own) == self._left.get(verdict.api):
+                own = self._known.pop(verdict.api)
+                self._tables.append(sorted(own, key=lambda each: each.phase.value, reverse=True))
+
+
+def _api_of(entry: str) -> str:
+    return entry.rpartition(".")[0]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import click
 
-from msprobe_core.cli.acc_check import acc_check
+from msprobe_core.cli.acc_check import acc_check, multi_acc_check, multi_run_ut, run_ut
 from msprobe_core.cli.api_precision_compare import api_precision_compare
 from msprobe_core.cli.calibrate import calibrate
 from msprobe_core.cli.compare import compare
@@ -46,9 +46,12 @@ def msprobe_register_commands() -> Sequence[click.Command]:
         locate,
         merge_result,
         monitor,
+        multi_acc_check,
+        multi_run_ut,
         nan_analyze,
         overflow_check,
         plugins,
         run_overflow_check,
+        run_ut,
         view,
     ]

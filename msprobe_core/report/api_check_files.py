@@ -152,7 +152,7 @@ def check_table(verdicts: Sequence[CallVerdict]) -> pl.DataFrame:
         for call in verdicts
         for output in (call.outputs or (None,))
     ]
-    return pl.DataFrame(rows, schema=_SCHEMA, orient="row")
+    return pl.DataFrame(rows, schema=_SCHEMA, orient="row", infer_schema_length=None)
 
 
 _PUBLISHED: dict[str, Any] = {

@@ -232,6 +232,40 @@ def _check_size(function: Function, call: ReplayCall) -> None:
     """
     if _is_surely_small(call):
         return
+    form = (
+        call.site.prefix,
+        call.site.path,
+        call.has_lists,
+        call.max_elements,
+        _form_of(call.args),
+        _form_of(call.kwargs),
+    )
+    if form in _SMALL:
+        return
+    _raise_if_large(function, call)
+    if len(_SMALL) >= _MOST_FORMS:
+        _SMALL.clear()
+    _SMALL.add(form)
+
+
+_SMALL: set[Any] = set()
+"""Forms of calls whose results are known not to be too large: calls are replayed several times, and layers repeat."""
+
+_MOST_FORMS = 4096
+
+
+def _form_of(value: Any) -> Any:
+    """Return what the size of results depends on: the shapes of tensors, and all other values."""
+    if isinstance(value, ReplayTensor):
+        return value.values.shape
+    if isinstance(value, list):
+        return tuple(map(_form_of, value))
+    if isinstance(value, dict):
+        return tuple((key, _form_of(item)) for key, item in value.items())
+    return repr(value)
+
+
+def _raise_if_large(function: Function, call: ReplayCall) -> None:
     args, kwargs = _arguments(call, lambda value, _: torch.empty(value.values.shape, device="meta"), "meta")
     try:
         with torch.device("meta"):

@@ -237,9 +237,15 @@ def _factors() -> dict[tuple[str, str], int]:
         "NPU": _BOUNDED_REFERENCES.split(),
     }
     with_weights = frozenset(_WITH_WEIGHTS.split())
-    return {(prefix, name): 2 if name in with_weights else 3 for prefix, names in bounded.items() for name in names} | {
-        ("NPU", name): 0 for _, name in REFERENCES if "fusion_attention" in name
-    }
+    return (
+        {(prefix, name): 2 if name in with_weights else 3 for prefix, names in bounded.items() for name in names}
+        | {("NPU", name): 0 for _, name in REFERENCES if "fusion_attention" in name}
+        | {("Torch", name): 1 for name in _JOINING.split()}
+    )
+
+
+_JOINING = "cat concat concatenate stack hstack vstack dstack column_stack"
+"""Their results are as large as all arguments together; PyTorch's meta run of them imports its compiler."""
 
 
 @cache
