@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 import msgspec
 import polars as pl
@@ -152,11 +152,12 @@ def check_table(verdicts: Sequence[CallVerdict]) -> pl.DataFrame:
         for call in verdicts
         for output in (call.outputs or (None,))
     ]
-    return pl.DataFrame(rows, schema=_SCHEMA, orient="row", infer_schema_length=None)
+    return pl.DataFrame(rows, schema=_SCHEMA, orient="row")
 
 
 _PUBLISHED: dict[str, Any] = {
-    name: pl.String if name.startswith("plain_") else pl.Float64 for name in PublishedColumns.__struct_fields__
+    field.name: pl.String if str in (field.type, *get_args(field.type)) else pl.Float64
+    for field in msgspec.structs.fields(PublishedColumns)
 }
 _SCHEMA: dict[str, Any] = {
     "entry": pl.String, "api": pl.String, "phase": pl.String, "call_verdict": pl.String, "inputs": pl.String,
@@ -317,7 +318,7 @@ def _published_of(found: Mapping[str, float | str]) -> PublishedColumns:
     known = {name: value for name, value in found.items() if name in _PUBLISHED}
     return PublishedColumns(
         **{
-            name: str(value) if name.startswith("plain_") else _number(value)  # pyright: ignore[reportArgumentType]
+            name: str(value) if _PUBLISHED[name] == pl.String else _number(value)  # pyright: ignore[reportArgumentType]
             for name, value in known.items()
         }
     )
