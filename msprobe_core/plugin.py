@@ -71,6 +71,7 @@ from msprobe_core.protocols.capabilities import (
     CommunicatingFramework,
     CompilingFramework,
     DeviceGauge,
+    DeviceReplayingFramework,
     Fp8Reducer,
     KernelChecker,
     KernelDump,
@@ -143,10 +144,10 @@ __all__ = [  # noqa: RUF022  # by purpose
     # Frameworks
     "Framework", "FrameworkOffer", "NamedModel", "AttachOptions", "Attachment", "Reducer", "Removable",
     # Optional capabilities of a framework
-    "CallWatcher", "CheckingFramework", "CommunicatingFramework", "CompilingFramework", "DeviceGauge", "Fp8Reducer",
-    "KernelChecker", "KernelDump", "KernelDumper", "LinearFramework", "MeasuringFramework", "MonitoringFramework",
-    "OperatorFramework", "PerturbingFramework", "ReplayingFramework", "TrainerFramework", "TrainingState",
-    "WatchingFramework",
+    "CallWatcher", "CheckingFramework", "CommunicatingFramework", "CompilingFramework", "DeviceGauge",
+    "DeviceReplayingFramework", "Fp8Reducer", "KernelChecker", "KernelDump", "KernelDumper", "LinearFramework",
+    "MeasuringFramework", "MonitoringFramework", "OperatorFramework", "PerturbingFramework", "ReplayingFramework",
+    "TrainerFramework", "TrainingState", "WatchingFramework",
     # Recording
     "Call", "CallRecorder",
     # Storage

@@ -248,6 +248,29 @@ class LinearFramework(Protocol):
 
 
 @runtime_checkable
+class DeviceReplayingFramework(ReplayingFramework, Protocol):
+    """Optional, for a `ReplayingFramework` that replays calls on other devices than the host too."""
+
+    def replay(self, call: ReplayCall, model: object | None = None, device: str | None = None) -> Replayed:
+        """Replay the call, and return its result on the host. The random state of host and device is unchanged.
+
+        Args:
+            call: The function and its arguments. What it says of the program's devices stands for ``device``.
+            model: The model whose module is called; ``None`` for an API. It is not modified.
+            device: The framework's name of a device; ``None`` for the host.
+
+        Raises:
+            ConfigError: there is no such device here; the message says which there are.
+            ReplayError: as without a device, or the device failed.
+        """
+        ...
+
+    def replay_devices(self) -> Sequence[str]:
+        """Return the devices present besides the host, as `replay` takes them."""
+        ...
+
+
+@runtime_checkable
 class MonitoringFramework(Protocol):
     """Optional, for the training monitor; see `msprobe_core.monitor.collector`."""
 

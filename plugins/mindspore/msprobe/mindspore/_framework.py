@@ -17,7 +17,7 @@ from mindspore.communication import GlobalComm, get_rank
 from msprobe.mindspore._calls import SPARSE, ApiCalls
 from msprobe.mindspore._cells import PREFIX, CellHooks, cells_of
 from msprobe.mindspore._communication import CommunicationPatches
-from msprobe.mindspore._device import WITH_ARITHMETIC, is_host
+from msprobe.mindspore._device import WITH_ARITHMETIC, check_target, device_target, is_host
 from msprobe.mindspore._functions import ApiPatches
 from msprobe.mindspore._gradients import takes_gradient, watch_gradient
 from msprobe.mindspore._jit import JitPatches, is_tracing
@@ -132,10 +132,12 @@ class MindSporeFramework(Monitoring, Measuring):
 
         return why_not_replayed(site)
 
-    def replay(self, call: ReplayCall, model: object | None = None) -> Replayed:
-        """Replay a recorded call; see `msprobe_core.plugin.ReplayingFramework`."""
+    def replay(self, call: ReplayCall, model: object | None = None, device: str | None = None) -> Replayed:
+        """Replay a recorded call; see `msprobe_core.plugin.DeviceReplayingFramework`."""
         from msprobe.mindspore._replay import replay
 
+        if device is not None:
+            check_target(device)
         return replay(call, model)
 
     def linear_in(self, site: Site) -> LinearKind | None:
@@ -143,6 +145,10 @@ class MindSporeFramework(Monitoring, Measuring):
         from msprobe.mindspore._replay_table import linear_in
 
         return linear_in(site.path)
+
+    def replay_devices(self) -> Sequence[str]:
+        """Return the device target of this process, unless that is the CPU: it cannot change in a process."""
+        return [] if is_host() else [device_target()]
 
     def reducer(self) -> Reducer:
         """Return a new reducer."""

@@ -269,11 +269,17 @@ class PyTorchFramework(Monitoring, Measuring):
 
         return why_not_replayed(site)
 
-    def replay(self, call: ReplayCall, model: object | None = None) -> Replayed:
-        """Replay a recorded call on the CPU."""
+    def replay(self, call: ReplayCall, model: object | None = None, device: str | None = None) -> Replayed:
+        """Replay a recorded call on the CPU or on another device."""
         from msprobe.pytorch._replay import replay
 
-        return replay(call, model)
+        return replay(call, model, device)
+
+    def replay_devices(self) -> Sequence[str]:
+        """Return the devices present besides the CPU; see `msprobe_core.plugin.DeviceReplayingFramework`."""
+        from msprobe.pytorch._replay_devices import devices
+
+        return devices()
 
     def linear_in(self, site: Site) -> LinearKind | None:
         """Return how a function is linear; see `msprobe_core.plugin.LinearFramework`."""

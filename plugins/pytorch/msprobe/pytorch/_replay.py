@@ -1,4 +1,4 @@
-"""Replay one recorded call by itself, on the CPU."""
+"""Replay one recorded call by itself, on the CPU or on another device."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from msprobe.pytorch._replay_devices import HOST, device_of, state_of, without_autocast
 from msprobe.pytorch._replay_table import AMBIGUOUS, RANDOM, find_function, num_factors, why_left_out
 from msprobe_core.interception import NOT_SPECIAL, build_arguments, literal_of, tensors_by_path, why_not_called
 from msprobe_core.plugin import Argument, Phase, ReplayCall, Replayed, ReplayError, ReplayTensor, Site, SiteKind
@@ -28,28 +29,30 @@ def why_not_replayed(site: Site) -> str | None:
     return why_left_out(site.prefix, site.path) or why_not_called(site, "PyTorch", RANDOM, find_function)
 
 
-def replay(call: ReplayCall, model: object | None) -> Replayed:
-    """See `msprobe_core.plugin.ReplayingFramework`."""
+def replay(call: ReplayCall, model: object | None, device: str | None = None) -> Replayed:
+    """See `msprobe_core.plugin.DeviceReplayingFramework`."""
+    place = HOST if device is None else device_of(device)
     try:
-        with _by_itself(), warnings.catch_warnings():
+        with _by_itself(place), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return _replay(call, model)
+            return _replay(call, model, place)
     except ReplayError:
         raise
     except Exception as error:  # PyTorch, or the user's model, may fail in any way on arguments from a file
         reason = " ".join(str(error).split())[:300]
-        raise ReplayError(f"it cannot be called again ({type(error).__name__}: {reason})") from error
+        where = "" if device is None else f" on {place}"
+        raise ReplayError(f"it cannot be called again{where} ({type(error).__name__}: {reason})") from error
 
 
-def _replay(call: ReplayCall, model: object | None) -> Replayed:
-    function = _function_of(call, model)
+def _replay(call: ReplayCall, model: object | None, device: torch.device) -> Replayed:
+    function = _function_of(call, model, device)
     tensors: dict[int, Tensor] = {}
     leaves: dict[str, Tensor] = {}
 
     def make(value: ReplayTensor, path: str) -> Tensor:
         leaf = None if value.identity is None else tensors.get(value.identity)
         if leaf is None:
-            leaf = _tensor_of(value)
+            leaf = _tensor_of(value).to(device)
             if value.identity is not None:
                 tensors[value.identity] = leaf
         if value.takes_gradient:
@@ -59,9 +62,13 @@ def _replay(call: ReplayCall, model: object | None) -> Replayed:
 
     if call.site.kind is SiteKind.API:
         _check_size(function, call)
-    args, kwargs = _arguments(call, make)
-    before = torch.get_rng_state()
-    with torch.set_grad_enabled(call.site.phase is Phase.BACKWARD), _Widened() if call.is_widened else _nothing():
+    args, kwargs = _arguments(call, make, device)
+    before = state_of(device)
+    with (
+        torch.set_grad_enabled(call.site.phase is Phase.BACKWARD),
+        _nothing() if device == HOST else device,  # where results are made that have no arguments
+        _Widened() if call.is_widened else _nothing(),
+    ):
         output = function(*args, **kwargs)
         if output is None and args:  # it wrote to its first argument, like ``x[i] = y``
             output = args[0]
@@ -70,8 +77,8 @@ def _replay(call: ReplayCall, model: object | None) -> Replayed:
             if call.site.phase is Phase.BACKWARD
             else dict(tensors_by_path(output, Tensor))
         )
-    is_random = not torch.equal(before, torch.get_rng_state())
-    recorded = {path: _recorded(value) for path, value in values.items()}
+    recorded = {path: _recorded(value) for path, value in values.items()}  # waits for the device, which may fail
+    is_random = not state_of(device).is_same(before)
     return Replayed(values=recorded, is_random=is_random, is_unique=call.site.path not in AMBIGUOUS)
 
 
@@ -81,14 +88,14 @@ def _nothing() -> Generator[None, None, None]:
 
 
 @contextmanager
-def _by_itself() -> Generator[None, None, None]:
+def _by_itself(device: torch.device) -> Generator[None, None, None]:
     """Isolate the call from the program's random state, autocast and default dtype, and these from the call."""
-    state, dtype = torch.get_rng_state(), torch.get_default_dtype()
+    state, dtype = state_of(device), torch.get_default_dtype()
     try:
-        with torch.autocast("cpu", enabled=False):
+        with torch.autocast("cpu", enabled=False), without_autocast(device):
             yield
     finally:
-        torch.set_rng_state(state)
+        state.restore()
         torch.set_default_dtype(dtype)
 
 
@@ -123,7 +130,7 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 # --- what is called ---------------------------------------------------------------------------------------------
 
 
-def _function_of(call: ReplayCall, model: object | None) -> Function:
+def _function_of(call: ReplayCall, model: object | None, device: torch.device) -> Function:
     site = call.site
     if site.kind is SiteKind.API:
         function = find_function(site.prefix, site.path)
@@ -132,11 +139,11 @@ def _function_of(call: ReplayCall, model: object | None) -> Function:
         return function
     if not isinstance(model, nn.Module):
         raise ReplayError("a module is replayed with the model that it is part of; name it with --model")
-    return _module_of(call, model)
+    return _module_of(call, model, device)
 
 
-def _module_of(call: ReplayCall, model: nn.Module) -> nn.Module:
-    """Return a copy of the called module, with its recorded parameters."""
+def _module_of(call: ReplayCall, model: nn.Module, device: torch.device) -> nn.Module:
+    """Return a copy of the called module on a device, with its recorded parameters."""
     site = call.site
     found = _submodule(model, site.path)
     if found is None:
@@ -155,7 +162,7 @@ def _module_of(call: ReplayCall, model: nn.Module) -> nn.Module:
             raise ReplayError(f"the recorded parameter {name!r} of {site.path!r} does not fit the model")
         parameter.data = _tensor_of(value)
     module.requires_grad_(False)
-    return module.double() if call.is_widened else module
+    return (module.double() if call.is_widened else module).to(device)
 
 
 def _submodule(model: nn.Module, path: str) -> nn.Module | None:
@@ -169,19 +176,19 @@ def _submodule(model: nn.Module, path: str) -> nn.Module | None:
 
 
 def _arguments(
-    call: ReplayCall, make: Callable[[ReplayTensor, str], Tensor], device: str = "cpu"
+    call: ReplayCall, make: Callable[[ReplayTensor, str], Tensor], device: torch.device
 ) -> tuple[list[Any], dict[str, Any]]:
     return build_arguments(call, make, partial(_special, device=device))
 
 
-def _special(value: Argument, device: str) -> Any:
+def _special(value: Argument, device: torch.device) -> Any:
     """Return an argument of one of PyTorch's own types.
 
     Raises:
         ReplayError: this PyTorch does not have it.
     """
     if value.type == "torch.device" or (value.type == "str" and _DEVICE.fullmatch(str(value.value))):
-        return torch.device(device)  # wherever the program ran
+        return device  # wherever the program ran
     if value.type == "torch.Size":
         return torch.Size(literal_of(value))
     if value.type in ("torch.dtype", "torch.layout"):
@@ -212,7 +219,7 @@ def _tensor_of(value: ReplayTensor) -> Tensor:
 
 def _recorded(tensor: Tensor) -> ReplayTensor:
     dtype = str(tensor.dtype).removeprefix("torch.")
-    values = tensor.detach().resolve_conj().resolve_neg()
+    values = tensor.detach().cpu().resolve_conj().resolve_neg()
     if values._is_zerotensor():  # a gradient that is zero everywhere may have no memory
         values = values.clone()
     if values.is_sparse or values.is_quantized:
@@ -266,9 +273,10 @@ def _form_of(value: Any) -> Any:
 
 
 def _raise_if_large(function: Function, call: ReplayCall) -> None:
-    args, kwargs = _arguments(call, lambda value, _: torch.empty(value.values.shape, device="meta"), "meta")
+    meta = torch.device("meta")
+    args, kwargs = _arguments(call, lambda value, _: torch.empty(value.values.shape, device=meta), meta)
     try:
-        with torch.device("meta"):
+        with meta:
             output = function(*args, **kwargs)
     except Exception as error:  # depends on values, or has no meta kernel: then no number may exceed the limit
         if (number := _largest_size([*args, *kwargs.values()])) > call.max_elements:
@@ -329,7 +337,7 @@ def _gradients(call: ReplayCall, output: Any, leaves: Mapping[str, Tensor]) -> d
             if tuple(tensor.shape) != given.values.shape:
                 raise ReplayError(f"its output {path} has the shape {list(tensor.shape)}, and the gradient another")
             ends.append(tensor)
-            incoming.append(_tensor_of(given).to(tensor.dtype))
+            incoming.append(_tensor_of(given).to(tensor.device, tensor.dtype))
     if not ends or not leaves:
         raise ReplayError("no gradient flows through it from what was recorded")
     found = torch.autograd.grad(ends, list(leaves.values()), incoming, allow_unused=True)
