@@ -198,7 +198,7 @@ class _Allowance:
 
     @classmethod
     def of(cls, oracle: Array, own: Array | None, disturbed: list[Array], dtype: str, replays: Replays) -> _Allowance:
-        roundoff = UNIT_ROUNDOFF.get(dtype, 2.0**-24)
+        roundoff = max(UNIT_ROUNDOFF.get(dtype, 2.0**-24), replays.result_roundoff)
         tiny = _SUBNORMAL.get(dtype, 2.0**-9)
         changes = [np.abs(each - oracle) for each in disturbed]
         condition = max((_norm(change) for change in changes), default=0.0)

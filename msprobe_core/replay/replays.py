@@ -11,8 +11,8 @@ import numpy as np
 
 from msprobe_core.errors import ReplayError
 from msprobe_core.findings import Finding
-from msprobe_core.model import ReplayCall, Replayed, ReplayTensor, ReplayValue, SiteKind
-from msprobe_core.protocols.capabilities import ReplayingFramework
+from msprobe_core.model import Phase, ReplayCall, Replayed, ReplayTensor, ReplayValue, SiteKind
+from msprobe_core.protocols.capabilities import DeviceReplayingFramework, ReplayingFramework
 from msprobe_core.replay.recorded import RecordedCall, map_tensors
 from msprobe_core.replay.replay_codes import ReplayCode
 
@@ -44,6 +44,8 @@ class Replays:
         roundoff: The unit round-off u of the disturbance: that of the inputs' dtype, or of the results' dtype if it is
             larger, as under autocast. 0 without floating inputs.
         num_summed: Largest possible number of terms of a sum in the call, estimated from its sizes.
+        result_roundoff: Unit round-off of the dtype that results had before they were cast to their own, as gradients
+            under autocast; 0 if they were not cast.
         note: A finding about the replays; ``None`` if there is none.
         is_unique: Whether there is one right result; see `msprobe_core.model.Replayed`.
     """
@@ -53,6 +55,7 @@ class Replays:
     disturbed: list[dict[str, ReplayTensor]]
     roundoff: float
     num_summed: int
+    result_roundoff: float = 0.0
     note: Finding | None = None
     is_unique: bool = True
 
@@ -86,9 +89,10 @@ class Replayer:
         oracle, self.base = _widest(_base_of(call, max_elements), call, framework, model)
         own, note = _own(self.base, call, framework, model)
         self._least = 0.0
-        if own is not None and any(value.dtype != own[path].dtype for path, value in call.outputs.items()):
+        self._autocast = None if own is None else _autocast_dtype(call, own)
+        if self._autocast is not None:
             # Under autocast the inputs are rounded to the precision of the results before the computation.
-            self._least = max(_roundoff(value.dtype) for value in call.outputs.values())
+            self._least = _roundoff(self._autocast)
             own, note = None, Finding(ReplayCode.AUTOCAST)
         inputs = [value for value in call.tensors.values() if _is_floating(value)]
         self.plain = Replays(
@@ -97,6 +101,7 @@ class Replayer:
             disturbed=[],
             roundoff=max([self._least, *(_roundoff(value.dtype) for value in inputs)]) if inputs else 0.0,
             num_summed=1,
+            result_roundoff=self._least if call.site.phase is Phase.BACKWARD else 0.0,
             note=note,
             is_unique=oracle.is_unique,
         )
@@ -113,6 +118,51 @@ class Replayer:
         disturbed = [framework.replay(_mapped(self.base, disturb), self._model).values for _ in range(number)]
         is_elementwise = _is_elementwise(call, self.base, self.plain.oracle, framework, self._model)
         return replace(self.plain, disturbed=disturbed, num_summed=1 if is_elementwise else _num_summed(call))
+
+    def on_device(self, device: str) -> dict[str, ReplayTensor]:
+        """Return the results of the call, in its own precision, from another device than the host.
+
+        A call that was recorded under autocast is computed from inputs of the dtype of its results, as autocast does.
+
+        Args:
+            device: As the framework names it.
+
+        Raises:
+            ConfigError: there is no such device here.
+            ReplayError: the call cannot be replayed there, or returns something else than what was recorded.
+        """
+        if not isinstance(self._framework, DeviceReplayingFramework):
+            raise ReplayError("calls of this framework are replayed on the host only")
+        base = self.base if self._autocast is None else _cast(self.base, self._autocast)
+        found = self._framework.replay(base, self._model, device)
+        if not self._call.outputs:
+            return found.values
+        if problem := _misfit(found, self._call):
+            raise ReplayError(problem.text)
+        return {path: found.values[path] for path in self._call.outputs}
+
+
+def _autocast_dtype(call: RecordedCall, own: Mapping[str, ReplayTensor]) -> str | None:
+    """Return the dtype that autocast computed in, as far as a dump shows it; ``None`` without autocast.
+
+    The results have another dtype than those of a call with these inputs. In a backward, only what comes in has it.
+    """
+    if any(value.dtype != own[path].dtype for path, value in call.outputs.items()):
+        return max((value.dtype for value in call.outputs.values()), key=_roundoff)
+    coarsest = max((value.dtype for value in call.gradients.values()), key=_roundoff, default="")
+    forward = [value for path, value in call.tensors.items() if not path.startswith("gradient.")]
+    coarsest_input = max((_roundoff(value.dtype) for value in forward if _is_floating(value)), default=0.0)
+    return coarsest if coarsest_input and _roundoff(coarsest) > coarsest_input else None
+
+
+def _cast(call: ReplayCall, dtype: str) -> ReplayCall:
+    """Return the call with inputs as autocast makes them: those with fewer than 64 bits in one dtype."""
+
+    def cast(value: ReplayTensor) -> ReplayTensor:
+        is_cast = value.values.dtype.kind == "f" and _roundoff(value.dtype) > UNIT_ROUNDOFF["float64"]
+        return msgspec.structs.replace(value, dtype=dtype) if is_cast else value
+
+    return msgspec.structs.replace(_mapped(call, cast), is_widened=False)
 
 
 def replay_once(call: RecordedCall, run: Run, max_elements: int) -> tuple[Replayed, ReplayCall]:
