@@ -57,6 +57,14 @@ class SimulatedTensor(Tensor):
         del tensor_contents
         return f"SimulatedTensor({list(self.shape)}, {self.dtype}, {self.device})"
 
+    def tolist(self) -> Any:
+        """Return the elements; PyTorch refuses this for subclasses, and not for devices."""
+        return self.cpu().tolist()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Save the elements, as ``torch.save`` does for a device that has them in memory of its own."""
+        return self.detach().cpu().__reduce_ex__(protocol)
+
     @classmethod
     def __torch_dispatch__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -246,7 +254,6 @@ def has_python_devices() -> bool:
     return hasattr(backend_registration, "_setup_privateuseone_for_python_backend")
 
 
-@cache
 def simulated_device(kind: str = "npu", count: int = 1) -> SimulatedDevice:
     """Return the device of this process, which it registers at the first call.
 
@@ -255,6 +262,11 @@ def simulated_device(kind: str = "npu", count: int = 1) -> SimulatedDevice:
         count: How many there are. With one, PyTorch runs its backward in a thread of its own, as with real devices; it
             has no such threads for further devices that are written in Python, so with several it uses the caller's.
     """
+    return _registered(kind, count)
+
+
+@cache
+def _registered(kind: str, count: int) -> SimulatedDevice:
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
     device = SimulatedDevice(kind, count)

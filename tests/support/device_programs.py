@@ -1,0 +1,200 @@
+"""What tests run in a process with a simulated device: recording on it, and checks of dumps with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from simulated_device import simulated_device
+from torch import Tensor, nn
+from torch.nn import functional
+
+from msprobe_core import names
+from msprobe_core.model import Phase
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A wrong kernel: the operator, a member of `KERNELS`, and on which device; ``None`` for all."""
+
+    operator: str
+    kernel: str
+    index: int | None = None
+
+
+def _scaled(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return original(*args, **kwargs) * 1.02
+
+
+def _scaled_bfloat16(original: Callable[..., Any], value: Tensor, *args: Any, **kwargs: Any) -> Any:
+    result = original(value, *args, **kwargs)
+    return result * 1.1 if value.dtype is torch.bfloat16 else result
+
+
+def _drops_a_row(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    result = original(*args, **kwargs).clone()
+    result[-1] = 0
+    return result
+
+
+def _varies(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    result = original(*args, **kwargs)
+    return result * (1 + 0.1 * torch.rand(result.shape, dtype=torch.float64)).to(result.dtype)
+
+
+def _fails(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    del original, args, kwargs
+    raise RuntimeError("EZ9999: Inner Error!\n  the kernel could not be launched")
+
+
+KERNELS = {
+    "scaled": _scaled, "scaled in bfloat16": _scaled_bfloat16, "drops a row": _drops_a_row, "varies": _varies,
+    "fails": _fails,
+}  # fmt: skip
+
+
+class Block(nn.Module):
+    """Attention by hand, a norm and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(16, 16)
+        self.norm = nn.LayerNorm(16)
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = functional.gelu(self.project(x))
+        weights = functional.softmax(torch.matmul(y, y.transpose(-1, -2)) / 4, dim=-1)
+        return self.head(self.norm(torch.matmul(weights, y) + x))
+
+
+def record(place: Path, device: str, dtype: str = "float32", faults: Sequence[Fault] = (), count: int = 1) -> Path:
+    """Train one step on a device, and record it; return the directory of the dump.
+
+    The dtype ``autocast`` is float32 with autocast to bfloat16, on the host.
+    """
+    from msprobe.pytorch import PrecisionDebugger
+
+    place.mkdir(parents=True, exist_ok=True)
+    config = {"task": "tensor", "level": "mix", "dump_path": str(place / "run")}
+    (place / "config.json").write_text(json.dumps(config))
+    torch.manual_seed(0)
+    plain = torch.float32 if dtype == "autocast" else getattr(torch, dtype)
+    model = Block().to(plain)
+    x = torch.randn(3, 8, 16).to(plain)
+    with _wrong(faults, count):
+        model, x = model.to(device), x.to(device).requires_grad_()
+        debugger = PrecisionDebugger(str(place / "config.json"))
+        try:
+            debugger.start(model)
+            with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "autocast"):
+                loss = model(x).float().square().mean()
+            loss.backward()
+            debugger.stop()
+            debugger.step()
+        finally:
+            debugger.close()
+            PrecisionDebugger._instance = None
+    return next((place / "run" / "step0").iterdir())
+
+
+def check(
+    dump: Path, devices: Sequence[str] = (), faults: Sequence[Fault] = (), count: int = 1
+) -> Mapping[str, tuple[str, Mapping[str, str], Sequence[str]]]:
+    """Check all calls of a dump; return the verdict, that of each side, and the codes of the notes, by entry."""
+    from msprobe_core.api_check.call_check import CallChecker
+    from msprobe_core.api_check.three_way import check_devices, results_on, three_way
+    from msprobe_core.api_check.verdict import worst_of
+    from msprobe_core.replay.recorded import RecordedCalls
+    from msprobe_core.replay.replays import Replayer
+    from msprobe_core.store.reading import read_dump
+
+    framework, found = _framework(), {}
+    checker = CallChecker(framework=framework)
+    with _wrong(faults, count):
+        check_devices(framework, devices)
+        calls = RecordedCalls(read_dump(dump), 1 << 20)
+        for entry in calls.entries:
+            if names.is_module(entry) or names.parse_entry(entry).phase not in (Phase.FORWARD, Phase.BACKWARD):
+                continue
+            call = calls.read(entry)
+            if checker.why_not_checked(call) is not None:
+                continue
+            replayer = Replayer(call, framework, None, 1 << 20)
+            verdict = checker.judge(call, replayer, call.outputs)
+            verdict = three_way(checker, call, replayer, verdict, results_on(replayer, devices))
+            sides = {
+                side: worst_of(each.verdict for each in verdict.outputs if each.side == side).value
+                for side in {each.side for each in verdict.outputs}
+            }
+            found[entry] = verdict.verdict.value, sides, [note.code.value for note in verdict.notes]
+    return found
+
+
+def replay(call: Any, device: str | None = None, faults: Sequence[Fault] = (), count: int = 1) -> Any:
+    """Replay a call; return the results, and whether it drew random numbers."""
+    with _wrong(faults, count):
+        replayed = _framework().replay(call, None, device)
+        return {path: value.values for path, value in replayed.values.items()}, replayed.is_random
+
+
+def replay_beside_a_program(call: Any, count: int = 1) -> Mapping[str, bool]:
+    """Replay a random call on the device; return what of the program's state is as before."""
+    device = simulated_device(count=count)
+    torch.manual_seed(3)
+    before = torch.get_rng_state(), device.generators[0].get_state()
+    with torch.autocast("npu", torch.bfloat16):
+        result, is_random = _framework().replay(call, None, "npu"), True
+        still_on = torch.is_autocast_enabled("npu")
+    return {
+        "random": result.is_random is is_random,
+        "host": torch.equal(before[0], torch.get_rng_state()),
+        "device": torch.equal(before[1], device.generators[0].get_state()),
+        "autocast": still_on,
+    }
+
+
+def devices(count: int = 1) -> Sequence[str]:
+    """Return the devices that the plugin sees."""
+    simulated_device(count=count)
+    return _framework().replay_devices()
+
+
+def operators_of(size: int) -> Sequence[str]:
+    """Return the operators of one program on the device, and check what such a device promises."""
+    device, seen = simulated_device(), list[str]()
+    device.watchers.append(lambda name, args, kwargs: seen.append(name))
+    x = torch.randn(size, size).to("npu")
+    y = (x @ x).softmax(-1)
+    assert y.device == torch.device("npu:0")
+    y.sum().item()
+    device.watchers.clear()
+    return seen
+
+
+def mixed() -> str:
+    """Return the error of an operator on tensors of two devices."""
+    simulated_device()
+    try:
+        torch.mm(torch.ones(2, 2).to("npu"), torch.ones(2, 2))
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def _framework() -> Any:
+    from msprobe.pytorch._framework import PyTorchFramework
+
+    return PyTorchFramework()
+
+
+def _wrong(faults: Sequence[Fault], count: int) -> ExitStack:
+    stack, device = ExitStack(), simulated_device(count=count)
+    for fault in faults:
+        stack.enter_context(device.wrong(fault.operator, KERNELS[fault.kernel], fault.index))
+    return stack
