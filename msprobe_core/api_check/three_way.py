@@ -17,12 +17,15 @@ If the host is wrong too in the call's own precision, the dtype is too coarse fo
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import msgspec
 
+from msprobe_core.api_check.call_check import CallChecker, unchecked
 from msprobe_core.api_check.check_codes import CheckCode
 from msprobe_core.api_check.three_way_codes import ThreeWayCode
 from msprobe_core.api_check.verdict import CallVerdict, OutputVerdict, PublishedColumns, Verdict, worst_of
@@ -32,7 +35,7 @@ from msprobe_core.model import ReplayTensor
 from msprobe_core.protocols.capabilities import DeviceReplayingFramework, ReplayingFramework
 from msprobe_core.replay.judge import relative_difference
 from msprobe_core.replay.recorded import RecordedCall
-from msprobe_core.replay.replays import Replayer
+from msprobe_core.replay.replays import Replayer, replay_on_device
 
 ALIKE = 0.5
 """Two wrong results are alike if their difference is at most this share of the error: one fault, and not two."""
@@ -64,7 +67,7 @@ class FreshResults:
     """
 
     device: str
-    results: Mapping[str, ReplayTensor]
+    results: Mapping[str, ReplayTensor] = field(default_factory=dict[str, ReplayTensor])
     problem: Finding | None = None
 
 
@@ -91,22 +94,62 @@ def _whole(device: str) -> str:
     return device if ":" in device else f"{device}:0"
 
 
-def results_on(replayer: Replayer, devices: Iterable[str]) -> list[FreshResults]:
-    """Compute a call on devices, one after the other; what fails is a problem of that device.
+def results_on(
+    call: RecordedCall, framework: ReplayingFramework, model: object | None, device: str, max_elements: int
+) -> FreshResults:
+    """Compute a call on a device; what fails is the result's problem.
 
     Raises:
         ConfigError: there is no such device here.
     """
-    return [_results_on(replayer, device) for device in devices]
+    return _tried(device, lambda: replay_on_device(call, framework, model, device, max_elements))
 
 
-def _results_on(replayer: Replayer, device: str) -> FreshResults:
+def _tried(device: str, compute: Callable[[], Mapping[str, ReplayTensor]]) -> FreshResults:
     try:
-        return FreshResults(device=device, results=replayer.on_device(device))
+        return FreshResults(device=device, results=compute())
     except ReplayError as error:
-        why = {"device": device, "why": noted(str(error))}
-        problem = Finding(ThreeWayCode.NOT_COMPUTED, Level.WARNING, why)
-        return FreshResults(device=device, results={}, problem=problem)
+        return not_computed(device, str(error))
+
+
+def not_computed(device: str, why: str) -> FreshResults:
+    """Return what there is of a device that did not compute a call."""
+    fields = {"device": device, "why": noted(why)}
+    return FreshResults(device=device, problem=Finding(ThreeWayCode.NOT_COMPUTED, Level.WARNING, fields))
+
+
+def check_on(
+    checker: CallChecker,
+    call: RecordedCall,
+    devices: Sequence[str] = (),
+    stored: Sequence[FreshResults] = (),
+    ratio: RatioRule | None = None,
+) -> CallVerdict:
+    """Check the recorded result of a call, and those of devices; like `CallChecker.check` without devices.
+
+    Args:
+        checker: Checks calls.
+        call: The call.
+        devices: Compute it here.
+        stored: Have computed it elsewhere.
+        ratio: As for `three_way`.
+
+    Raises:
+        ConfigError: there is no such device here.
+    """
+    begin = time.perf_counter()
+    if (why := checker.why_not_checked(call)) is not None:
+        return unchecked(call, why)
+    try:
+        replayer = Replayer(call, checker.framework, checker.model, checker.max_elements)
+        found = checker.judge(call, replayer, call.outputs)
+        fresh = [*stored, *(_tried(device, partial(replayer.on_device, device)) for device in devices)]
+        found = three_way(checker, call, replayer, found, fresh, ratio)
+    except ReplayError as error:
+        found = unchecked(call, noted(str(error)))
+    except MemoryError:
+        found = unchecked(call, Finding(CheckCode.OUT_OF_MEMORY))
+    return msgspec.structs.replace(found, seconds=time.perf_counter() - begin)
 
 
 def three_way(

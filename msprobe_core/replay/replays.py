@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -89,10 +89,9 @@ class Replayer:
         oracle, self.base = _widest(_base_of(call, max_elements), call, framework, model)
         own, note = _own(self.base, call, framework, model)
         self._least = 0.0
-        self._autocast = None if own is None else _autocast_dtype(call, own)
-        if self._autocast is not None:
+        if own is not None and (autocast := _autocast_dtype(call, own)) is not None:
             # Under autocast the inputs are rounded to the precision of the results before the computation.
-            self._least = _roundoff(self._autocast)
+            self._least = _roundoff(autocast)
             own, note = None, Finding(ReplayCode.AUTOCAST)
         inputs = [value for value in call.tensors.values() if _is_floating(value)]
         self.plain = Replays(
@@ -120,26 +119,61 @@ class Replayer:
         return replace(self.plain, disturbed=disturbed, num_summed=1 if is_elementwise else _num_summed(call))
 
     def on_device(self, device: str) -> dict[str, ReplayTensor]:
-        """Return the results of the call, in its own precision, from another device than the host.
+        """Return the results of the call from another device than the host; see `replay_on_device`."""
+        return _first_on_device([self.base], self._call, self._framework, self._model, device)
 
-        A call that was recorded under autocast is computed from inputs of the dtype of its results, as autocast does.
 
-        Args:
-            device: As the framework names it.
+def replay_on_device(
+    call: RecordedCall, framework: ReplayingFramework, model: object | None, device: str, max_elements: int
+) -> dict[str, ReplayTensor]:
+    """Return the results of a call, in its own precision, from another device than the host; nothing else is replayed.
 
-        Raises:
-            ConfigError: there is no such device here.
-            ReplayError: the call cannot be replayed there, or returns something else than what was recorded.
-        """
-        if not isinstance(self._framework, DeviceReplayingFramework):
-            raise ReplayError("calls of this framework are replayed on the host only")
-        base = self.base if self._autocast is None else _cast(self.base, self._autocast)
-        found = self._framework.replay(base, self._model, device)
-        if not self._call.outputs:
-            return found.values
-        if problem := _misfit(found, self._call):
-            raise ReplayError(problem.text)
-        return {path: found.values[path] for path in self._call.outputs}
+    A call that was recorded under autocast is computed from inputs of the dtype that autocast computed in.
+
+    Args:
+        call: The call.
+        framework: What it is replayed with.
+        model: The model that contains it, if it is a module.
+        device: As the framework names it.
+        max_elements: Calls with more elements in their results are not replayed.
+
+    Raises:
+        ConfigError: there is no such device here.
+        ReplayError: the call cannot be replayed there, returns other shapes than recorded, or draws random numbers.
+    """
+    return _first_on_device(_attempts(_base_of(call, max_elements)), call, framework, model, device)
+
+
+def _first_on_device(
+    attempts: Iterable[ReplayCall],
+    call: RecordedCall,
+    framework: ReplayingFramework,
+    model: object | None,
+    device: str,
+) -> dict[str, ReplayTensor]:
+    if not isinstance(framework, DeviceReplayingFramework):
+        raise ReplayError("calls of this framework are replayed on the host only")
+    failure: ReplayError | None = None
+    for attempt in attempts:
+        try:
+            found = framework.replay(attempt, model, device)
+            _refuse_other(found, call)
+            if (dtype := _autocast_dtype(call, found.values)) is not None:
+                found = framework.replay(_cast(attempt, dtype), model, device)
+        except ReplayError as error:
+            failure = failure or error
+            continue
+        return {path: found.values[path] for path in call.outputs}
+    assert failure is not None
+    raise failure
+
+
+def _refuse_other(found: Replayed, call: RecordedCall) -> None:
+    """Raise if this cannot be what was recorded."""
+    if found.is_random:
+        raise ReplayError("it draws random numbers, which no replay draws again")
+    if problem := _misfit(found, call):
+        raise ReplayError(problem.text)
 
 
 def _autocast_dtype(call: RecordedCall, own: Mapping[str, ReplayTensor]) -> str | None:

@@ -12,10 +12,15 @@ from device_programs import (
     record,
     replay,
     replay_beside_a_program,
+    store,
 )
 from msprobe.pytorch._framework import PyTorchFramework
 
 from msprobe_core import names
+from msprobe_core.api_check.call_check import CallChecker
+from msprobe_core.api_check.call_files import CallFiles
+from msprobe_core.api_check.remote import check_computed
+from msprobe_core.api_check.verdict import Verdict
 from msprobe_core.errors import ConfigError, ReplayError
 from msprobe_core.model import Argument, ReplayCall, ReplayTensor
 from msprobe_core.plugin import DeviceReplayingFramework
@@ -180,7 +185,7 @@ class TestThreeWay:
         assert "check.sides.not-reproduced" in codes
 
     def test_a_kernel_that_is_wrong_in_another_way(self, on_one, dumps):
-        found = on_one(check, dumps["wrong device"], ["npu"], [Fault("aten::_softmax", "varies")])
+        found = on_one(check, dumps["wrong device"], ["npu"], [Fault("aten::_softmax", "scaled down")])
         assert "check.sides.wrong-otherwise" in found["Functional.softmax.0.forward"][2]
 
     def test_a_failing_kernel_leaves_the_verdict_on_the_recorded_result(self, on_one, dumps):
@@ -203,3 +208,39 @@ class TestThreeWay:
     def test_devices_are_checked_before_any_call(self, on_two, tmp_path, named, problem):
         with pytest.raises(ConfigError, match=problem):
             on_two(check, tmp_path, named, ())
+
+
+class TestElsewhere:
+    """Computed on a machine with the device, judged in this process, which does not have it."""
+
+    def judged(self, directory):
+        checker, files = CallChecker(framework=PyTorchFramework()), CallFiles(directory)
+        assert files.header.framework == "pytorch"
+        return {entry: check_computed(checker, files.read(entry)) for entry in files.entries}
+
+    def test_a_wrong_kernel_is_found(self, on_one, dumps, tmp_path):
+        there = on_one(check, dumps["device"], ["npu"], [SOFTMAX, LINEAR])
+        number = on_one(store, dumps["device"], tmp_path / "calls", ["npu"], [SOFTMAX, LINEAR])
+        assert PyTorchFramework().replay_devices() == []
+        found = self.judged(tmp_path / "calls")
+        assert len(found) == number
+        here = {entry: verdict for entry, verdict in found.items() if verdict.outputs}
+        assert {entry: verdict.verdict.value for entry, verdict in here.items()} == {
+            entry: verdict for entry, (verdict, _, _) in there.items()
+        }
+        assert [note.code.value for note in here["Functional.softmax.0.forward"].notes] == ["check.sides.only-fresh"]
+
+    def test_what_a_device_did_not_compute_is_said(self, on_one, dumps, tmp_path):
+        on_one(store, dumps["host"], tmp_path / "calls", ["npu"], [Fault("aten::_softmax", "fails")])
+        softmax = self.judged(tmp_path / "calls")["Functional.softmax.0.forward"]
+        assert softmax.verdict is Verdict.RIGHT
+        (note,) = softmax.notes
+        assert note.text.startswith("not computed on npu: it cannot be called again on npu:0 (RuntimeError: EZ9999: ")
+
+    def test_what_is_stored_is_not_computed_again(self, on_one, dumps, tmp_path):
+        first = on_one(store, dumps["host"], tmp_path / "calls", ["npu"])
+        assert first > 20
+        assert on_one(store, dumps["host"], tmp_path / "calls", ["npu"], [LINEAR]) == 0
+        assert {verdict.verdict for verdict in self.judged(tmp_path / "calls").values() if verdict.outputs} <= {
+            Verdict.RIGHT, Verdict.ILL_CONDITIONED,
+        }  # fmt: skip

@@ -1,0 +1,123 @@
+"""Compute the calls of a dump on a device, and judge them on another machine that does not have it.
+
+The machine with the device computes each call once, in its own precision, and writes `call_records`; the other one
+does the replays in float64, which need no device.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+
+from msprobe_core.api_check.call_check import MAX_ELEMENTS, CallChecker
+from msprobe_core.api_check.call_files import ComputedCall
+from msprobe_core.api_check.call_records import Header
+from msprobe_core.api_check.call_writer import CallWriter
+from msprobe_core.api_check.three_way import FreshResults, RatioRule, check_devices, check_on, results_on
+from msprobe_core.api_check.verdict import CallVerdict
+from msprobe_core.errors import DumpError
+from msprobe_core.findings import noted
+from msprobe_core.interrupts import raise_if_interrupted
+from msprobe_core.model import SiteKind
+from msprobe_core.names import parse_entry
+from msprobe_core.protocols.capabilities import ReplayingFramework
+from msprobe_core.replay.frameworks import replaying_framework
+from msprobe_core.replay.recorded import RecordedCall, RecordedCalls
+from msprobe_core.store.layout import RECORD_FILES
+from msprobe_core.store.reading import read_dump
+from msprobe_core.untrusted.files import open_plain
+
+
+def store_computed(
+    dump: Path,
+    entries: Sequence[str],
+    directory: Path,
+    devices: Sequence[str],
+    *,
+    model: object | None = None,
+    max_elements: int = MAX_ELEMENTS,
+    progress: Callable[[int, int, str], object] | None = None,
+) -> int:
+    """Compute calls of a dump on devices, and store them with their inputs and recorded results.
+
+    What a call lacks, or why a device did not compute it, is stored in its place. A directory that has calls of this
+    dump from these devices is continued.
+
+    Args:
+        dump: The directory of one rank of one step, or its ``dump.json``.
+        entries: The calls, in the order of the dump.
+        directory: Where to.
+        devices: As the framework names them; at least one.
+        model: The model that contains the calls, to compute modules.
+        max_elements: Calls with more elements are not computed.
+        progress: Called with the number of finished calls, the number of all, and the last one's name.
+
+    Returns: the number of calls that were stored now.
+
+    Raises:
+        ConfigError: a device is not there.
+        DumpError: the dump cannot be read, or what the directory has is damaged.
+        PluginError: nothing here replays calls of its framework.
+        StoreError: the directory cannot be written, or has something else.
+    """
+    calls = RecordedCalls(read_dump(dump), max_elements)
+    framework = replaying_framework(calls.dump.header.framework)
+    check_devices(framework, devices)
+    header = Header(framework=calls.dump.header.framework, dump=_digest(dump), devices=tuple(devices))
+    num_stored = 0
+    with closing(CallWriter(directory, header)) as writer:
+        for position, entry in enumerate(entries):
+            raise_if_interrupted()
+            if entry not in writer.entries:
+                call = _read(calls, entry)
+                writer.add(call, position, [_computed(call, framework, model, each, max_elements) for each in devices])
+                num_stored += 1
+            if progress is not None:
+                progress(position + 1, len(entries), entry)
+    return num_stored
+
+
+def check_computed(
+    checker: CallChecker, computed: ComputedCall, devices: Sequence[str] = (), ratio: RatioRule | None = None
+) -> CallVerdict:
+    """Check a call that was stored: what was recorded, and what devices computed there.
+
+    Args:
+        checker: Checks calls, with the framework of `CallFiles.header`.
+        computed: The call.
+        devices: That compute it here, too.
+        ratio: As for `three_way.three_way`.
+    """
+    return check_on(checker, computed.call, devices, computed.fresh, ratio)
+
+
+def _read(calls: RecordedCalls, entry: str) -> RecordedCall:
+    try:
+        return calls.read(entry)
+    except DumpError as error:  # one damaged file does not end the others
+        return RecordedCall(entry=entry, site=parse_entry(entry), missing=noted(str(error)))
+
+
+def _computed(
+    call: RecordedCall, framework: ReplayingFramework, model: object | None, device: str, max_elements: int
+) -> FreshResults:
+    is_api = call.site.kind is SiteKind.API
+    if call.missing is not None or (is_api and framework.why_not_replayed(call.site) is not None):
+        return FreshResults(device=device)  # the other machine says why
+    return results_on(call, framework, model, device, max_elements)
+
+
+def _digest(dump: Path) -> str:
+    """Return the SHA-256 of the records of a dump."""
+    content = hashlib.sha256()
+    files = [dump] if dump.is_file() else [dump / name for name in RECORD_FILES]
+    try:
+        for path in (path for path in files if path.is_file()):
+            with open_plain(path) as file:
+                while piece := file.read(1 << 20):
+                    content.update(piece)
+    except OSError as error:
+        raise DumpError(f"{dump}: cannot be read ({error.strerror or error})") from error
+    return content.hexdigest()
