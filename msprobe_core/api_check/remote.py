@@ -23,11 +23,10 @@ from msprobe_core.interrupts import raise_if_interrupted
 from msprobe_core.model import SiteKind
 from msprobe_core.names import parse_entry
 from msprobe_core.protocols.capabilities import ReplayingFramework
+from msprobe_core.protocols.storage import Dump
 from msprobe_core.replay.frameworks import replaying_framework
-from msprobe_core.replay.recorded import RecordedCall, RecordedCalls
-from msprobe_core.store.layout import RECORD_FILES
+from msprobe_core.replay.recorded import FILL_COLUMNS, RecordedCall, RecordedCalls
 from msprobe_core.store.reading import read_dump
-from msprobe_core.untrusted.files import open_plain
 
 
 def store_computed(
@@ -65,7 +64,7 @@ def store_computed(
     calls = RecordedCalls(read_dump(dump), max_elements)
     framework = replaying_framework(calls.dump.header.framework)
     check_devices(framework, devices)
-    header = Header(framework=calls.dump.header.framework, dump=_digest(dump), devices=tuple(devices))
+    header = Header(framework=calls.dump.header.framework, dump=_digest(calls.dump), devices=tuple(devices))
     num_stored = 0
     with closing(CallWriter(directory, header)) as writer:
         for position, entry in enumerate(entries):
@@ -109,15 +108,9 @@ def _computed(
     return results_on(call, framework, model, device, max_elements)
 
 
-def _digest(dump: Path) -> str:
+def _digest(dump: Dump) -> str:
     """Return the SHA-256 of the records of a dump."""
     content = hashlib.sha256()
-    files = [dump] if dump.is_file() else [dump / name for name in RECORD_FILES]
-    try:
-        for path in (path for path in files if path.is_file()):
-            with open_plain(path) as file:
-                while piece := file.read(1 << 20):
-                    content.update(piece)
-    except OSError as error:
-        raise DumpError(f"{dump}: cannot be read ({error.strerror or error})") from error
+    for row in dump.frame.select(FILL_COLUMNS).iter_rows():
+        content.update(repr(row).encode("utf-8", "surrogatepass"))
     return content.hexdigest()

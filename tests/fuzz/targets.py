@@ -339,6 +339,45 @@ def _use_updates(directory: Path) -> None:
     load_updates(directory)
 
 
+def _stored_calls(directory: Path) -> None:
+    from msprobe_core import names
+    from msprobe_core.api_check.call_records import Header
+    from msprobe_core.api_check.call_writer import CallWriter
+    from msprobe_core.api_check.three_way import FreshResults
+    from msprobe_core.model import Argument, ReplayTensor
+    from msprobe_core.replay.recorded import RecordedCall
+
+    header = Header(framework="numpy", dump="0" * 64, devices=("npu:0",))
+    writer = CallWriter(directory / "calls", header, part_calls=2)
+    x = ReplayTensor(values=np.arange(6, dtype=np.float32).reshape(2, 3), dtype="float32")
+    half = ReplayTensor(values=x.values, dtype="bfloat16")
+    numbers = ReplayTensor(values=np.array([1 + 2j]), dtype="complex128")
+    for number, function in enumerate(("exp", "exp", "argmax")):
+        entry = f"Torch.{function}.{number}.forward"
+        result = ReplayTensor(values=np.array(5), dtype="int64") if function == "argmax" else x
+        call = RecordedCall(
+            entry=entry, site=names.parse_entry(entry), args=[half if number else x], outputs={"0": result},
+            kwargs={"more": [Argument("int", "1"), {"a": numbers}, None]}, scalars={"0": "float32 [2, 3]"},
+        )  # fmt: skip
+        writer.add(call, number, [FreshResults(device="npu:0", results={"0": result})])
+    writer.close()
+
+
+def _use_stored_calls(directory: Path) -> None:
+    from numpy_replays import NumPyReplays
+
+    from msprobe_core.api_check.call_check import CallChecker
+    from msprobe_core.api_check.call_files import CallFiles
+    from msprobe_core.api_check.remote import check_computed
+
+    entries = READERS["calls.json"](directory / "calls" / "calls.json")
+    files, checker = CallFiles(directory / "calls", max_elements=1 << 20), CallChecker(framework=NumPyReplays())
+    for entry in entries:
+        found = check_computed(checker, files.read(entry))
+        assert found.outputs or found.reason
+        assert all(note.text for note in found.notes)
+
+
 def _locks(directory: Path) -> None:
     fields = {"job": "pid:1", "host": "a", "process": 1, "started": 2.0}
     (directory / ".rank0.lock").write_text(json.dumps(fields))
@@ -486,6 +525,7 @@ TARGETS = {
     ),
     "verl": Target(["verl/_files", "store/json_structs", "store/samples"], _verl, _use_verl),
     "updates": Target(["store/training_metrics"], _updates, _use_updates),
+    "stored calls": Target(["api_check/call_files"], _stored_calls, _use_stored_calls, "calls/*"),
     "locks": Target(["capture/place"], _locks, _use_locks, ".rank0.lock"),
 }
 """By what they read; whole dumps have a fuzzer of their own, `fuzz.dumps`."""

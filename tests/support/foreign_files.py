@@ -149,6 +149,12 @@ def _coverage(path):
     return read_coverage(path.parent)
 
 
+def _stored_calls(path):
+    from msprobe_core.api_check.call_files import CallFiles
+
+    return CallFiles(path.parent).entries
+
+
 READERS = {
     "x.pt": _tensor, "x.npy": _tensor, "shard-0.safetensors": _shard, "dump.json": _dump, "dump.arrow": _arrow,
     "statistic.csv": _kernels, "samples.json": _struct, "config.json": _config, "config.yaml": _config,
@@ -156,5 +162,5 @@ READERS = {
     "noise_profile.parquet": _profile, "merge.yaml": _merge, "table.csv": _table, "table.xlsx": _table,
     "monitor.json": _monitor_plan, "layout.json": _monitor_layout, "coverage.json": _coverage,
     "anomaly.json": _alarms, "monitor_v2.json": _second_plan, "names.json": _trend_names,
-    "locate.json": _location, "compare.json": _request, "request.json": _compare_request,
+    "calls.json": _stored_calls, "locate.json": _location, "compare.json": _request, "request.json": _compare_request,
 }  # fmt: skip
