@@ -19,14 +19,14 @@ from msprobe_core import names
 from msprobe_core.capture import Session
 from msprobe_core.capture.window import Model
 from msprobe_core.config import load_config
-from msprobe_core.errors import MsprobeError
+from msprobe_core.errors import ConfigError, MsprobeError
 from msprobe_core.fingerprint import fp8
 from msprobe_core.fingerprint.arrays import NumpyArrays
 from msprobe_core.fingerprint.hashing import hash_of
 from msprobe_core.fingerprint.sketch import Sketcher
-from msprobe_core.model import Digest, Phase, SiteKind, Stats
+from msprobe_core.model import Digest, Phase, ReplayCall, SiteKind, Stats
 from msprobe_core.plugins import registry
-from msprobe_core.protocols.capabilities import Fp8Reducer, WatchingFramework
+from msprobe_core.protocols.capabilities import DeviceReplayingFramework, Fp8Reducer, WatchingFramework
 from msprobe_core.protocols.framework import Framework
 from msprobe_core.store import layout
 from msprobe_core.store.json_reader import read_json_dump
@@ -702,6 +702,17 @@ class FrameworkContract:
             )
 
     # --- misuse -----------------------------------------------------------------------------------------------
+
+    def test_a_device_that_is_not_there_is_refused(self, rig: TrainingRig) -> None:
+        """Before anything is replayed; and each device that is there is named once."""
+        framework = rig.framework
+        if not isinstance(framework, DeviceReplayingFramework):
+            pytest.skip("the framework replays calls on the host only")
+        present = framework.replay_devices()
+        assert len(set(present)) == len(present)
+        call = ReplayCall(site=names.parse_entry("Torch.abs.0.forward"), args=[], kwargs={})
+        with pytest.raises(ConfigError, match="no-such-device"):
+            framework.replay(call, None, "no-such-device:7")
 
     def test_a_missing_or_wrong_model_is_a_clear_error(
         self, rig: TrainingRig, open_session: Callable[..., Session]
