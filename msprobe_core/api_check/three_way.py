@@ -180,15 +180,18 @@ def three_way(
         if each.problem is not None:
             notes.append(each.problem)
         elif (found := judged.get(each.device)) is not None:
-            notes += found.notes
+            notes += [*found.notes, *(() if found.reason is None else (found.reason,))]
             notes += _meaning(call, replayer, recorded, each, found)
-    notes += _host_too(notes, worst_of(output.verdict for output in outputs))
+    verdict = worst_of(output.verdict for output in outputs)
+    notes += _host_too(notes, verdict)
     notes += _between(judged)
     if ratio is not None:
         notes += _ratios(ratio, list(judged.values()))
+    # Devices that are right say nothing of a recorded result that could not be judged.
+    is_open = not outputs or (bool(call.outputs) and not recorded.outputs and verdict not in _WRONG)
     return msgspec.structs.replace(
-        recorded, verdict=worst_of(output.verdict for output in outputs), outputs=outputs,
-        reason=None if outputs else recorded.reason, notes=tuple(each_once(notes)),
+        recorded, verdict=recorded.verdict if is_open else verdict, outputs=outputs,
+        reason=recorded.reason if is_open else None, notes=tuple(each_once(notes)),
         stage=max((recorded.stage, *(found.stage for found in judged.values()))),
     )  # fmt: skip
 
@@ -198,6 +201,8 @@ def _meaning(
 ) -> Iterator[Finding]:
     """Yield what the results of one device say of the recorded ones."""
     device = {"device": fresh.device}
+    if not found.outputs:
+        return
     if not recorded.outputs:
         if found.verdict in _WRONG:
             yield Finding(ThreeWayCode.FRESH_WRONG, Level.ERROR, device)

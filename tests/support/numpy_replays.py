@@ -21,12 +21,14 @@ class NumPyReplays:
     Attributes:
         faults: What changes the results of a device, or raises a `ReplayError`.
         present: The devices.
-        is_coarse: Whether results are rounded to three digits in every precision but float64: a wrong host.
+        is_coarse: Whether results are rounded to one decimal place in every precision but float64: a wrong host.
+        is_unique: Whether calls have one right result.
     """
 
     faults: dict[str, Callable[[Any], Any]] = field(default_factory=dict)
     present: Sequence[str] = ("npu:0", "npu:1")
     is_coarse: bool = False
+    is_unique: bool = True
 
     def why_not_replayed(self, site: Site) -> str | None:
         return None if site.path in FUNCTIONS else "it is not among the functions of this test"
@@ -55,4 +57,5 @@ class NumPyReplays:
                 result = np.round(result, 1)
         if device in self.faults:
             result = self.faults[device](result)
-        return Replayed(values={"0": ReplayTensor(values=result, dtype=dtype if result.dtype.kind == "f" else "int64")})
+        value = ReplayTensor(values=result, dtype=dtype if result.dtype.kind == "f" else "int64")
+        return Replayed(values={"0": value}, is_unique=self.is_unique)

@@ -111,6 +111,23 @@ def test_a_device_that_fails_leaves_the_record_alone():
     assert "not computed on npu:0: out of memory" in [note.text for note in verdict.notes]
 
 
+@pytest.mark.parametrize(
+    ("record", "fresh", "verdict", "sides"),
+    [
+        (scaled, same, Verdict.CANNOT_TELL, ["npu:0"]),
+        (scaled, scaled, Verdict.CANNOT_TELL, []),
+        (same, scaled, Verdict.RIGHT, ["recorded"]),
+        (same, same, Verdict.RIGHT, ["recorded", "npu:0"]),
+    ],
+)
+def test_a_call_without_one_right_result_is_not_called_wrong(record, fresh, verdict, sides):
+    """Nor right, because a device is: the recorded result could not be judged."""
+    framework = NumPyReplays(faults={"npu:0": fresh}, is_unique=False)
+    found_verdict, found_sides, codes = found(matmul(record(EXACT)), framework)
+    assert (found_verdict.verdict, list(found_sides), codes) == (verdict, sides, [])
+    assert (found_verdict.reason is None) == (verdict is Verdict.RIGHT)
+
+
 def test_a_wrong_host_is_said_beside_a_wrong_device():
     assert ThreeWayCode.HOST_TOO in found(matmul(scaled(EXACT)), NumPyReplays(is_coarse=True))[2]
     assert ThreeWayCode.HOST_TOO not in found(matmul(scaled(EXACT)), NumPyReplays())[2]
