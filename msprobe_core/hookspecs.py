@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from msprobe_core.protocols.framework import FrameworkOffer
     from msprobe_core.protocols.monitoring import MonitorWriterFactory
     from msprobe_core.protocols.presentation import Export, TableFormat
+    from msprobe_core.protocols.recording import FeatureOffer
     from msprobe_core.protocols.storage import Processor, Reader, WriterFactory
     from msprobe_core.protocols.trainers import ApiMap, ModuleMap, TrainerStages
 
@@ -159,6 +160,15 @@ class HookSpecs:
         Called: once in a process, when the trainer's plugin begins to record, or a command lists the stages.
         Cost: start-up; must not import the trainer.
         Returns: `TrainerStages` objects; the trainer's plugin and the user's configuration look them up by ``name``.
+        """
+
+    @hookspec
+    def msprobe_register_features(self) -> Sequence[FeatureOffer]:  # pyright: ignore[reportReturnType]
+        """Offer what takes part in recordings besides the recorder, such as a check of the recorded calls.
+
+        Called: once, when a session opens, on the thread that called ``start``.
+        Cost: start-up. ``make`` returns ``None`` for configurations that do not ask for the feature.
+        Returns: `FeatureOffer` objects; each ``name`` is that of the setting or task that asks for it.
         """
 
 

@@ -51,6 +51,7 @@ class Task(str, Enum):
     TENSOR = "tensor"
     STRUCTURE = "structure"
     OVERFLOW_CHECK = "overflow_check"
+    ACC_CHECK = "acc_check"
 
 
 class SiteKind(str, Enum):

@@ -108,7 +108,7 @@ from msprobe_core.protocols.presentation import (
     TableFormat,
     Width,
 )
-from msprobe_core.protocols.recording import Call, CallRecorder
+from msprobe_core.protocols.recording import Call, CallRecorder, FeatureOffer
 from msprobe_core.protocols.storage import (
     Dump,
     EndingWriter,
@@ -149,7 +149,7 @@ __all__ = [  # noqa: RUF022  # by purpose
     "MeasuringFramework", "MonitoringFramework", "OperatorFramework", "PerturbingFramework", "ReplayingFramework",
     "TrainerFramework", "TrainingState", "WatchingFramework",
     # Recording
-    "Call", "CallRecorder",
+    "Call", "CallRecorder", "FeatureOffer",
     # Storage
     "Dump", "EndingWriter", "MarkedDump", "Processor", "Reader", "TensorSource", "Writer", "WriterFactory",
     # Training monitor

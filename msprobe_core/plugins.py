@@ -27,6 +27,7 @@ from msprobe_core.protocols.comparison import Executor, Metric
 from msprobe_core.protocols.framework import FrameworkOffer
 from msprobe_core.protocols.monitoring import MonitorWriterFactory
 from msprobe_core.protocols.presentation import Export, TableFormat
+from msprobe_core.protocols.recording import FeatureOffer
 from msprobe_core.protocols.storage import Processor, Reader, WriterFactory
 from msprobe_core.protocols.trainers import ApiMap, ModuleMap, TrainerStages
 
@@ -39,6 +40,7 @@ CORE = "core"
 _HOOK_PREFIX = "msprobe_"
 _BUILT_IN = (
     "msprobe_core.capture.processors",
+    "msprobe_core.api_check.features",
     "msprobe_core.store.json_writer",
     "msprobe_core.store.folder_reader",
     "msprobe_core.store.json_reader",
@@ -145,6 +147,10 @@ class Registry:
         """Return the stages of trainers by trainer."""
         return self._offers("msprobe_register_stages")
 
+    def features(self) -> dict[str, FeatureOffer]:
+        """Return the features of recordings by name."""
+        return self._offers("msprobe_register_features")
+
     def provider_of(self, hook: str, name: str) -> str | None:
         """Return the plugin that offered ``name`` through ``hook``; ``None`` if it was the core."""
         plugin = self._providers.get((hook, name))
@@ -241,6 +247,7 @@ _OFFERED: dict[str, type] = {
     "msprobe_register_module_maps": ModuleMap,
     "msprobe_register_commands": _Command,
     "msprobe_register_stages": TrainerStages,
+    "msprobe_register_features": FeatureOffer,
 }
 
 

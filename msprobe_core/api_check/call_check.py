@@ -59,12 +59,15 @@ class CallChecker:
         model: The model that contains them, to check modules; ``None`` to check APIs only.
         max_elements: Calls with more elements are not checked.
         measures_power: Whether mutants are tried.
+        trusts_own: Whether the replay in the call's own precision runs other kernels than the call did. In the process
+            of the training it runs the same, and explains no errors that have a direction.
     """
 
     framework: ReplayingFramework
     model: object | None = None
     max_elements: int = MAX_ELEMENTS
     measures_power: bool = True
+    trusts_own: bool = True
 
     def check(self, call: RecordedCall) -> CallVerdict:
         """Check the recorded result of a call; whatever prevents it is the reason of a `Verdict.CANNOT_TELL`."""
@@ -140,7 +143,8 @@ class CallChecker:
             ReplayError: the call cannot be replayed with disturbed inputs.
         """
         plain = replayer.plain
-        judges = {path: judge_of(path, value, plain) for path, value in results.items()}
+        first = plain if self.trusts_own else replace(plain, own=None)
+        judges = {path: judge_of(path, value, first) for path, value in results.items()}
         notes = [] if plain.note is None else [plain.note]
         stage = 1
         if any(_is_undecided(judge.judgement) for judge in judges.values()):
@@ -149,7 +153,9 @@ class CallChecker:
             judges = {path: judge_of(path, value, replays) for path, value in results.items()}
             for path, value in results.items():
                 of_others = judge_of(path, value, replace(replays, own=None))
-                if (off := _times_off(judges[path].judgement, of_others.judgement, floor)) > OWN_FACTOR:
+                off = _times_off(judges[path].judgement, of_others.judgement, floor)
+                is_same = not self.trusts_own and abs(_bias(value, plain.oracle[path].values) or 0.0) > _DIRECTED
+                if off > OWN_FACTOR or (is_same and off > 1.0):
                     judges[path] = of_others
                     notes.append(Finding(CheckCode.HOST_IS_OFF_TOO, fields={"output": path, "times": off}))
         elif self.measures_power:
@@ -247,6 +253,9 @@ def _index(place: int | None, shape: tuple[int, ...]) -> tuple[int, ...] | None:
 
 
 _LEAST_FOR_BIAS = 32
+
+_DIRECTED = 8.0
+"""Bias from which errors have a direction beyond doubt; those of rounding to nearest are far below."""
 
 
 def _bias(result: ReplayTensor, oracle: NDArray[Any]) -> float | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from msprobe_core.capture.attachments import not_watched
-from msprobe_core.capture.processors import Fp8Processor, GuardedProcessor
+from msprobe_core.capture.processors import Fp8Processor, GuardedProcessor, NoDigests
 from msprobe_core.capture.schedule import is_number
 from msprobe_core.capture.window import Model, Window
 from msprobe_core.config import Config
@@ -35,6 +35,17 @@ def choose(setting: str, name: str, offers: Mapping[str, _Offer]) -> _Offer:
     if name not in offers:
         raise ConfigError(f"'{setting}' is {name!r}; allowed: {', '.join(sorted(offers))}")
     return offers[name]
+
+
+def processor_for(config: Config, processors: Mapping[str, Processor]) -> Processor:
+    """Return the processor of a configuration, whose errors name the plugin that offers it.
+
+    Raises:
+        ConfigError: there is none of the configured name.
+    """
+    if config.task is Task.ACC_CHECK:
+        return NoDigests()
+    return guarded_processor(choose("summary_mode", str(config.options.summary_mode), processors))
 
 
 def guarded_processor(processor: Processor) -> Processor:

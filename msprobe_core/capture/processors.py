@@ -33,6 +33,15 @@ class GuardedProcessor:
             self._reduce(tensor, digest, reducer)
 
 
+class NoDigests:
+    """Read no tensor: what takes the copies computes the statistics of those that it keeps."""
+
+    name = "statistics"
+
+    def reduce(self, tensor: Any, digest: Digest, reducer: Reducer) -> None:
+        """Leave the digest empty."""
+
+
 class StatisticsProcessor:
     """Keep maximum, minimum, mean, norm and the counts of NaN and Inf."""
 

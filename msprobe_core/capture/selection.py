@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from msprobe_core.config import DataMode, TaskOptions
 from msprobe_core.model import Phase, Role
@@ -29,6 +29,8 @@ class Selection:
 
     def __init__(self, options: TaskOptions) -> None:
         self._patterns = options.list
+        self.sample: Container[str] | None = None
+        """Names of the only entries to select, in place of ``list``; ``None`` for all."""
         self._tensor_patterns = options.tensor_list
         self._first, self._last = options.scope or (None, None)
         self._modes = frozenset(options.data_mode) - {DataMode.ALL}
@@ -43,8 +45,8 @@ class Selection:
 
     @property
     def has_patterns(self) -> bool:
-        """Whether ``list`` restricts the selection."""
-        return bool(self._patterns)
+        """Whether ``list`` or a sample restricts the selection."""
+        return bool(self._patterns) or self.sample is not None
 
     @property
     def is_inside(self) -> bool:
@@ -52,7 +54,9 @@ class Selection:
         return self._inside
 
     def matches(self, entry: str) -> bool:
-        """Whether ``list`` selects an entry by its own name."""
+        """Whether ``list`` or the sample selects an entry by its own name."""
+        if self.sample is not None:
+            return entry in self.sample
         if not self._patterns:
             return True
         if any(pattern in entry for pattern in self._patterns):

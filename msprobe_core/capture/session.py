@@ -63,8 +63,7 @@ class Session:
         self.framework = framework
         """The framework that is recorded."""
         self._on_failure = on_failure or Session.log_failure
-        processor = checks.choose("summary_mode", str(config.options.summary_mode), processors)
-        processor = checks.guarded_processor(processor)
+        processor = checks.processor_for(config, processors)
         writer = checks.choose("writer", config.writer, writers)
         writer.check()
         checks.check_config(config)
@@ -75,7 +74,10 @@ class Session:
         self._schedule = Schedule(config, framework)
         self._recorder = _new_recorder(config, framework, processor, self._selection, self._slices)
         self._output = UnitOutput(config, framework, processor, writer, self._recorder)
-        host = Host(config, framework, self._output.save, self._output.write_backlog, self._end_recording)
+        output = self._output
+        host = Host(
+            config, framework, output.save, output.write_backlog, self._end_recording, lambda: output.directory
+        )  # fmt: skip
         features = make_features(host)
         self._saved: SavedValues | None = None
         if not self._intercepts:
@@ -83,6 +85,7 @@ class Session:
             features.append(self._saved)
         self._features = self._output.features = features
         _connect(self._recorder, self._output, features)
+        self._selection.sample = next((feature.sample for feature in features if feature.sample is not None), None)
         self.custom_apis = custom_apis if custom_apis is not None else CustomApis(config.listed_apis)
         """Functions that are recorded because the user registered them."""
         self._windows = Windows(

@@ -120,6 +120,7 @@ class Windows:
         may_act = schedule.may_act
         joining = [one for one in self._features if may_act and one.begin_window(schedule.step, schedule.rank)]
         records = self._intercepts and schedule.selects_step and slices.follow(tokens)
+        records = records and all(one.records_step(schedule.step) for one in self._features)
         if not records and not joining:
             return
         self._attachments.release()  # otherwise parameter gradients would be recorded twice

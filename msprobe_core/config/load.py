@@ -307,6 +307,10 @@ def _check_options(options: TaskOptions, where: str) -> None:
         raise ConfigError(
             f"{where}: 'overflow_nums' is {options.overflow_nums}, but must be at least 1, or -1 for no limit"
         )
+    if not options.budget > 0:
+        raise ConfigError(f"{where}: 'budget' is {options.budget}, but must be more than 0, such as 0.05")
+    if options.sample < 1:
+        raise ConfigError(f"{where}: 'sample' is {options.sample}, but must be at least 1")
     if options.bench_path:
         _check_bench(options, where)
     for rule in options.slice:
@@ -358,6 +362,8 @@ def _check_together(config: Config, where: str) -> None:
             f"{where}: 'data_mode' leaves out a side of each call, but 'overflow_check' needs both; use forward or "
             "backward, or leave it out"
         )
+    if config.task is Task.ACC_CHECK and config.level is not Level.L1:
+        raise ConfigError(f"{where}: 'acc_check' checks calls of APIs: take level L1, not {config.level.value}")
     if config.level is Level.L2 and config.perturb is not None:
         raise ConfigError(f"{where}: 'perturb' does not apply at level L2, whose kernels run compiled; remove one")
     if config.level is Level.L2 and config.options.scope:

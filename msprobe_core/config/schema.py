@@ -71,6 +71,12 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     bench_path: str | None = None
     diff_nums: int = 1
     overflow_nums: int = 1
+    white_list: tuple[str, ...] = ()
+    black_list: tuple[str, ...] = ()
+    error_data_path: str | None = None
+    budget: float = 0.05
+    sample: int = 64
+    seed: int = 0
 
 
 _SELECTION = ("scope", "list", "data_mode")
@@ -82,6 +88,7 @@ TASK_FIELDS: dict[Task, tuple[str, ...]] = {
     Task.TENSOR: (*_SELECTION, "summary_mode", "slice", "request_id", "bench_path", "diff_nums"),
     Task.STRUCTURE: (),
     Task.OVERFLOW_CHECK: (*_SELECTION, "overflow_nums"),
+    Task.ACC_CHECK: ("white_list", "black_list", "error_data_path", "budget", "sample", "seed"),
 }  # fmt: skip
 """The fields that the block of each task may have."""
 

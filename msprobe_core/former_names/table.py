@@ -176,7 +176,6 @@ COMPARE_OPTIONS: Final = (
 # --- configuration -----------------------------------------------------------------------------------------------
 
 TASKS: Final = {
-    "acc_check": API_CHECK,
     "diff_check": (
         "it has no run to compare with; take the task 'tensor' with 'bench_path', the directory of an earlier run, and "
         "'summary_mode' md5"
@@ -187,7 +186,7 @@ TASKS: Final = {
     "free_benchmark": FREE_BENCHMARK,
     "grad_probe": GRADIENT_PROBE,
     "nan_check": "take the task 'overflow_check', which records the calls that make NaN or Inf, on any device",
-    "run_ut": API_CHECK,
+    "run_ut": "its name is 'acc_check' now, with the same fields",
 }
 """Tasks that msprobe does not have. Their blocks are passed over where another task is selected."""
 

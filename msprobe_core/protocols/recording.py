@@ -1,4 +1,4 @@
-"""What the core gives to a framework plugin: the recorder of intercepted calls."""
+"""What the core gives to a framework plugin: the recorder of intercepted calls; and what takes part in recordings."""
 
 from __future__ import annotations
 
@@ -147,4 +147,25 @@ class CallRecorder(Protocol):
     @property
     def is_open(self) -> bool:
         """Whether values are still recorded: false once the step in which a hook was set is over."""
+        ...
+
+
+class FeatureOffer(Protocol):
+    """Something that takes part in recordings besides the recorder."""
+
+    @property
+    def name(self) -> str:
+        """Name of the setting or task that asks for it."""
+        ...
+
+    def make(self, host: Any) -> Any:
+        """Return the feature for one session; ``None`` if its configuration does not ask for it.
+
+        Args:
+            host: Services of the session, a `msprobe_core.capture.features.feature.Host`. It and the result, a
+                `msprobe_core.capture.features.feature.Feature`, are not public and may change with any release.
+
+        Raises:
+            PluginError: the framework lacks a capability that the feature needs.
+        """
         ...

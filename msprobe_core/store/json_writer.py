@@ -101,7 +101,7 @@ class JsonWriter:
                 [(name, _encode(parent and clean_text(parent))) for name, parent in batch.parents.items()]
             )
         if self._keeps_values:
-            self._dump.append([(entry.name, _encoded(entry)) for entry in batch.entries])
+            self._dump.append([(entry.name, encoded_entry(entry)) for entry in batch.entries])
         self._num_calls += len(batch.entries)
 
     def end(self, ending: Ending) -> None:
@@ -126,7 +126,7 @@ class JsonWriter:
         return members
 
 
-def _encoded(entry: Entry) -> bytes:
+def encoded_entry(entry: Entry) -> bytes:
     """Return the entry as JSON; if that fails, return the reason instead, so that the others are written."""
     try:
         return _encode(entry_json(entry))

@@ -1,4 +1,7 @@
-"""Features that take part in a recording besides the recorder; a new one is added in `make_features` only."""
+"""Features that take part in a recording besides the recorder; a new one is added in `make_features` only.
+
+Those that need rooms above this one are offered through the hook ``msprobe_register_features``.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from msprobe_core.capture.features.input_replay import InputLoader
 from msprobe_core.capture.features.overflow import OverflowWatch
 from msprobe_core.capture.features.perturbing import PerturbedWindows
 from msprobe_core.capture.features.reference_check import BenchCheck
+from msprobe_core.plugins import registry
 
 
 def make_features(host: Host) -> list[Feature]:
@@ -15,5 +19,6 @@ def make_features(host: Host) -> list[Feature]:
     Raises:
         PluginError: the framework's plugin lacks a capability that one of them needs.
     """
-    makers = (PerturbedWindows.make, InputLoader.make, OverflowWatch.make, BenchCheck.make)
+    offers = [offer.make for offer in registry().features().values()]
+    makers = (PerturbedWindows.make, InputLoader.make, OverflowWatch.make, BenchCheck.make, *offers)
     return [feature for make in makers if (feature := make(host)) is not None]

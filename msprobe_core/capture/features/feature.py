@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from msprobe_core.capture.attachments import Attachments
 from msprobe_core.capture.forward_window import ForwardWindow
@@ -23,6 +24,7 @@ class Host:
         save: Writes a copy of a tensor under a file stem, in the background, and sets the value's ``file_name``.
         write_backlog: Passes complete entries to the writer, without waiting.
         end_recording: Ends recording for the given reason; the window still ends as usual.
+        directory: Returns the directory of the current step's dump; ``None`` before the first.
     """
 
     config: Config
@@ -30,6 +32,7 @@ class Host:
     save: TensorSink
     write_backlog: Callable[[], None]
     end_recording: Callable[[str], None]
+    directory: Callable[[], Path | None]
 
 
 class Feature:
@@ -47,6 +50,15 @@ class Feature:
     def call_check(self) -> CallCheck | None:
         """Return the check that judges each call during recording; ``None`` if there is none."""
         return None
+
+    @property
+    def sample(self) -> Container[str] | None:
+        """Return the names of the only entries to record, which may differ in each window; ``None`` for all."""
+        return None
+
+    def records_step(self, step: int) -> bool:  # noqa: ARG002
+        """Return whether the window that begins is recorded, if the configuration selects its step."""
+        return True
 
     @property
     def is_over(self) -> bool:

@@ -89,10 +89,15 @@ def _nothing() -> Generator[None, None, None]:
 
 @contextmanager
 def _by_itself(device: torch.device) -> Generator[None, None, None]:
-    """Isolate the call from the program's random state, autocast and default dtype, and these from the call."""
+    """Isolate the call from the program's random state, modes and default dtype, and these from the call."""
     state, dtype = state_of(device), torch.get_default_dtype()
     try:
-        with torch.autocast("cpu", enabled=False), without_autocast(device):
+        with (
+            torch.inference_mode(False),
+            device,
+            torch.autocast("cpu", enabled=False),
+            without_autocast(device),
+        ):
             yield
     finally:
         state.restore()

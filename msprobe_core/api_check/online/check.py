@@ -1,0 +1,367 @@
+"""The task ``acc_check``: samples calls of a training, and checks them when their step ends.
+
+Inside of a step the tensors of the sampled calls are copied on their device, like those of the task ``tensor``, and
+nothing is computed or fetched. At `step()` the copies are fetched, and each call is checked as `CallChecker` checks
+calls of a dump, as long as the budget allows. Copies of calls that are right are dropped; those of others are written
+to the dump of the step, which holds nothing else.
+"""
+
+from __future__ import annotations
+
+import bisect
+import logging
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from msprobe_core import names
+from msprobe_core.api_check.call_check import CallChecker, unchecked
+from msprobe_core.api_check.online.files import (
+    COVERAGE_FILE,
+    VERDICTS_FILE,
+    Totals,
+    save_error_data,
+    verdict_line,
+    write_coverage,
+    write_verdicts,
+)
+from msprobe_core.api_check.online.held_dump import HeldDump
+from msprobe_core.api_check.online.kinds import CallSample, Kind, KindName
+from msprobe_core.api_check.online.online_codes import OnlineCode
+from msprobe_core.api_check.online.step_budget import StepBudget
+from msprobe_core.api_check.verdict import CallVerdict, Verdict
+from msprobe_core.capture.features.feature import Feature, Host
+from msprobe_core.capture.processors import StatisticsProcessor
+from msprobe_core.config import Config
+from msprobe_core.errors import MsprobeError, PluginError
+from msprobe_core.findings import Finding
+from msprobe_core.guard import kept, reason_of
+from msprobe_core.model import Batch, Entry, RunHeader, Stats, TensorValue
+from msprobe_core.protocols.capabilities import ReplayingFramework
+from msprobe_core.replay.recorded import RecordedCall, RecordedCalls
+from msprobe_core.replay.replays import Replayer
+
+_logger = logging.getLogger(__name__)
+
+MAX_HELD_BYTES = 1 << 30
+"""Maximum memory, in bytes, of copies of one step; further calls wait for another step."""
+
+MAX_ELEMENTS = 1 << 26
+"""Maximum number of elements of a call that is checked beside a training, which needs the memory itself."""
+
+_NUM_LOGGED = 10
+_NUM_KEPT_PER_KIND = 2
+"""How many calls of one kind are kept that are not right; later ones are only listed."""
+
+_MAX_FAILURES = 20
+"""Number of checks that may fail by an error before checking ends."""
+
+_COVERAGE_PAUSE_S = 30.0
+
+_IS_KEPT = (Verdict.WRONG, Verdict.SUSPECT, Verdict.ILL_CONDITIONED)
+
+_NOTHING = Batch([], {})
+
+
+class _Copy(NamedTuple):
+    snapshot: Any
+    stem: str
+    value: TensorValue
+
+
+@dataclass(slots=True)
+class _Held:
+    """Copies of the tensors of one entry."""
+
+    copies: list[_Copy] = field(default_factory=list[_Copy])
+    size_bytes: int = 0
+
+
+class OnlineCheck(Feature):
+    """Checks sampled calls between steps; see the module.
+
+    Args:
+        host: Services of the session.
+        framework: Replays calls.
+        budget: Decides which steps are recorded, and how long calls are checked.
+    """
+
+    def __init__(self, host: Host, framework: ReplayingFramework, budget: StepBudget) -> None:
+        options = host.config.options
+        self._host = host
+        self._config: Config = host.config
+        self._budget = budget
+        self._checker = CallChecker(
+            framework=framework, max_elements=MAX_ELEMENTS, measures_power=False, trusts_own=False
+        )
+        self._sample = CallSample(
+            options.white_list, options.black_list, options.sample, options.seed, framework.why_not_replayed
+        )
+        self._lock = threading.RLock()
+        self._entries: dict[str, Entry] = {}
+        self._held: dict[str, _Held] = {}
+        self._too_large: set[str] = set()
+        self._num_bytes = 0
+        self.max_bytes = MAX_HELD_BYTES
+        self._is_ending = False
+        self._decided: tuple[int, bool] = (-1, False)
+        self._has_begun = False
+        self._is_recorded = False
+        self._verdicts: Counter[Verdict] = Counter()
+        self._num_kept: Counter[tuple[KindName, Verdict]] = Counter()
+        self._num_failures = 0
+        self._problem: str | None = None
+        self._unit: Path | None = None
+        self._written = float("-inf")
+        self._stamp = time.strftime("%Y%m%d%H%M%S")
+
+    @classmethod
+    def make(cls, host: Host) -> OnlineCheck:
+        """Return the check for a session.
+
+        Raises:
+            PluginError: the framework's plugin does not replay calls.
+        """
+        if not isinstance(host.framework, ReplayingFramework):
+            raise PluginError(f"the task 'acc_check' is not available for {host.framework.name}: it replays no calls")
+        return cls(host, host.framework, StepBudget(host.config.options.budget))
+
+    # --- which calls ------------------------------------------------------------------------------------------
+
+    @property
+    def sample(self) -> CallSample:
+        """See `Feature`."""
+        return self._sample
+
+    @property
+    def call_check(self) -> OnlineCheck:
+        """See `Feature`."""
+        return self
+
+    def records_step(self, step: int) -> bool:
+        """Whether calls are sampled in a step; the same for all windows of it."""
+        if self._decided[0] != step:
+            steps = self._config.step
+            number = bisect.bisect_left(steps, step) if steps else step
+            self._decided = step, self._problem is None and self._budget.wants(number)
+        return self._decided[1]
+
+    def begin_window(self, step: int, rank: int | None) -> bool:  # noqa: ARG002
+        """See `Feature`; nothing is attached."""
+        self._has_begun = True
+        return False
+
+    def begin_unit(self, step: int, rank: int | None) -> None:  # noqa: ARG002
+        """See `Feature`."""
+        self._is_recorded, self._unit = True, self._host.directory()
+
+    # --- inside of a step -------------------------------------------------------------------------------------
+
+    def hold(self, tensor: Any, entry: str, category: str, path: str, value: TensorValue) -> None:
+        """Copy a tensor of a sampled call."""
+        if value.digest.stats == Stats() or not self._sample.takes(entry, value.meta):  # uninitialized, or not sampled
+            return
+        if self._num_bytes >= self.max_bytes or math.prod(value.meta.shape) > MAX_ELEMENTS:
+            self._drop(entry)
+            return
+        snapshot = self._host.framework.snapshot(tensor)
+        if snapshot is None:
+            return
+        stem = names.tensor_file_stem(entry, category, path)
+        size = int(getattr(snapshot, "nbytes", 0))
+        with self._lock:
+            held = self._held.setdefault(entry, _Held())
+            held.copies.append(_Copy(snapshot, stem, value))
+            held.size_bytes += size
+            self._num_bytes += size
+        value.file_name = stem  # until it is known whether a file is written
+
+    def _drop(self, entry: str) -> None:
+        """Let a call wait for another step, in which it comes earlier."""
+        self._sample.give_up(entry)
+        with self._lock:
+            self._too_large.add(entry)
+            self.forget(entry)
+
+    def judge(self, entry: str) -> None:
+        """Do nothing: calls are checked when the step ends."""
+
+    def forget(self, entry: str) -> None:
+        """Drop the copies of a call."""
+        with self._lock:
+            if (held := self._held.pop(entry, None)) is not None:
+                self._num_bytes -= held.size_bytes
+
+    # --- the end of a step ------------------------------------------------------------------------------------
+
+    def finish_step(self) -> None:
+        """See `Feature`: the next batch is the last one of the step."""
+        self._is_ending = True
+
+    def sift(self, batch: Batch, step: int) -> Batch:
+        """Hold entries; at the end of the step, check calls and return those to write."""
+        self._entries.update((entry.name, entry) for entry in batch.entries)
+        if not self._is_ending:
+            return _NOTHING
+        with self._budget.checking():
+            return self._check_step(step)
+
+    def end_window(self, *, was_running: bool) -> None:  # noqa: ARG002
+        """See `Feature`."""
+        if not self._is_ending:
+            return
+        was_recorded, self._is_recorded, self._is_ending = self._is_recorded, False, False
+        with self._lock:
+            self._entries.clear()
+            self._held.clear()
+            self._too_large.clear()
+            self._num_bytes = 0
+        if not self._has_begun:  # the end of the program
+            return
+        self._has_begun = False
+        self._budget.end_step(was_recorded=was_recorded)
+        self._sample.next_step(self._budget.next_allowance, was_recorded=was_recorded)
+        if was_recorded and self._budget.clock() - self._written > _COVERAGE_PAUSE_S:
+            self._write_coverage()
+
+    def _check_step(self, step: int) -> Batch:
+        kinds = self._sample.look_at(self._entries.values())
+        for name in self._too_large & kinds.keys():
+            kinds[name].note_unsampled(Finding(OnlineCode.TOO_LARGE, fields={"most": self.max_bytes >> 20}))
+        sampled = {name: kind for name, kind in kinds.items() if name in self._held and not kind.is_closed}
+        calls = self._opened(sampled)
+        lines: list[Mapping[str, Any]] = []
+        to_keep: dict[str, Entry] = {}
+        for name, kind in self._sample.in_order(sampled):
+            # One call is checked in any case: otherwise one that takes longer than is ever left would never be.
+            if lines and self._budget.left < self._sample.expected_seconds(kind):
+                continue
+            call, verdict = self._checked(calls, name)
+            kind.note(verdict, step)
+            self._verdicts[verdict.verdict] += 1
+            lines.append(verdict_line(verdict, kind, step))
+            if self._is_to_keep(kind, verdict, step):
+                entries = (self._entries.get(each) for each in (names.forward_of(name), name) if each is not None)
+                to_keep |= {entry.name: entry for entry in entries if entry is not None}
+                self._save_error_data(call, step)
+            if self._problem is not None:
+                break
+        if lines and self._unit is not None:
+            write_verdicts(self._unit / VERDICTS_FILE, lines)
+        return self._kept(to_keep)
+
+    def _opened(self, sampled: Mapping[str, Kind]) -> RecordedCalls:
+        """Return the sampled calls as a dump; a backward needs the entry of its forward, too."""
+        wanted = {each for name in sampled for each in (name, names.forward_of(name)) if each is not None}
+        entries = [entry for name, entry in self._entries.items() if name in wanted]
+        copies = {copy.stem: copy.snapshot for held in self._held.values() for copy in held.copies}
+        header = RunHeader(
+            task=self._config.task.value, level=self._config.level.value, framework=self._host.framework.name
+        )
+        dump = HeldDump.of(
+            entries, copies, self._host.framework.content, header=header, path=self._unit or self._config.directory
+        )  # fmt: skip
+        return RecordedCalls(dump, MAX_ELEMENTS)
+
+    def _checked(self, calls: RecordedCalls, name: str) -> tuple[RecordedCall, CallVerdict]:
+        """Check one call; an error of ours makes it one that cannot be judged."""
+        begin = time.perf_counter()
+        call = RecordedCall(entry=name, site=names.parse_entry(name))
+        try:
+            call = calls.read(name)
+            return call, self._checker.check(call)
+        except BaseException as caught:  # raised by a framework in a replay, or by a fault of ours
+            error = kept(caught)
+            self._num_failures += 1
+            _logger.debug("acc_check: %s", name, exc_info=caught)
+        if self._num_failures == _MAX_FAILURES:
+            self._problem = reason_of(error)
+            _logger.warning("acc_check: checking ends after %d failures, the last: %s", _MAX_FAILURES, self._problem)
+        found = unchecked(call, Finding(OnlineCode.FAILED, fields={"why": reason_of(error)}))
+        return call, msgspec.structs.replace(found, seconds=time.perf_counter() - begin)
+
+    # --- what is kept -----------------------------------------------------------------------------------------
+
+    def _is_to_keep(self, kind: Kind, found: CallVerdict, step: int) -> bool:
+        """Log a call that is not right, and return whether its tensors are kept."""
+        if found.verdict not in _IS_KEPT:
+            return False
+        self._num_kept[kind.name, found.verdict] += 1
+        worst = found.worst
+        if found.verdict is not Verdict.ILL_CONDITIONED and self._verdicts[found.verdict] <= _NUM_LOGGED:
+            _logger.warning(
+                "step %d: acc_check: %s is %s%s",
+                step, found.entry, found.verdict.value, "" if worst is None else f": {worst.reason.text}",
+            )  # fmt: skip
+        return self._num_kept[kind.name, found.verdict] <= _NUM_KEPT_PER_KIND
+
+    def _kept(self, entries: Mapping[str, Entry]) -> Batch:
+        """Return entries to write, with statistics and files of their tensors."""
+        reducer = self._host.framework.reducer()
+        statistics = StatisticsProcessor()
+        for name, held in self._held.items():
+            for copy in held.copies:
+                copy.value.file_name = None
+                if name in entries:
+                    statistics.reduce(copy.snapshot, copy.value.digest, reducer)
+        reducer.collect()
+        for name in entries.keys() & self._held.keys():
+            for copy in self._held[name].copies:
+                self._host.save(copy.snapshot, copy.stem, copy.value)
+        chosen = sorted(entries.values(), key=lambda entry: entry.sequence)
+        return Batch(chosen, {entry.name: entry.parent for entry in chosen if entry.parent is not None})
+
+    def _save_error_data(self, call: RecordedCall, step: int) -> None:
+        path = self._config.options.error_data_path
+        if path is None or self._unit is None:
+            return
+        directory = Path(path).expanduser() / f"ut_error_data{self._stamp}" / f"step{step}" / self._unit.name
+        try:
+            replays = Replayer(call, self._checker.framework, None, MAX_ELEMENTS).plain
+            save_error_data(directory, call, {path: replays.oracle[path] for path in call.outputs})
+        except (MsprobeError, OSError) as error:
+            _logger.warning("acc_check: data of %s are not written to %s (%s)", call.entry, directory, error)
+
+    # --- the end ----------------------------------------------------------------------------------------------
+
+    @property
+    def totals(self) -> Totals:
+        """What has been found until now, and what it took."""
+        budget, kinds = self._budget, self._sample.kinds.values()
+        training_s = budget.training_s
+        return Totals(
+            budget=budget.share, share=(budget.check_s + budget.recording_s) / training_s if training_s else 0.0,
+            training_s=training_s, check_s=budget.check_s, recording_s=budget.recording_s, num_steps=budget.num_steps,
+            num_recorded=budget.num_recorded, period=budget.period, num_calls=self._verdicts.total(),
+            verdicts={verdict.value: self._verdicts[verdict] for verdict in Verdict if self._verdicts[verdict]},
+            num_kinds=len(kinds), num_kinds_checked=sum(kind.num_checked > 0 for kind in kinds),
+            num_left_out=self._sample.num_left_out, problem=self._problem,
+        )  # fmt: skip
+
+    def _write_coverage(self) -> None:
+        if self._unit is None:
+            return
+        self._written = self._budget.clock()
+        path = self._unit.parent.parent / COVERAGE_FILE.format(unit=self._unit.name)
+        write_coverage(path, self.totals, self._sample.kinds.values())
+
+    def close(self) -> None:
+        """Write the coverage, and log a summary."""
+        if self._unit is None:
+            return
+        self._write_coverage()
+        totals = self.totals
+        _logger.warning(
+            "acc_check: %d calls checked in %d of %d steps, %d wrong; of %d kinds of calls %d were judged; it took "
+            "%.1f %% of the time; see %s",
+            totals.num_calls, totals.num_recorded, totals.num_steps, totals.verdicts.get(Verdict.WRONG.value, 0),
+            totals.num_kinds, totals.num_kinds_checked, 100 * totals.share,
+            self._unit.parent.parent / COVERAGE_FILE.format(unit=self._unit.name),
+        )  # fmt: skip
