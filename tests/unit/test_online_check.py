@@ -140,7 +140,7 @@ def make_sample(white=(), black=(), number=64, seed=0):
     )  # fmt: skip
 
 
-def run_step(sample, check=True):
+def run_step(sample, check=True, size_bytes=1 << 20):
     """Return the entries of a step whose calls are checked; checks cost nothing."""
     recorded = [entry for entry in STEP if entry.name in sample]
     taken = [entry for entry in recorded if sample.takes(entry.name, entry.inputs[0].meta)]
@@ -150,7 +150,7 @@ def run_step(sample, check=True):
         if check and not kind.is_closed:
             verdict = CallVerdict(entry=entry.name, api="", phase=entry.phase, verdict=Verdict.RIGHT, seconds=0.01)
             kind.note(verdict, 0)
-    sample.next_step(100.0, was_recorded=True)
+    sample.next_step(100.0, size_bytes, was_recorded=True)
     return [entry.name for entry in taken]
 
 
@@ -206,8 +206,16 @@ def test_the_same_seed_samples_the_same_calls():
 def test_a_step_without_time_still_samples_one_call():
     sample = make_sample()
     run_step(sample, check=False)
-    sample.next_step(-1.0, was_recorded=True)
+    sample.next_step(-1.0, 1 << 20, was_recorded=True)
     assert len({name.rpartition(".")[0] for name in run_step(sample)}) == 1
+
+
+def test_calls_beyond_the_memory_wait_for_another_step():
+    sample = make_sample(number=2)
+    run_step(sample, size_bytes=1)
+    later = [run_step(sample, size_bytes=1) for _ in range(2)]
+    assert [len({name.rpartition(".")[0] for name in names}) for names in later] == [1, 1]
+    assert later[0] != later[1]
 
 
 # --- held calls -------------------------------------------------------------------------------------------------

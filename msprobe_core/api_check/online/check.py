@@ -107,7 +107,7 @@ class OnlineCheck(Feature):
         self._lock = threading.RLock()
         self._entries: dict[str, Entry] = {}
         self._held: dict[str, _Held] = {}
-        self._too_large: set[str] = set()
+        self._too_large: set[str] = set()  # entries
         self._num_bytes = 0
         self.max_bytes = MAX_HELD_BYTES
         self._is_ending = False
@@ -227,14 +227,15 @@ class OnlineCheck(Feature):
             return
         self._has_begun = False
         self._budget.end_step(was_recorded=was_recorded)
-        self._sample.next_step(self._budget.next_allowance, was_recorded=was_recorded)
+        self._sample.next_step(self._budget.next_allowance, self.max_bytes, was_recorded=was_recorded)
         if was_recorded and self._budget.clock() - self._written > _COVERAGE_PAUSE_S:
             self._write_coverage()
 
     def _check_step(self, step: int) -> Batch:
         kinds = self._sample.look_at(self._entries.values())
         for name in self._too_large & kinds.keys():
-            kinds[name].note_unsampled(Finding(OnlineCode.TOO_LARGE, fields={"most": self.max_bytes >> 20}))
+            reason = Finding(OnlineCode.TOO_LARGE, fields={"most": self.max_bytes >> 20})
+            kinds[name].note_unsampled(reason, was_chosen=not self._sample.is_survey)
         sampled = {name: kind for name, kind in kinds.items() if name in self._held and not kind.is_closed}
         calls = self._opened(sampled)
         lines: list[Mapping[str, Any]] = []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -87,9 +89,9 @@ class Kind:
         self.num_checked += verdict.verdict is not Verdict.CANNOT_TELL
         self._note_reason(verdict.reason)
 
-    def note_unsampled(self, reason: Finding) -> None:
-        """Note that a chosen call could not be sampled."""
-        self.num_tried += 1
+    def note_unsampled(self, reason: Finding, *, was_chosen: bool) -> None:
+        """Note that a call could not be sampled; ``was_chosen`` if it should have fitted."""
+        self.num_tried += was_chosen
         self._note_reason(reason)
 
     def _note_reason(self, reason: Finding | None) -> None:
@@ -124,6 +126,7 @@ class CallSample:
         self._taken: dict[str, bool] = {}
         self._provisional: set[tuple[str, str, tuple[int, ...]]] = set()
         self._tensors: dict[str, str] = {}
+        self._sizes: Counter[str] = Counter()  # of all tensors of a call, in bytes
         self._num_steps = 0
         self.is_survey = True
         """Whether all calls of the step are looked at."""
@@ -179,6 +182,7 @@ class CallSample:
         """Return the kind of each entry of a step that ends, by name; those beyond `MAX_KINDS` are left out."""
         entries = list(entries)
         if self.is_survey:
+            self._sizes.clear()
             for kind in self.kinds.values():
                 kind.num_seen, kind.calls = 0, []
         for entry in entries:
@@ -197,6 +201,7 @@ class CallSample:
             found[entry.name] = kind
             if self.is_survey:
                 kind.num_seen += 1
+                self._sizes[forward] += _size_of(entry)
                 if len(kind.calls) < MAX_CALLS:
                     kind.calls.append(forward)
         return found
@@ -224,11 +229,12 @@ class CallSample:
     def _rank(self, kind: Kind) -> tuple[int, int, float]:
         return kind.num_tried, -1 if kind.last_step is None else kind.last_step, self._random.random()
 
-    def next_step(self, seconds: float, *, was_recorded: bool) -> None:
+    def next_step(self, seconds: float, size_bytes: int, *, was_recorded: bool) -> None:
         """Choose the calls of the next step that is recorded.
 
         Args:
             seconds: That its checks may take.
+            size_bytes: That the copies of its tensors may take.
             was_recorded: Whether the step that ends was recorded.
         """
         self._taken.clear()
@@ -237,11 +243,11 @@ class CallSample:
         if not was_recorded:
             return
         self._num_steps += 1
-        calls = self._choose(seconds)
+        calls = self._choose(seconds, size_bytes)
         self.is_survey = self._num_steps % _SURVEY_PERIOD == 0 or not calls
         self._chosen = frozenset(calls)
 
-    def _choose(self, seconds: float) -> list[str]:
+    def _choose(self, seconds: float, size_bytes: int) -> list[str]:
         calls: list[str] = []
         for kind in sorted(self.kinds.values(), key=self._rank):
             if kind.is_closed or not kind.calls:
@@ -250,8 +256,12 @@ class CallSample:
             if calls and (seconds < 0 or len(calls) >= self._number):
                 break
             call = self._random.choice(kind.calls)
-            if call not in calls:
-                calls.append(call)
+            if call in calls:
+                continue
+            size_bytes -= self._sizes[call]
+            if calls and size_bytes < 0:
+                break
+            calls.append(call)
         return calls
 
 
@@ -259,6 +269,16 @@ def _tensors_of(entry: Entry) -> str:
     taken = _some([f"{_short(meta.dtype)}{list(meta.shape)}" for meta in _metas([entry.inputs, entry.input_kwargs])])
     made = _some([_short(meta.dtype) for meta in _metas(entry.outputs)])
     return f"{', '.join(taken)} -> {', '.join(made)}" if made else ""
+
+
+def _size_of(entry: Entry) -> int:
+    parts = [entry.inputs, entry.input_kwargs, entry.outputs, entry.output_kwargs]
+    return sum(math.prod(meta.shape) * _item_size(meta.dtype) for meta in _metas(parts))
+
+
+def _item_size(dtype: str) -> int:
+    bits = re.search(r"\d+", dtype)
+    return 1 if bits is None else max(1, int(bits[0]) // 8)
 
 
 def _some(texts: list[str]) -> list[str]:

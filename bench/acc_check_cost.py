@@ -1,0 +1,97 @@
+"""Cost of checking calls while training: the share of the time that the task ``acc_check`` takes.
+
+    python bench/acc_check_cost.py [--seconds 90] [--budget 0.05] [--threads 1] [--models small large] [--cpu-time]
+
+The Llamas of ``capture_cost.py``. One process trains without the check, with it, and without it again; the share is
+that by which the mean step with it exceeds the mean of the others, over all steps after the first tenth. Beside it is
+the share that the check has measured itself by the clock on the wall, which is what it keeps below its budget, its two
+parts in seconds, and what the time was used for. ``--cpu-time`` counts the time of the process, on a machine that
+others use too.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+
+def run_case(case: dict) -> dict:
+    """Train in this process; return the seconds of steps with and without the check, and its totals."""
+    from capture_cost import make_training
+    from msprobe.pytorch import PrecisionDebugger
+
+    model, optimizer, tokens = make_training(case)
+    clock = time.process_time if case["cpu_time"] else time.perf_counter
+    Path("config.json").write_text(json.dumps({"task": "acc_check", "acc_check": {"budget": case["budget"]}}))
+
+    def train(seconds: float, debugger: PrecisionDebugger | None) -> list[float]:
+        times: list[float] = []
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            begin = clock()
+            if debugger is not None:
+                debugger.start(model)
+            model(input_ids=tokens, labels=tokens).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if debugger is not None:
+                debugger.stop()
+                debugger.step()
+            times.append(clock() - begin)
+        return times
+
+    train(2.0, None)
+    before = train(case["seconds"] / 4, None)
+    debugger = PrecisionDebugger("config.json", dump_path="run")
+    checked = train(case["seconds"], debugger)
+    debugger.close()
+    after = train(case["seconds"] / 4, None)
+    (coverage,) = Path("run").glob("acc_check_coverage_*.json")
+    totals = json.loads(coverage.read_text())["totals"]
+    size = sum(path.stat().st_size for path in Path("run").rglob("*") if path.is_file())
+    return {"bare": before + after, "checked": checked[len(checked) // 10 :], "totals": totals, "bytes": size}
+
+
+def measure(case: dict) -> dict:
+    """Run one case in a separate process."""
+    with tempfile.TemporaryDirectory() as directory:
+        command = [sys.executable, str(Path(__file__).absolute()), "--case", json.dumps(case)]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=directory, check=True)
+        return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=90.0)
+    parser.add_argument("--budget", type=float, default=0.05)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--models", nargs="+", default=["small", "large"])
+    parser.add_argument("--cpu-time", action="store_true", help="of the process, on a machine that others use too")
+    parser.add_argument("--case", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.case:
+        print(json.dumps(run_case(json.loads(arguments.case))))
+        return
+    print(f"budget {arguments.budget}, {arguments.threads} threads, {arguments.seconds:.0f} s")
+    print(
+        f"{'model':<7}{'bare ms':>9}{'share':>8}{'own':>8}{'steps':>7}{'sampled':>9}{'calls':>7}{'kinds':>12}{'kB':>7}"
+    )
+    for model in arguments.models:
+        case = {key: getattr(arguments, key) for key in ("seconds", "budget", "threads", "cpu_time")}
+        found = measure({"model": model, **case})
+        bare, checked, totals = statistics.mean(found["bare"]), statistics.mean(found["checked"]), found["totals"]
+        print(
+            f"{model:<7}{1000 * bare:>9.1f}{1 - bare / checked:>8.3f}{totals['share']:>8.3f}{totals['check_s']:>8.2f}"
+            f"{totals['recording_s']:>7.2f}{totals['num_steps']:>7}{totals['num_recorded']:>9}{totals['num_calls']:>7}"
+            f"{totals['num_kinds_checked']:>6} of {totals['num_kinds']:<3}{found['bytes'] / 1000:>6.0f}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
