@@ -9,6 +9,8 @@ from architectures import ARCHITECTURES, train
 from checked_jobs import compare_checked_with_bare
 from jobs import run_job
 from msprobe.pytorch import PrecisionDebugger
+from msprobe.pytorch._framework import PyTorchFramework
+from msprobe.pytorch._reduce import TorchReducer
 from torch import nn
 from torch.nn import functional
 from torch_traces import traces_in
@@ -18,6 +20,7 @@ from msprobe_core.api_check.dump_check import check_dump
 from msprobe_core.api_check.online import check
 from msprobe_core.api_check.online.held_dump import HeldDump
 from msprobe_core.api_check.verdict import Verdict
+from msprobe_core.capture.debugger import controller_of
 
 pytestmark = pytest.mark.usefixtures("close_debugger")
 
@@ -130,11 +133,36 @@ def test_what_holds_for_the_program_does_not_reach_the_check(tmp_path, open_debu
                 debugger.start(model)
                 model(torch.randn(8, 32, dtype=torch.float32)).backward()
                 debugger.stop()
-            debugger.step()
+            with torch.inference_mode():
+                debugger.step()
         finally:
             torch.set_default_dtype(torch.float32)
     debugger.close()
     assert coverage_of(tmp_path / "run")["totals"]["verdicts"].keys() == {"right"}
+
+
+def test_nothing_is_fetched_or_computed_inside_of_a_step(open_debugger, monkeypatch):
+    seen = []
+    for owner, name in ((PyTorchFramework, "content"), (PyTorchFramework, "replay"), (TorchReducer, "statistics")):
+        original = getattr(owner, name)
+
+        def noted(*args, original=original, **kwargs):
+            seen.append(is_inside)
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, noted)
+    torch.manual_seed(0)
+    model, is_inside = Classifier(), False
+    debugger = open_debugger()
+    for _ in range(2):
+        debugger.start(model)
+        is_inside = True
+        model(torch.randn(8, 32)).backward()
+        debugger.stop()
+        is_inside = False
+        debugger.step()
+    assert len(seen) > 50
+    assert not any(seen)
 
 
 # --- wrong kernels ------------------------------------------------------------------------------------------------
@@ -229,7 +257,13 @@ def test_an_error_outside_of_a_check_ends_recording_only(tmp_path, open_debugger
         raise ValueError("broken dump")
 
     monkeypatch.setattr(HeldDump, "of", fail)
-    model = small_training(open_debugger())
+    debugger = open_debugger()
+    debugger.start(model := Classifier())
+    (feature,) = controller_of(debugger).session._features
+    with monkeypatch.context() as patch:
+        patch.setattr(debugger, "close", lambda: None)
+        model = small_training(debugger)
+    assert feature._held == {}
     assert model.first.weight.grad is not None
     assert "recording ends at step 0, training goes on" in caplog.text
 

@@ -210,19 +210,26 @@ class OnlineCheck(Feature):
         self._entries.update((entry.name, entry) for entry in batch.entries)
         if not self._is_ending:
             return _NOTHING
-        with self._budget.checking():
-            return self._check_step(step)
+        try:
+            with self._budget.checking():
+                return self._check_step(step)
+        except BaseException:
+            self._clear()  # recording ends, and the training needs the memory
+            raise
+
+    def _clear(self) -> None:
+        with self._lock:
+            self._entries.clear()
+            self._held.clear()
+            self._too_large.clear()
+            self._num_bytes = 0
 
     def end_window(self, *, was_running: bool) -> None:  # noqa: ARG002
         """See `Feature`."""
         if not self._is_ending:
             return
         was_recorded, self._is_recorded, self._is_ending = self._is_recorded, False, False
-        with self._lock:
-            self._entries.clear()
-            self._held.clear()
-            self._too_large.clear()
-            self._num_bytes = 0
+        self._clear()
         if not self._has_begun:  # the end of the program
             return
         self._has_begun = False
