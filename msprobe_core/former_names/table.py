@@ -11,10 +11,7 @@ from typing import Final
 # --- parts of the established tools that msprobe does not have ---------------------------------------------------
 
 MONITOR_FILES: Final = "the files of a monitor are read by `msprobe view` and `msprobe monitor analyze`"
-API_CHECK: Final = (
-    "checks of single APIs with generated inputs are not part of msprobe yet; `msprobe confirm TARGET GOLDEN ENTRY` "
-    "repeats a recorded call in its own precision and in float64, and says which run is wrong"
-)
+API_CHECK: Final = "single calls are checked by `msprobe acc_check`; Python code takes msprobe_core.api_check.dump_check"
 API_SCRIPTS: Final = (
     "scripts for single APIs are not generated; `msprobe confirm TARGET GOLDEN ENTRY` repeats a recorded call in its "
     "own precision and in float64, and says which run is wrong"
@@ -155,12 +152,9 @@ COMMANDS: Final = {
     "code_mapping": CODE_MAPPING,
     "config_check": CONFIG_CHECK,
     "install_deps": EXTRA_DEPENDENCIES,
-    "multi_acc_check": API_CHECK,
-    "multi_run_ut": API_CHECK,
     "offline_dump": OFFLINE_MODELS,
     "op_generate": API_SCRIPTS,
     "parse": PARSER,
-    "run_ut": API_CHECK,
 }
 """Subcommands of mindstudio-probe 26.x and mstt that msprobe does not have. A plugin may offer one of that name."""
 
