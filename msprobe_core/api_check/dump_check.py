@@ -16,18 +16,19 @@ from msprobe_core.api_check.call_check import MAX_ELEMENTS, CallChecker, uncheck
 from msprobe_core.api_check.check_codes import CheckCode
 from msprobe_core.api_check.exact_probes import ExactProber, exact_inputs, with_probe
 from msprobe_core.api_check.made_inputs import SEED, corrected, random_inputs, synthetic_inputs
-from msprobe_core.api_check.reach import reach_of
+from msprobe_core.api_check.remote import check_computed
+from msprobe_core.api_check.sources import CallSource, source_at
+from msprobe_core.api_check.three_way import check_devices
 from msprobe_core.api_check.verdict import CallVerdict, Inputs
-from msprobe_core.errors import DumpError, EntryNameError
+from msprobe_core.errors import EntryNameError
 from msprobe_core.execute.units import executor_called
-from msprobe_core.findings import Finding, noted
+from msprobe_core.findings import Finding
 from msprobe_core.interrupts import raise_if_interrupted
-from msprobe_core.model import ExecutorOptions, Phase, SiteKind, TaskLost
+from msprobe_core.model import ExecutorOptions, Phase, ReplayTensor, SiteKind, TaskLost
 from msprobe_core.replay.frameworks import replaying_framework
-from msprobe_core.replay.recorded import Fill, RecordedCall, RecordedCalls
+from msprobe_core.replay.recorded import RecordedCall
 from msprobe_core.replay.replay_codes import ReplayCode
-from msprobe_core.store.frame import RowKind
-from msprobe_core.store.reading import read_dump
+from msprobe_core.replay.replays import Replayer
 
 WORTH_PROCESSES = 300
 """Number of calls from which further processes are worth their start, which takes some two seconds."""
@@ -46,6 +47,7 @@ class CheckOptions:
         measures_power: Whether mutants are tried.
         inputs: What calls are replayed with.
         missing_inputs: What is made for calls of which a dump has statistics only; ``None`` to leave them unchecked.
+        devices: Compute each call, too, and are judged as sides of their own.
         probes: Whether linear calls are also probed with integers.
         seed: Of made inputs.
     """
@@ -57,6 +59,7 @@ class CheckOptions:
     measures_power: bool = True
     inputs: Inputs = Inputs.RECORDED
     missing_inputs: Inputs | None = None
+    devices: tuple[str, ...] = ()
     probes: bool = False
     seed: int = SEED
 
@@ -74,7 +77,7 @@ class DumpCheck:
     """The check of one dump.
 
     Attributes:
-        dump: The directory of one rank of one step, or its ``dump.json``.
+        dump: The directory of one rank of one step, its ``dump.json``, or a directory of ``--write_shards``.
         options: Which calls, and how.
         entries: The calls, in the order of the dump.
         positions: Position of each among all entries of the dump.
@@ -87,25 +90,44 @@ class DumpCheck:
 
     @classmethod
     def of(cls, dump: Path, options: CheckOptions) -> DumpCheck:
-        """Read a dump, and choose its calls.
+        """Read a dump, or files of ``--write_shards``, and choose its calls.
 
         Raises:
-            DumpError: the dump cannot be read.
-            PluginError: nothing here replays calls of its framework.
+            DumpError: it cannot be read.
         """
-        calls = _opened(dump)
-        positions = {entry: position for position, entry in enumerate(calls.entries)}
-        return cls(dump=dump, options=options, entries=list(_chosen(calls, options)), positions=positions)
+        source = _source(dump)
+        positions = {entry: position for position, entry in enumerate(source.entries)}
+        return cls(dump=dump, options=options, entries=list(_chosen(source, options)), positions=positions)
 
     def of_entries(self, entries: Sequence[str]) -> DumpCheck:
         """Return the check of some of the calls only."""
         return replace(self, entries=entries)
 
+    def with_devices(self, devices: Sequence[str]) -> DumpCheck:
+        """Return the same check with devices that compute each call, too."""
+        return replace(self, options=replace(self.options, devices=tuple(devices)))
+
+    def replayed(self, entry: str) -> tuple[RecordedCall, Mapping[str, ReplayTensor]]:
+        """Return a call that was judged, and its results in float64.
+
+        Raises:
+            ReplayError: it cannot be replayed.
+        """
+        call = self.read(entry)
+        oracle = Replayer(
+            call, _checker(self.dump, self.options).framework, None, self.options.max_elements
+        ).plain.oracle
+        return call, {path: oracle[path] for path in call.outputs}
+
+    def read(self, entry: str) -> RecordedCall:
+        """Return a call with its recorded inputs and results."""
+        return _source(self.dump).read(entry).call
+
     @property
     def digest(self) -> str:
         """Of the dump and the options that decide the verdicts."""
         content = hashlib.sha256(msgspec.json.encode([str(self.options), list(self.entries)]))
-        for path in _record_files(self.dump):
+        for path in _source(self.dump).record_files():
             status = path.stat()
             content.update(f"{path.name} {status.st_size} {status.st_mtime_ns}".encode())
         return content.hexdigest()
@@ -140,14 +162,14 @@ class DumpCheck:
 
     def with_reach(self, verdicts: Iterable[CallVerdict]) -> list[CallVerdict]:
         """Return the verdicts in the order of the dump, with the reach of each call."""
-        reach = reach_of(_opened(self.dump).dump)
+        reach = _source(self.dump).reach()
         found = (msgspec.structs.replace(verdict, reach=reach.get(verdict.entry)) for verdict in verdicts)
         return sorted(found, key=lambda verdict: verdict.position)
 
     @property
     def framework(self) -> str:
         """Name of the framework that the dump is of."""
-        return _opened(self.dump).dump.header.framework
+        return _source(self.dump).framework
 
     def _lost(self, task: _Task, outcome: TaskLost) -> CallVerdict:
         call = RecordedCall(entry=task.entry, site=names.parse_entry(task.entry))
@@ -171,61 +193,49 @@ def check_dump(dump: Path, options: CheckOptions | None = None, *, workers: int 
 
 
 @lru_cache(maxsize=2)
-def _opened(dump: Path) -> RecordedCalls:
-    return RecordedCalls(read_dump(dump), MAX_ELEMENTS)
+def _source(dump: Path) -> CallSource:
+    return source_at(dump, MAX_ELEMENTS)
 
 
 @lru_cache(maxsize=2)
 def _checker(dump: Path, options: CheckOptions) -> CallChecker:
-    framework = replaying_framework(_opened(dump).dump.header.framework)
+    framework = replaying_framework(_source(dump).framework)
+    check_devices(framework, options.devices)
     return CallChecker(framework=framework, max_elements=options.max_elements, measures_power=options.measures_power)
 
 
 def _check(task: _Task) -> CallVerdict:
     """Check one call, in a process of its own or in this one."""
-    calls, checker, options = _opened(task.dump), _checker(task.dump, task.options), task.options
+    source, checker, options = _source(task.dump), _checker(task.dump, task.options), task.options
     if options.inputs is Inputs.RECORDED:
-        call = _read(calls, task.entry)
-        made = options.missing_inputs
-        if call.missing is not None and call.missing.code is ReplayCode.STATISTICS_ONLY and made is not None:
-            found = _check_made(calls, checker, task, made)
+        computed, made = source.read(task.entry), options.missing_inputs
+        missing = computed.call.missing
+        if missing is not None and missing.code is ReplayCode.STATISTICS_ONLY and made is not None:
+            found = _check_made(source, checker, task, made)
         else:
-            found = checker.check(call)
+            found = check_computed(checker, computed, options.devices)
     else:
-        found = _check_made(calls, checker, task, options.inputs)
+        found = _check_made(source, checker, task, options.inputs)
     if options.probes:
-        call = _read(calls, task.entry, exact_inputs(options.seed))
+        call = source.read(task.entry, exact_inputs(options.seed)).call
         prober = ExactProber(framework=checker.framework, seed=options.seed, max_elements=options.max_elements)
         if prober.kind_of(call) is not None:
             found = with_probe(found, prober.probe(call))
     return msgspec.structs.replace(found, position=task.position)
 
 
-def _check_made(calls: RecordedCalls, checker: CallChecker, task: _Task, inputs: Inputs) -> CallVerdict:
+def _check_made(source: CallSource, checker: CallChecker, task: _Task, inputs: Inputs) -> CallVerdict:
     seed = task.options.seed
     fill = random_inputs(seed) if inputs is Inputs.RANDOM else synthetic_inputs(seed)
-    return checker.check_made(corrected(_read(calls, task.entry, fill)), inputs, seed)
-
-
-def _read(calls: RecordedCalls, entry: str, fill: Fill | None = None) -> RecordedCall:
-    try:
-        return calls.read(entry, fill)
-    except DumpError as error:  # one damaged file does not end the check of the others
-        return RecordedCall(entry=entry, site=names.parse_entry(entry), missing=noted(str(error)))
-
-
-def _record_files(dump: Path) -> list[Path]:
-    if dump.is_file():
-        return [dump]
-    return [path for name in ("dump.json", "dump.arrow") if (path := dump / name).is_file()]
+    return checker.check_made(corrected(source.read(task.entry, fill).call), inputs, seed)
 
 
 # --- which calls ------------------------------------------------------------------------------------------------
 
 
-def _chosen(calls: RecordedCalls, options: CheckOptions) -> Iterable[str]:
+def _chosen(source: CallSource, options: CheckOptions) -> Iterable[str]:
     seen: set[tuple[object, ...]] = set()
-    for entry in calls.entries:
+    for entry in source.entries:
         try:
             site = names.parse_entry(entry)
         except EntryNameError:
@@ -235,7 +245,7 @@ def _chosen(calls: RecordedCalls, options: CheckOptions) -> Iterable[str]:
         if not _is_listed(entry, options):
             continue
         if options.once_per_kind:
-            kind = _kind_of(calls, entry)
+            kind = site.prefix, site.path, site.phase, source.form_of(entry)
             if kind in seen:
                 continue
             seen.add(kind)
@@ -246,17 +256,3 @@ def _is_listed(entry: str, options: CheckOptions) -> bool:
     if any(word in entry for word in options.black_list):
         return False
     return not options.white_list or any(word in entry for word in options.white_list)
-
-
-def _kind_of(calls: RecordedCalls, entry: str) -> tuple[object, ...]:
-    """Return what two calls of one kind have in common: the API, its arguments, and its tensors' dtypes and shapes."""
-    site = names.parse_entry(entry)
-    forward = names.forward_of(entry) or entry
-    arguments = tuple(
-        (row["key"].removeprefix(forward), row["dtype"], row["shape"])
-        if row["kind"] == RowKind.TENSOR.value
-        else (row["key"].removeprefix(forward), row["text"])
-        for row in calls.rows(forward)
-        if row["role"] == "input"
-    )
-    return site.prefix, site.path, site.phase, arguments

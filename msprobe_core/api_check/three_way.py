@@ -71,6 +71,19 @@ class FreshResults:
     problem: Finding | None = None
 
 
+def devices_called(framework: ReplayingFramework, names: Sequence[str]) -> list[str]:
+    """Return the devices with these names or numbers.
+
+    Raises:
+        ConfigError: see `check_devices`.
+    """
+    present = framework.replay_devices() if isinstance(framework, DeviceReplayingFramework) else ()
+    by_number = {device.rpartition(":")[2]: device for device in reversed(present)}
+    devices = [by_number.get(name, name) for name in names]
+    check_devices(framework, devices)
+    return devices
+
+
 def check_devices(framework: ReplayingFramework, devices: Sequence[str]) -> None:
     """Raise if calls cannot be replayed on each of these devices.
 

@@ -31,10 +31,18 @@ def _options(command: Any) -> Any:
     options = (
         click.option(
             "-api_info", "--api_info_file", "dump", required=True, type=click.Path(path_type=Path),
-            help="dump.json of one rank of one step, or its directory.",
+            help="dump.json of one rank of one step, its directory, or a directory of --write_shards.",
         ),
         click.option("-o", "--out_path", default=".", type=click.Path(path_type=Path), help="Directory for results."),
         click.option("-save_error_data", is_flag=True, help="Write inputs and results of calls that are not right."),
+        click.option(
+            "-d", "--device", "devices", multiple=True,
+            help="Device that computes each call, too: its number, or its name such as npu:0. May be repeated.",
+        ),
+        click.option(
+            "--write_shards", "shards", type=click.Path(path_type=Path),
+            help="Only let the devices compute the calls, and write them here, to be judged on another machine.",
+        ),
         click.option("-j", "--jit_compile", is_flag=True, help="Accepted for scripts of mindstudio-probe; no effect."),
         click.option(
             "-csv_path", "--result_csv_path", "resumed", type=click.Path(path_type=Path),
@@ -67,6 +75,8 @@ class _Asked:
     dump: Path
     out_path: Path
     save_error_data: bool
+    devices: Sequence[str]
+    shards: Path | None
     jit_compile: bool
     resumed: Path | None
     filter_api: bool
@@ -117,9 +127,11 @@ def _run(asked: _Asked) -> int:
     # numpy, polars and the framework are not needed for --help.
     from msprobe_core.api_check.dump_check import DumpCheck
     from msprobe_core.api_check.settings_file import CheckSettings, read_settings
+    from msprobe_core.api_check.three_way import devices_called
     from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT, EXIT_FAILED
     from msprobe_core.compat.published_tables import PublishedFiles, write_spreadsheets
     from msprobe_core.findings import Level
+    from msprobe_core.replay.frameworks import replaying_framework
     from msprobe_core.report.api_check import print_checks
     from msprobe_core.report.api_check_files import refuse_foreign_checks, write_checks
 
@@ -129,6 +141,10 @@ def _run(asked: _Asked) -> int:
     check = DumpCheck.of(asked.dump, _check_options(asked, settings))
     if not check.entries:
         raise ConfigError(f"{asked.dump}: has no calls of functions to check; record with level L1 or mix")
+    if asked.devices:
+        check = check.with_devices(devices_called(replaying_framework(check.framework), asked.devices))
+    if asked.shards is not None:
+        return _write_shards(check, asked.shards)
     files = (
         PublishedFiles.of(asked.out_path, time.strftime("%Y%m%d%H%M%S"))
         if asked.resumed is None
@@ -138,6 +154,9 @@ def _run(asked: _Asked) -> int:
     refuse_foreign_checks(directory)
     verdicts = check.with_reach(_checked(check, files, asked, settings))
     written = [files.results, files.details, *write_checks(verdicts, directory, dump=asked.dump)]
+    if asked.save_error_data:
+        stamp = files.results.stem.rpartition("_")[2]
+        written += _error_data(check, verdicts, Path(settings.error_data_path or directory) / f"ut_error_data{stamp}")
     if asked.xlsx:
         sheets = write_spreadsheets(files)
         written += [sheets.results, sheets.details]
@@ -152,6 +171,34 @@ def _run(asked: _Asked) -> int:
         for verdict in verdicts
     )
     return EXIT_DIFFERENT if is_wrong else EXIT_AGREES
+
+
+def _write_shards(check: DumpCheck, directory: Path) -> int:
+    from msprobe_core.api_check.remote import store_computed
+    from msprobe_core.cli.main import EXIT_AGREES
+
+    if not check.options.devices:
+        raise ConfigError("--write_shards: stores what a device computes; give the device with -d")
+    with progress_bar("computing") as progress:
+        number = store_computed(check.dump, check.entries, directory, check.options.devices, progress=progress)
+    click.echo(f"Written: {directory}, {number:,} calls; judge them with `msprobe acc_check -api_info {directory}`")
+    return EXIT_AGREES
+
+
+def _error_data(check: DumpCheck, verdicts: Sequence[CallVerdict], directory: Path) -> list[Path]:
+    """Write inputs and results of the calls that are not right; return the directory if there are any."""
+    from msprobe_core.api_check.error_data import save_error_data
+    from msprobe_core.api_check.verdict import Inputs, Verdict
+
+    wrong = [
+        verdict.entry
+        for verdict in verdicts
+        if verdict.verdict in (Verdict.WRONG, Verdict.ILL_CONDITIONED) and verdict.inputs is Inputs.RECORDED
+    ]
+    for entry in wrong:
+        call, oracle = check.replayed(entry)
+        save_error_data(directory, call, oracle)
+    return [directory] if wrong else []
 
 
 def _check_options(asked: _Asked, settings: CheckSettings) -> CheckOptions:

@@ -11,7 +11,7 @@ from typing import Final
 # --- parts of the established tools that msprobe does not have ---------------------------------------------------
 
 MONITOR_FILES: Final = "the files of a monitor are read by `msprobe view` and `msprobe monitor analyze`"
-API_CHECK: Final = "single calls are checked by `msprobe acc_check`; Python code takes msprobe_core.api_check.dump_check"
+API_CHECK: Final = "single calls are checked by `msprobe acc_check`; programs use msprobe_core.api_check.dump_check"
 API_SCRIPTS: Final = (
     "scripts for single APIs are not generated; `msprobe confirm TARGET GOLDEN ENTRY` repeats a recorded call in its "
     "own precision and in float64, and says which run is wrong"

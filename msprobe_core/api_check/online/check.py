@@ -23,11 +23,11 @@ import msgspec
 
 from msprobe_core import names
 from msprobe_core.api_check.call_check import CallChecker, unchecked
+from msprobe_core.api_check.error_data import save_error_data
 from msprobe_core.api_check.online.files import (
     COVERAGE_FILE,
     VERDICTS_FILE,
     Totals,
-    save_error_data,
     verdict_line,
     write_coverage,
     write_verdicts,

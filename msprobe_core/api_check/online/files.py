@@ -7,16 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from msprobe_core.api_check.online.kinds import Kind
 from msprobe_core.api_check.verdict import CallVerdict, OutputVerdict
 from msprobe_core.findings import Finding
-from msprobe_core.model import Phase, ReplayTensor
-from msprobe_core.replay.recorded import RecordedCall
 from msprobe_core.store.atomic_file import whole_file, write_json
 from msprobe_core.store.json_writer import finite_number
-from msprobe_core.store.layout import make_directory
 
 VERDICTS_FILE = "acc_check.jsonl"
 """In the directory of a step and rank; one line per checked call."""
@@ -118,23 +114,3 @@ def write_coverage(path: Path, totals: Totals, kinds: Iterable[Kind]) -> None:
 
 def _text(finding: Finding | None) -> str | None:
     return None if finding is None else finding.text
-
-
-def save_error_data(directory: Path, call: RecordedCall, oracle: Mapping[str, ReplayTensor]) -> None:
-    """Write inputs and results of a call as ``.npy``, with the names of mindstudio-probe 26.x.
-
-    ``{api}.forward.input.{path}``, ``….output.device.{path}`` for recorded results and ``….output.bench.{path}`` for
-    those in float64. For a backward, inputs are the gradients of the outputs. bfloat16 and float8 become float32.
-
-    Raises:
-        OSError, StoreError: a file cannot be written.
-    """
-    make_directory(directory)
-    is_backward = call.site.phase is Phase.BACKWARD
-    given = {path: value for path, value in call.tensors.items() if path.startswith("gradient.") is is_backward}
-    parts = {"input": given, "output.device": call.outputs, "output.bench": oracle}
-    for part, tensors in parts.items():
-        for path, value in tensors.items():
-            file = directory / f"{call.entry}.{part}.{path.removeprefix('gradient.')}.npy"
-            with whole_file(file) as opened:
-                np.save(opened, np.asarray(value.values), allow_pickle=False)
