@@ -36,6 +36,13 @@ BLANK = " "
 
 NAME = "API Name"
 DTYPE = "DEVICE Dtype"
+MEAN_ULP = "ULP误差平均值"
+MAX_ULP = "ULP误差最大值"
+WITHIN_TEN_THOUSANDTH = "双万指标"
+WITHIN_THOUSANDTH = "双千指标"
+WITHIN_PERCENT = "双百指标"
+MAX_ABSOLUTE = "最大绝对误差"
+COSINE = "余弦相似度"
 BINARY_RATE = "二进制一致错误率"
 BALANCE = "误差均衡性"
 RMSE = "均方根误差"
@@ -49,9 +56,9 @@ ULP_SHARE = "ULP误差大于阈值占比"
 MESSAGE = "Message"
 
 DETAIL_COLUMNS = (
-    NAME, "Bench Dtype", DTYPE, "Shape", "余弦相似度", "最大绝对误差", "双百指标", "双千指标", "双万指标", BINARY_RATE,
-    BALANCE, RMSE, SMALL_SHARE, MAX_RELATIVE, MEAN_RELATIVE, NON_FINITE_RATE, RELATIVE_RATE, ABSOLUTE_RATE,
-    "ULP误差最大值", "ULP误差平均值", ULP_SHARE, "Status", MESSAGE,
+    NAME, "Bench Dtype", DTYPE, "Shape", COSINE, MAX_ABSOLUTE, WITHIN_PERCENT, WITHIN_THOUSANDTH, WITHIN_TEN_THOUSANDTH,
+    BINARY_RATE, BALANCE, RMSE, SMALL_SHARE, MAX_RELATIVE, MEAN_RELATIVE, NON_FINITE_RATE, RELATIVE_RATE, ABSOLUTE_RATE,
+    MAX_ULP, MEAN_ULP, ULP_SHARE, "Status", MESSAGE,
 )  # fmt: skip
 RESULT_COLUMNS = ("API name", "Forward Test Success", "Backward Test Success", MESSAGE)
 
@@ -210,11 +217,11 @@ _FILLED = {
     Algorithm.BENCHMARK: _OF_BENCHMARK,
     Algorithm.ABSOLUTE_THRESHOLD: (NON_FINITE_RATE, RELATIVE_RATE, ABSOLUTE_RATE),
     Algorithm.BINARY: (BINARY_RATE,),
-    Algorithm.ULP: ("ULP误差最大值", "ULP误差平均值", ULP_SHARE),
-    Algorithm.THOUSANDTH: ("双千指标",),
+    Algorithm.ULP: (MAX_ULP, MEAN_ULP, ULP_SHARE),
+    Algorithm.THOUSANDTH: (WITHIN_THOUSANDTH,),
     Algorithm.ACCUMULATIVE: (BALANCE, NON_FINITE_RATE, RELATIVE_RATE, ABSOLUTE_RATE),
 }
-"""Columns of each standard. Cosine and largest absolute error are in every row."""
+"""Columns of each standard, next to those of the rules for one side."""
 
 _STATUS = {
     Verdict.WRONG: ERROR, Verdict.SUSPECT: WARNING, Verdict.ILL_CONDITIONED: WARNING, Verdict.RIGHT: PASS,
@@ -268,11 +275,11 @@ def result_row(verdicts: Sequence[CallVerdict]) -> list[str]:
 def _detail_row(name: str, output: OutputVerdict, dtype_prefix: str, decimals: int) -> list[str]:
     metrics = output.published
     standard = Algorithm(metrics.standard) if metrics.standard else Algorithm.BENCHMARK
-    is_short = standard is Algorithm.BINARY or _is_short(metrics)
-    filled = {"余弦相似度", "最大绝对误差", *_FILLED[standard]}
-    if not is_short:
-        filled |= {"双百指标", "双千指标", "双万指标"}
+    filled = _general_columns(metrics, output) if standard is not Algorithm.BINARY else set[str]()
+    filled |= {*_FILLED[standard]}
     values = {name: number(value, decimals) for name, value in _values(metrics).items() if name in filled}
+    if metrics.small_value_error_share == 0 and SMALL_SHARE in filled:
+        values[SMALL_SHARE] = "0"  # as without any small value, which is the usual reason
     status = status_of(output.verdict, is_weak=output.is_weak)
     reason = "" if status == PASS else output.reason.text
     message = reason if output.side == "recorded" or not reason else f"{output.side}: {reason}"
@@ -288,9 +295,22 @@ def _one_line(cell: str) -> str:
     return " ".join(cell.split()) if "\n" in cell or "\r" in cell else cell
 
 
-def _is_short(metrics: PublishedColumns) -> bool:
-    """Whether the published rules stop before the shares within a percentage, which are then left out."""
-    return metrics.max_absolute is not None and metrics.max_absolute < standards().plain.max_absolute
+def _general_columns(metrics: PublishedColumns, output: OutputVerdict) -> set[str]:
+    """Return the columns of the rules for one side, without those of checks that they do not come to."""
+    rules, error = standards().plain, metrics.max_absolute
+    if error is None:
+        return set()
+    is_one_zero = metrics.cosine is None and math.prod(output.shape) > 1 and not error <= rules.zero
+    if is_one_zero or (metrics.cosine is not None and metrics.cosine <= rules.cosine):
+        return {COSINE}
+    if error < rules.max_absolute:
+        return {COSINE, MAX_ABSOLUTE}
+    if output.dtype not in ("float16", "bfloat16"):
+        return {COSINE, MAX_ABSOLUTE, WITHIN_THOUSANDTH, WITHIN_TEN_THOUSANDTH}
+    percent = metrics.within_percent
+    if percent is not None and percent <= rules.half_within_percent:
+        return {COSINE, MAX_ABSOLUTE, WITHIN_PERCENT}
+    return {COSINE, MAX_ABSOLUTE, WITHIN_PERCENT, WITHIN_THOUSANDTH}
 
 
 def _golden_dtype(dtype: str) -> str:
@@ -302,22 +322,20 @@ def _golden_dtype(dtype: str) -> str:
 
 def _values(metrics: PublishedColumns) -> Mapping[str, float | None]:
     return {
-        "余弦相似度": metrics.cosine, "最大绝对误差": metrics.max_absolute, "双百指标": metrics.within_percent,
-        "双千指标": metrics.within_thousandth, "双万指标": metrics.within_ten_thousandth,
+        COSINE: metrics.cosine, MAX_ABSOLUTE: metrics.max_absolute, WITHIN_PERCENT: metrics.within_percent,
+        WITHIN_THOUSANDTH: metrics.within_thousandth, WITHIN_TEN_THOUSANDTH: metrics.within_ten_thousandth,
         BINARY_RATE: metrics.binary_error_rate, BALANCE: metrics.error_balance, RMSE: metrics.rmse,
         SMALL_SHARE: metrics.small_value_error_share, MAX_RELATIVE: metrics.max_relative,
         MEAN_RELATIVE: metrics.mean_relative, NON_FINITE_RATE: metrics.non_finite_error_rate,
         RELATIVE_RATE: metrics.relative_error_rate, ABSOLUTE_RATE: metrics.absolute_error_rate,
-        "ULP误差最大值": metrics.max_ulp, "ULP误差平均值": metrics.mean_ulp, ULP_SHARE: metrics.ulp_share,
+        MAX_ULP: metrics.max_ulp, MEAN_ULP: metrics.mean_ulp, ULP_SHARE: metrics.ulp_share,
     }  # fmt: skip
 
 
 def number(value: float | None, decimals: int = DECIMALS) -> str:
-    """Return a number as published tables have it: fixed decimals, ``0`` for an exact zero, a blank for none."""
+    """Return a number as published tables have it: with fixed decimals, and a blank for none."""
     if value is None:
         return BLANK
-    if value == 0:
-        return "0"
     return f"{value:.{decimals}f}" if math.isfinite(value) else str(value)
 
 
@@ -358,9 +376,10 @@ def read_rows(path: Path, columns: Sequence[str]) -> list[dict[str, str]]:
     places = [(name, header.index(name)) for name in columns]
     rows: list[dict[str, str]] = []
     for line, row in enumerate(lines[1:], start=2):
-        if len(row) != len(header):
+        if len(row) > len(header):
             raise TableFormatError(f"{path}: row {line} has {len(row)} cells, and the header has {len(header)}")
-        rows.append({name: row[place] for name, place in places})
+        cells = row + [""] * (len(header) - len(row))  # the published tool leaves empty cells at the end out
+        rows.append({name: cells[place] for name, place in places})
     return rows
 
 

@@ -20,6 +20,7 @@ from msprobe_core.compat.published_tables import (
     TableFormatError,
     finished_apis,
     number,
+    read_rows,
     write_published_tables,
     write_spreadsheets,
 )
@@ -98,18 +99,18 @@ def test_a_row_has_the_form_of_the_published_sample(files):
     [("absolute_threshold", {15, 16, 17}), ("binary", {9}), ("ulp", {18, 19, 20}), ("benchmark", {*range(10, 15)})],
 )
 def test_each_standard_fills_its_own_cells(files, standard, filled):
-    values = {name: 0.5 for name in PublishedColumns.__struct_fields__
+    values = {name: 0.999 for name in PublishedColumns.__struct_fields__
               if PublishedColumns.__annotations__[name] == "float | None"}  # fmt: skip
     metrics = PublishedColumns(**values, standard=standard)
     write_published_tables([call("Torch.sin.0", Phase.FORWARD, output(published=metrics))], files)
     cells = read(files.details)[1]
-    shares = set() if standard == "binary" else {6, 7, 8}
-    assert {place for place in range(4, 21) if cells[place] != " "} == {4, 5} | shares | filled
+    of_one_side = set() if standard == "binary" else {4, 5, 7, 8}
+    assert {place for place in range(4, 21) if cells[place] != " "} == of_one_side | filled
 
 
 def test_numbers():
     assert [number(value) for value in (None, 0.0, 1.0, math.nan, math.inf, -math.inf, 1e-20)] == [
-        " ", "0", "1.00000000000000", "nan", "inf", "-inf", "0.00000000000000"]  # fmt: skip
+        " ", "0.00000000000000", "1.00000000000000", "nan", "inf", "-inf", "0.00000000000000"]  # fmt: skip
     assert number(1 / 3, 4) == "0.3333"
 
 
@@ -208,6 +209,14 @@ def test_foreign_tables_are_not_continued(files, tmp_path):
     with pytest.raises(TableFormatError, match="must begin with accuracy_checking_result_"):
         PublishedFiles.beside(tmp_path / "real.csv")
     assert PublishedFiles.beside(files.results) == files
+
+
+def test_cells_that_the_published_tool_leaves_out_are_empty(files):
+    write_published_tables([], files)
+    with files.results.open("ab") as file:
+        file.write(b"Torch.a.0,pass,pass\r\nTorch.b.0,pass, ,\r\n")
+    assert finished_apis(files.results) == {"Torch.a.0", "Torch.b.0"}
+    assert [row["Message"] for row in read_rows(files.results, RESULT_COLUMNS)] == ["", ""]
 
 
 def test_too_large_tables_are_refused(files, monkeypatch):
