@@ -276,7 +276,8 @@ def _detail_row(name: str, output: OutputVerdict, dtype_prefix: str, decimals: i
     metrics = output.published
     standard = Algorithm(metrics.standard) if metrics.standard else Algorithm.BENCHMARK
     filled = _general_columns(metrics, output) if standard is not Algorithm.BINARY else set[str]()
-    filled |= {*_FILLED[standard]}
+    if output.dtype not in standards().skipped_dtypes:
+        filled |= {*_FILLED[standard]}
     values = {name: number(value, decimals) for name, value in _values(metrics).items() if name in filled}
     if metrics.small_value_error_share == 0 and SMALL_SHARE in filled:
         values[SMALL_SHARE] = "0"  # as without any small value, which is the usual reason

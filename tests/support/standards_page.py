@@ -146,7 +146,8 @@ def _selection(table: Standards) -> str:
     dtypes = {"float8": _names(sorted(table.float8_dtypes)), "float": _names(sorted(table.float_dtypes))}
     rows = [(_CONDITIONS[choice.condition].format(**dtypes), choice.algorithm.value) for choice in table.selection]
     skipped = _names(sorted(table.skipped_dtypes))
-    return _rows(("if", "standard"), rows) + f"\n\n`msprobe api_precision_compare` skips rows of {skipped}."
+    note = f"Tables have no metrics of a standard for {skipped}, and `msprobe api_precision_compare` skips their rows."
+    return f"{_rows(('if', 'standard'), rows)}\n\n{note}"
 
 
 def _ulp(table: Standards) -> str:

@@ -17,26 +17,30 @@ DATA = Path(__file__).parents[1] / "data" / "acc_check_details"
 METRICS = DETAIL_COLUMNS[4:21]
 
 
-def published_rows():
-    with (DATA / "details.csv").open(encoding="utf-8-sig", newline="") as file:
+def published_rows(kind):
+    with (DATA / f"details{kind}.csv").open(encoding="utf-8-sig", newline="") as file:
         return {row["API Name"]: row for row in csv.DictReader(file)}
 
 
-ROWS = published_rows()
+KINDS = ("", "_disturbed")
+ROWS = {(kind, name): row for kind in KINDS for name, row in published_rows(kind).items()}
 
 
 @pytest.fixture(scope="module")
 def results():
-    with np.load(DATA / "results.npz") as file:
-        return {name: file[name] for name in file.files}
+    found: dict[tuple[str, str], np.ndarray] = {}
+    for kind in KINDS:
+        with np.load(DATA / f"results{kind}.npz") as file:
+            found |= {(kind, name): file[name] for name in file.files}
+    return found
 
 
-@pytest.mark.parametrize("name", ROWS)
-def test_a_row_is_that_of_the_published_tool(results, name):
-    row = ROWS[name]
+@pytest.mark.parametrize(("kind", "name"), ROWS)
+def test_a_row_is_that_of_the_published_tool(results, kind, name):
+    row = ROWS[kind, name]
     dtype, api = row["DEVICE Dtype"].removeprefix("torch."), name.rsplit(".", 3)[0]
-    result = ReplayTensor(values=results[f"{name}|d"], dtype=dtype)
-    columns = published_columns(result, results[f"{name}|b"], own=None, api=api)
+    result = ReplayTensor(values=results[kind, f"{name}|d"], dtype=dtype)
+    columns = published_columns(result, results[kind, f"{name}|b"], own=None, api=api)
     assert columns.plain_status == row["Status"]
     output = OutputVerdict(
         path="0", side="recorded", dtype=dtype, shape=result.values.shape, verdict=Verdict.RIGHT,
@@ -58,6 +62,7 @@ def test_a_row_is_that_of_the_published_tool(results, name):
 
 def test_the_sample_has_every_kind_of_row():
     assert {row["Status"] for row in ROWS.values()} == {"pass", "warning", "error"}
-    assert {row["DEVICE Dtype"] for row in ROWS.values()} == {"torch.float16", "torch.bfloat16", "torch.float32"}
+    dtypes = {row["DEVICE Dtype"].removeprefix("torch.") for row in ROWS.values()}
+    assert dtypes == {"float16", "bfloat16", "float32", "float64", "int64"}
     assert any(row["最大绝对误差"] == "inf" for row in ROWS.values())
     assert any("zero in device" in row["Message"] for row in ROWS.values())
