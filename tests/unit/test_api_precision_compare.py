@@ -222,6 +222,8 @@ def test_names_of_other_forms_are_skipped_and_cannot_run(compared, tmp_path):
 
 def test_a_row_of_another_length_is_an_error(tmp_path):
     path = write(tmp_path / "t.csv", [row("Torch.sin.0.forward.output.0", **BENCHMARK)])
-    path.write_text(path.read_text(encoding="utf-8-sig") + "Torch.sin.1.forward.output.0" + ",x" * 23 + "\n", encoding="utf-8")
+    path.write_text(
+        path.read_text(encoding="utf-8-sig") + "Torch.sin.1.forward.output.0" + ",x" * 23 + "\n", encoding="utf-8"
+    )
     with pytest.raises(TableFormatError, match="row 3 has 24 cells, and the header has 23"):
         compare_published_tables(path, path)
