@@ -145,59 +145,171 @@ class _Metrics:
     @classmethod
     def of(cls, values: Array, oracle: Array, dtype: str, table: Standards) -> _Metrics:
         """Measure ``values`` against ``oracle``; complex numbers as pairs of their parts."""
-        result, golden = _flat(values), _flat(oracle)
-        constants = table.constants(dtype)
-        rounded = _rounded(golden, dtype)
-        num = golden.size
+        parts = _parts(values, oracle)
+        largest = max(_largest(result) for result, _ in parts), max(_largest(golden) for _, golden in parts)
+        totals = _Totals(dtype, table, largest)
+        for result, golden in parts:
+            for first in range(0, golden.size, _CHUNK):
+                chunk = slice(first, first + _CHUNK)
+                totals.add(result[chunk].astype(np.float64), golden[chunk].astype(np.float64, copy=False))
+        return totals.metrics()
+
+
+_CHUNK = 1 << 12
+"""Elements that are measured at a time. Arrays of them stay in the cache, and are too small for BLAS to start threads,
+which take seconds for a million elements if other processes keep the cores busy."""
+
+
+def _parts(values: Any, oracle: Any) -> list[tuple[Any, Any]]:
+    values, oracle = values.reshape(-1), oracle.reshape(-1)
+    if "c" in (values.dtype.kind, oracle.dtype.kind):
+        return [(values.real, oracle.real), (values.imag, oracle.imag)]
+    return [(values, oracle)]
+
+
+def _largest(values: Any) -> float:
+    """Return the largest magnitude; NaN if there is a NaN."""
+    return max(float(values.max()), -float(values.min()))
+
+
+class _Totals:
+    """Sums, counts and extremes over the elements of one result."""
+
+    def __init__(self, dtype: str, table: Standards, largest: tuple[float, float]) -> None:
+        """Begin without elements.
+
+        Args:
+            dtype: Of the result.
+            table: The standards.
+            largest: The largest magnitudes of the result and of the golden values.
+        """
+        self._dtype, self._table = dtype, table
+        self._constants = table.constants(dtype)
+        self._form = table.ulp_formats.get(dtype)
+        self._largest, self._of_golden = largest
+        self._has_cosine = not (self._largest <= table.plain.zero or self._of_golden <= table.plain.zero)
+        self._num = self._num_finite = self._num_small = self._num_bad = self._balance = 0
+        self._num_over_rtol = self._num_over_benchmark = self._num_over_absolute = self._num_over_ulp = 0
+        self._within = [0, 0, 0]
+        self._squares = self._relative = self._products = self._of_result = self._of_oracle = 0.0
+        self._max_error = self._max_relative = self._max_ulp = self._ulp = 0.0
+        self._single = self._max_single = 0.0
+        self._is_accumulative = self._is_close = True
+
+    def add(self, result: Array, golden: Array) -> None:
+        """Add elements, as float64 vectors."""
+        constants = self._constants
+        rounded = _rounded(golden, self._dtype)
         magnitude = np.abs(golden)
         error = np.abs(result - golden)
         finite = np.isfinite(result) & np.isfinite(rounded)
-        num_finite = int(np.count_nonzero(finite))
-        is_finite = num_finite == num
-        largest, of_golden, zero = float(np.abs(result).max()), float(magnitude.max()), table.plain.zero
+        num, num_finite = golden.size, int(np.count_nonzero(finite))
         small = magnitude < constants.small_value
-        if not is_finite:
+        if num_finite < num:
             small &= finite
+            self._num_bad += _num_wrong(result, golden, ~finite, self._dtype, constants)
         num_small = int(np.count_nonzero(small))
-        normal = finite & ~small if num_small else finite
-        num_normal = num_finite - num_small
         relative = error / (magnitude + constants.golden_eps)
-        of_normal = relative if num_normal == num else relative[normal]
-        squares = error * error if num_normal == num else error[normal] * error[normal]
-        mean_square = float(squares.sum()) / num
-        of_small = error[small] if num_small else None
-        bad = 0.0 if is_finite else _non_finite_error_rate(result, golden, ~finite, dtype, constants)
-        balance = abs(int(np.count_nonzero(result > rounded)) - int(np.count_nonzero(result < rounded))) / num
-        relative_rate = int(np.count_nonzero(of_normal > constants.rtol)) / num_normal if num_normal else 0.0
-        return cls(
+        self._num += num
+        self._num_finite += num_finite
+        self._num_small += num_small
+        self._max_error = float(np.maximum(self._max_error, error.max()))
+        for place, limit in enumerate(_WITHIN):
+            self._within[place] += int(np.count_nonzero(relative < limit))
+        self._balance += int(np.count_nonzero(result > rounded)) - int(np.count_nonzero(result < rounded))
+        if num_small:
+            of_small = error[small]
+            self._num_over_benchmark += int(np.count_nonzero(of_small > constants.benchmark_atol))
+            self._num_over_absolute += int(np.count_nonzero(of_small > constants.absolute_atol))
+        if num_normal := num_finite - num_small:
+            normal = finite & ~small
+            of_normal, errors = (relative, error) if num_normal == num else (relative[normal], error[normal])
+            self._squares += float(errors @ errors)
+            self._relative += float(of_normal.sum())
+            self._max_relative = max(self._max_relative, float(of_normal.max()))
+            self._num_over_rtol += int(np.count_nonzero(of_normal > constants.rtol))
+        if self._has_cosine:
+            first, second = result / self._largest, golden / self._of_golden
+            self._products += float(first @ second)
+            self._of_result += float(first @ first)
+            self._of_oracle += float(second @ second)
+        if num_finite:
+            self._add_units(*((error, golden) if num_finite == num else (error[finite], golden[finite])))
+        self._add_verdicts(result, golden, finite, magnitude, error, relative)
+
+    def _add_units(self, error: Array, golden: Array) -> None:
+        """Add the ULP errors of finite elements."""
+        if self._form is None:
+            return
+        exponents = np.frexp(golden)[1] - 1
+        np.maximum(exponents, self._form.min_exponent, out=exponents)
+        exponents[golden == 0] = 0
+        units = np.ldexp(error, self._form.mantissa_bits - exponents)
+        self._num_over_ulp += int(np.count_nonzero(units > self._form.threshold))
+        self._ulp += float(units.sum())
+        self._max_ulp = max(self._max_ulp, float(units.max()))
+
+    def _add_verdicts(
+        self, result: Array, golden: Array, finite: Array, magnitude: Array, error: Array, relative: Array
+    ) -> None:
+        """Add what other standards say of each element."""
+        table = self._table
+        size = np.where(magnitude < table.accumulative_small_value, error, relative)
+        self._is_accumulative &= not bool(np.any((size > self._constants.accumulative_bound) & finite))
+        if self._dtype in table.single_benchmark.thresholds:
+            off = error / (magnitude + table.single_benchmark.eps)
+            self._single += float(off.sum())
+            self._max_single = float(np.maximum(self._max_single, off.max()))
+        tolerance = table.tolerance(self._dtype)
+        # An infinite golden value would make the tolerance infinite too.
+        close = (error <= tolerance.atol + tolerance.rtol * magnitude) & np.isfinite(golden)
+        self._is_close &= bool(np.all(close | (result == golden)))
+
+    def metrics(self) -> _Metrics:
+        """Return the metrics of all elements."""
+        num, num_normal = self._num, self._num_finite - self._num_small
+        zero = self._table.plain.zero
+        bad = self._num_bad / (num - self._num_finite) if num > self._num_finite else 0.0
+        balance = abs(self._balance) / num
+        units = (
+            (self._max_ulp, self._ulp / max(self._num_finite, 1), self._num_over_ulp / max(self._num_finite, 1))
+            if self._form is not None
+            else None
+        )
+        return _Metrics(
             num=num,
-            cosine=None
-            if num == 1 or largest <= zero or of_golden <= zero
-            else _cosine(result / largest, golden / of_golden),
-            is_one_zero=num > 1 and (largest <= zero) != (of_golden <= zero),
-            max_absolute=float(error.max()),
-            within=(_share(relative, 0.01), _share(relative, 0.001), _share(relative, 0.0001)),
+            cosine=self._cosine() if num > 1 and self._has_cosine else None,
+            is_one_zero=num > 1 and (self._largest <= zero) != (self._of_golden <= zero),
+            max_absolute=self._max_error,
+            within=(self._within[0] / num, self._within[1] / num, self._within[2] / num),
             error_balance=balance,
-            rmse=math.sqrt(mean_square * (num / (num_normal + 1e-4) + 1e-4)),
-            small_value_error_share=_above(of_small, constants.benchmark_atol),
-            max_relative=float(of_normal.max()) if num_normal else 0.0,
-            mean_relative=float(of_normal.sum()) / num_normal if num_normal else 0.0,
+            rmse=math.sqrt(self._squares / num * (num / (num_normal + 1e-4) + 1e-4)),
+            small_value_error_share=self._num_over_benchmark / max(self._num_small, 1),
+            max_relative=self._max_relative,
+            mean_relative=self._relative / max(num_normal, 1),
             non_finite_error_rate=bad,
-            relative_error_rate=relative_rate,
-            absolute_error_rate=_above(of_small, constants.absolute_atol),
-            ulp=_ulp(error, golden, finite, dtype, table),
-            is_accumulative=bad == 0
-            and balance <= constants.accumulative_balance
-            and _is_accumulative(error, relative, magnitude, finite, constants, table),
-            single_benchmark=_single_benchmark(error, magnitude, dtype, table),
-            is_close=_is_close(result, golden, error, magnitude, dtype, table),
+            relative_error_rate=self._num_over_rtol / max(num_normal, 1),
+            absolute_error_rate=self._num_over_absolute / max(self._num_small, 1),
+            ulp=units,
+            is_accumulative=bad == 0 and balance <= self._constants.accumulative_balance and self._is_accumulative,
+            single_benchmark=self._passes_single_benchmark(),
+            is_close=self._is_close,
         )
 
+    def _cosine(self) -> float:
+        norms = self._of_result * self._of_oracle
+        cosine = self._products / math.sqrt(norms) if norms > 0 else math.nan
+        return cosine if math.isnan(cosine) else min(1.0, max(-1.0, cosine))
 
-def _flat(values: Any) -> Array:
-    if values.dtype.kind == "c":
-        return np.concatenate([np.ravel(values.real), np.ravel(values.imag)]).astype(np.float64)
-    return values.reshape(-1).astype(np.float64, copy=False)
+    def _passes_single_benchmark(self) -> bool | None:
+        own = self._table.single_benchmark
+        threshold = own.thresholds.get(self._dtype)
+        if threshold is None:
+            return None
+        return self._single / self._num < threshold and self._max_single < own.max_factor * threshold
+
+
+_WITHIN = (0.01, 0.001, 0.0001)
 
 
 def _rounded(golden: Any, dtype: str) -> Array:
@@ -210,66 +322,13 @@ def _rounded(golden: Any, dtype: str) -> Array:
     return golden
 
 
-def _share(ratios: Array, limit: float) -> float:
-    return int(np.count_nonzero(ratios < limit)) / ratios.size
-
-
-def _above(errors: Array | None, limit: float) -> float:
-    return 0.0 if errors is None else int(np.count_nonzero(errors > limit)) / errors.size
-
-
-def _cosine(first: Array, second: Array) -> float:
-    cosine = float(first @ second) / math.sqrt(float(first @ first) * float(second @ second))
-    return cosine if math.isnan(cosine) else min(1.0, max(-1.0, cosine))
-
-
-def _non_finite_error_rate(result: Any, golden: Any, selected: Array, dtype: str, constants: DtypeConstants) -> float:
+def _num_wrong(result: Any, golden: Any, selected: Array, dtype: str, constants: DtypeConstants) -> int:
+    """Return how many of the elements that are not finite are wrong."""
     largest = _LARGEST.get(dtype, float(np.finfo(np.float64).max))
     first, second = result[selected].clip(-largest, largest), golden[selected].clip(-largest, largest)
     is_right = np.abs(first - second) / (np.abs(second) + constants.golden_eps) <= constants.rtol
     is_right |= np.isnan(first) & np.isnan(second)
-    return 1.0 - int(np.count_nonzero(is_right)) / is_right.size
-
-
-def _ulp(error: Array, golden: Array, finite: Array, dtype: str, table: Standards) -> tuple[float, float, float] | None:
-    """Return the maximum and mean of the ULP errors, and the share beyond the threshold; ``None`` for other dtypes."""
-    form = table.ulp_formats.get(dtype)
-    if form is None:
-        return None
-    if not finite.all():
-        error, golden = error[finite], golden[finite]
-    if not error.size:
-        return 0.0, 0.0, 0.0
-    exponents = np.frexp(golden)[1] - 1
-    np.maximum(exponents, form.min_exponent, out=exponents)
-    exponents[golden == 0] = 0
-    units = np.ldexp(error, form.mantissa_bits - exponents)
-    share = int(np.count_nonzero(units > form.threshold)) / units.size
-    return float(units.max()), float(units.sum()) / units.size, share
-
-
-def _is_accumulative(
-    error: Array, relative: Array, magnitude: Array, finite: Array, constants: DtypeConstants, table: Standards
-) -> bool:
-    """Whether every finite element is within the accumulative bound, absolute if it is small and relative if not."""
-    size = np.where(magnitude < table.accumulative_small_value, error, relative)
-    return not bool(np.any((size > constants.accumulative_bound) & finite))
-
-
-def _single_benchmark(error: Array, magnitude: Array, dtype: str, table: Standards) -> bool | None:
-    own = table.single_benchmark
-    threshold = own.thresholds.get(dtype)
-    if threshold is None:
-        return None
-    relative = error / (magnitude + own.eps)
-    return bool(relative.sum() / relative.size < threshold and relative.max() < own.max_factor * threshold)
-
-
-def _is_close(result: Array, golden: Array, error: Array, magnitude: Array, dtype: str, table: Standards) -> bool:
-    tolerance = table.tolerance(dtype)
-    # An infinite golden value would make the tolerance infinite too.
-    close = (error <= tolerance.atol + tolerance.rtol * magnitude) & np.isfinite(golden)
-    return bool(np.all(close | (result == golden)))
+    return is_right.size - int(np.count_nonzero(is_right))
 
 
 # --- what standards say ---------------------------------------------------------------------------------------------

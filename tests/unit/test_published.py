@@ -7,6 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from msprobe_core.api_check import published
 from msprobe_core.api_check.published import api_name, published_columns, ratio_to
 from msprobe_core.api_check.standards import Algorithm, standards
 from msprobe_core.model import ReplayTensor
@@ -271,6 +272,21 @@ def test_accumulative():
 def test_names_of_apis():
     assert [api_name(name) for name in ("Functional.layer_norm.0", "layer_norm", "Torch.mm.12")] == [
         "layer_norm", "layer_norm", "mm"]  # fmt: skip
+
+
+def test_elements_are_measured_in_chunks(monkeypatch):
+    generator = np.random.default_rng(3)
+    golden = generator.standard_normal(1000) * 10.0 ** generator.integers(-8, 3, 1000)
+    values = golden * (1 + 10.0 ** -generator.integers(1, 8, 1000) * generator.standard_normal(1000))
+    values[5], values[6], golden[6], golden[7] = math.inf, math.nan, math.nan, 0.0
+    found = []
+    for size in (7, 100, 1000, 4096):
+        monkeypatch.setattr(published, "_CHUNK", size)
+        found.append(of(values, golden, own=golden))
+    for name in found[0].__struct_fields__:
+        first, *others = (getattr(columns, name) for columns in found)
+        expected = pytest.approx(first, rel=1e-12, nan_ok=True) if isinstance(first, float) else first
+        assert all(other == expected for other in others), name
 
 
 def test_a_tiny_tensor_takes_microseconds():
