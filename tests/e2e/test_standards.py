@@ -48,7 +48,7 @@ def test_what_assert_close_accepts_is_what_the_column_says(name):
     assert found == {True, False}
 
 
-@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("name", ["float16", "float32"])
 def test_golden_values_are_rounded_as_by_pytorch(name):
     generator = torch.Generator().manual_seed(1)
     golden = torch.cat([torch.randn(2000, generator=generator, dtype=torch.float64), torch.tensor([0.0, 1e-40, 1e39])])
