@@ -1,7 +1,8 @@
 """How many recorded calls of real architectures are replayed, what stays out and why, and what one replay costs.
 
-Run with ``python bench/replay_coverage.py [ARCHITECTURE ...]``; it records one training step of each at level mix and
-risk level ALL, replays every API call in float64 and in its own precision, and compares the latter with the record.
+Run with ``python bench/replay_coverage.py [--aten] [--bfloat16] [ARCHITECTURE ...]``; it records one training step of
+each at level mix and risk level ALL, with --aten the operators below the APIs too, replays every call in float64 and in
+its own precision, and compares the latter with the record.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ def _record(place: Path, name: str, dtype: torch.dtype) -> Path:
     }
     config = place / "config.json"
     settings = {"task": "tensor", "level": "mix", "risk_level": "ALL", "dump_path": str(place / "dump")}
+    if "--aten" in sys.argv:
+        settings |= {"level": "L1", "aten": True}
     config.write_text(json.dumps(settings))
     debugger = PrecisionDebugger(str(config))
     with debugger.start(model):

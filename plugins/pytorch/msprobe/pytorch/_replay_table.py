@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from msprobe.pytorch import _replay_aten
 from msprobe.pytorch import _replay_stand_ins as stand_ins
 from msprobe.pytorch._fused_reference import REFERENCES
 from msprobe_core.plugin import LinearKind
@@ -110,6 +111,9 @@ _SUBMODULES = {
     "special": """erf erfc erfcx erfinv expit exp2 expm1 entr log1p log_softmax softmax logit logsumexp xlogy xlog1py
         i0 i0e i1 i1e sinc digamma psi gammaln polygamma ndtr ndtri log_ndtr gammainc gammaincc zeta round""",
 }
+
+_ATEN = ("Aten", "AtenBackward")
+"""Prefixes of the operators below the APIs, and of those of the backward."""
 
 _VF = "lstm gru rnn_tanh rnn_relu norm einsum"
 
@@ -235,6 +239,7 @@ def _factors() -> dict[tuple[str, str], int]:
         "Tensor": [*shared, *_TENSOR_ONLY.split()],
         "Torch": [*shared, *_BOUNDED_TORCH.split()],
         "NPU": _BOUNDED_REFERENCES.split(),
+        **{prefix: [*shared, *_replay_aten.PLAIN.split(), "_softmax", "_log_softmax"] for prefix in _ATEN},
     }
     with_weights = frozenset(_WITH_WEIGHTS.split())
     return (
@@ -263,6 +268,10 @@ def _rows() -> Iterator[tuple[tuple[str, str], Function]]:
     for stem, names in _SUBMODULES.items():
         for (_, name), function in _members("", getattr(torch, stem), names.split()):
             yield ("Torch", f"{stem}_{name}"), function
+    aten = [*shared, *_replay_aten.PLAIN.split(), *_replay_aten.ENLARGING.split()]
+    for prefix in _ATEN:
+        yield from _members(prefix, torch.ops.aten, aten)
+        yield from (((prefix, name), function) for name, function in _replay_aten.FORMULAS.items())
     yield from (((prefix, name), function) for prefix, name, function in _STAND_INS)
     yield from REFERENCES.items()
 
