@@ -116,6 +116,7 @@ PLAIN = {
         {"perm": (0, 2, 1), "shape": (2, 12, 6), "transpose_first": False},
         lambda x, perm, shape, transpose_first: torch.einsum("abc->acb", x.reshape(shape)),
     ),
+    "transpose": ("NPU.npu_transpose", [X], {"perm": (2, 0, 1)}, lambda x, perm: torch.einsum("abc->cab", x)),
     "sort": ("NPU.npu_sort_v2", [X], {"descending": True}, lambda x, descending: -torch.sort(-x).values),
 }
 
@@ -260,6 +261,47 @@ def test_group_norm_silu(shape, dtype):
     for one, other in zip(found.values(), gradients_of(layer, wide, gradient.double()), strict=True):
         close(one, other, dtype)
     assert replay("NPU.npu_group_norm_silu", x, None, None, 3)["0"].shape == x.shape
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_group_norm_swish(dtype):
+    x, weight, bias, gradient = (randn(*each, dtype=dtype) for each in ((2, 6, 4, 5), (6,), (6,), (2, 6, 4, 5)))
+
+    def layer(x, weight, bias):
+        normalized = torch.group_norm(x, 3, weight, bias, 1e-5)
+        return normalized / (1 + torch.exp(-0.5 * normalized))
+
+    wide = [each.double() for each in (x, weight, bias)]
+    close(replay("NPU.npu_group_norm_swish", x, 3, weight, bias, swish_scale=0.5)["0"], layer(*wide), dtype)
+    x, weight, bias = taking(x, weight, bias)
+    found = replay("NPU.npu_group_norm_swish", x, 3, weight, bias, swish_scale=0.5, gradients={"0": gradient})
+    for one, other in zip(found.values(), gradients_of(layer, wide, gradient.double()), strict=True):
+        close(one, other, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_cross_entropy(reduction, smoothing, dtype):
+    x, weight, target = randn(5, 7, dtype=dtype), torch.rand(7) + 0.5, torch.tensor([1, 0, -100, 6, 1])
+    options = {"reduction": reduction, "label_smoothing": smoothing}
+
+    def loss(x):
+        loss = torch.nn.CrossEntropyLoss(weight.to(x.dtype), **options)(x, target)
+        return loss.reshape(-1)
+
+    found = replay("NPU.npu_cross_entropy_loss", x, target, weight, **options)
+    assert found["0"].dtype is found["1"].dtype is dtype
+    close(found["0"], loss(x.double()), dtype)
+    close(found["1"], x.double() - torch.logsumexp(x.double(), -1, keepdim=True), dtype)
+    assert found["2"].numel() == found["3"].numel() == 0
+    gradient = randn(*found["0"].shape, dtype=dtype)
+    (slope,) = gradients_of(loss, [x.double()], gradient.double())
+    (leaf,) = taking(x)
+    by_autograd = replay("NPU.npu_cross_entropy_loss", leaf, target, weight, **options, gradients={"0": gradient})
+    by_itself = replay("NPU.npu_cross_entropy_loss_backward", gradient, found["1"], target, weight, **options)
+    close(by_autograd["0"], slope, dtype)
+    close(by_itself["0"], slope, dtype)
 
 
 def test_gating():
@@ -598,6 +640,7 @@ def test_other_refusals():
         ("npu_rms_norm", (x, randn(3)), {}, "gamma of the shape"),
         ("npu_group_norm_silu", (x, None, None, 2), {}, "groups"),
         ("npu_moe_gating_top_k_softmax", (x[0], None, 7), {}, "experts"),
+        ("npu_cross_entropy_loss", (x[0], torch.tensor([0, 1, 2])), {"return_zloss": True}, "reserved"),
         ("npu_apply_adam", (0.9, 0.99, 0.1, 0.9, 0.99, 1e-8, x), {}, "out="),
         (
             "npu_apply_adam_w",

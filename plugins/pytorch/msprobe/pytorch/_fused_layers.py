@@ -168,6 +168,14 @@ def npu_group_norm_silu(
     input: Tensor, weight: Tensor | None, bias: Tensor | None, group: int, eps: float = 1e-5
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return ``silu(group_norm(input))``, and mean and ``1 / std`` of each group ``[N, group]``, in its dtype."""
+    normalized, mean, rstd = _group_norm(input, weight, bias, group, eps)
+    return functional.silu(normalized).to(input.dtype), mean, rstd
+
+
+def _group_norm(
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, group: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the norm, not rounded to the dtype of the input, and mean and ``1 / std`` ``[N, group]`` in that dtype."""
     wide = _inner(input)
     if group < 1 or input.ndim < 2 or input.shape[1] % group:
         raise ReplayError(f"its input of the shape {list(input.shape)} has not {group} groups of channels")
@@ -176,7 +184,71 @@ def npu_group_norm_silu(
     grouped = wide.reshape(input.shape[0], group, -1)
     rstd = (grouped.var(-1, unbiased=False) + eps).rsqrt()
     mean, rstd = (each.detach().to(input.dtype) for each in (grouped.mean(-1), rstd))
-    return functional.silu(normalized).to(input.dtype), mean, rstd
+    return normalized, mean, rstd
+
+
+def npu_group_norm_swish(
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float | None = 1e-5,
+    swish_scale: float | None = 1.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return ``y * sigmoid(swish_scale * y)`` of the group norm y, and mean and ``1 / std`` of each group."""
+    scale = 1.0 if swish_scale is None else swish_scale
+    normalized, mean, rstd = _group_norm(input, weight, bias, num_groups, 1e-5 if eps is None else eps)
+    return (normalized * torch.sigmoid(scale * normalized)).to(input.dtype), mean, rstd
+
+
+# --- losses ---------------------------------------------------------------------------------------------------------
+
+
+def npu_cross_entropy_loss(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    reduction: str = "mean",
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    lse_square_scale_for_zloss: float = 0.0,
+    return_zloss: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the loss, of one element if it is reduced, the logarithms of softmax, and two reserved tensors."""
+    if lse_square_scale_for_zloss or return_zloss:
+        raise ReplayError("the zloss is documented as reserved, so there is no reference for it")
+    wide = _inner(input)
+    loss = functional.cross_entropy(
+        wide,
+        target,
+        None if weight is None else weight.to(wide.dtype),
+        ignore_index=ignore_index,
+        reduction=reduction,
+        label_smoothing=label_smoothing,
+    )
+    empty = input.new_empty(0)
+    return loss.reshape(-1).to(input.dtype), wide.detach().log_softmax(-1).to(input.dtype), empty, empty
+
+
+def npu_cross_entropy_loss_backward(
+    grad_loss: Tensor,
+    log_prob: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    grad_zloss: Tensor | None = None,
+    lse_for_zloss: Tensor | None = None,
+    reduction: str = "mean",
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    lse_square_scale_for_zloss: float = 0.0,
+) -> Tensor:
+    """Return the gradient of the input: that of its logarithms of softmax, which only differ by a constant per row."""
+
+    def forward(x: Tensor) -> Tensor:
+        arguments = (target, weight, reduction, ignore_index, label_smoothing, lse_square_scale_for_zloss)
+        return npu_cross_entropy_loss(x, *arguments)[0]
+
+    return _gradients(forward, grad_loss.reshape(-1), log_prob)[0]
 
 
 # --- products, rearrangements, selection ------------------------------------------------------------------------------
@@ -222,6 +294,10 @@ def npu_rotary_mul_backward(
     grad: Tensor, self: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "half"
 ) -> tuple[Tensor, ...]:
     return _gradients(partial(npu_rotary_mul, rotary_mode=rotary_mode), grad, self, r1, r2)
+
+
+def npu_transpose(self: Tensor, perm: Sequence[int], require_contiguous: bool = True) -> Tensor:
+    return self.permute(*perm)
 
 
 def npu_confusion_transpose(self: Tensor, perm: Sequence[int], shape: Sequence[int], transpose_first: bool) -> Tensor:

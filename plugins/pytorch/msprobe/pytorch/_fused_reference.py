@@ -24,6 +24,8 @@ _FUNCTIONS: tuple[Function, ...] = (
     layers.npu_swiglu, layers.npu_swiglu_backward, layers.npu_scaled_masked_softmax,
     layers.npu_scaled_masked_softmax_backward, layers.npu_rms_norm, layers.npu_rms_norm_backward,
     layers.npu_gemma_rms_norm, layers.npu_add_rms_norm, layers.npu_layer_norm_eval, layers.npu_group_norm_silu,
+    layers.npu_group_norm_swish,
+    layers.npu_cross_entropy_loss, layers.npu_cross_entropy_loss_backward, layers.npu_transpose,
     layers.npu_linear, layers.npu_linear_backward, layers.matmul_backward, layers.npu_rotary_mul,
     layers.npu_rotary_mul_backward, layers.npu_confusion_transpose, layers.npu_confusion_transpose_backward,
     layers.npu_moe_gating_top_k_softmax, layers.npu_sort_v2, optimizers.npu_apply_adam, optimizers.npu_apply_adam_w,
@@ -32,6 +34,7 @@ _FUNCTIONS: tuple[Function, ...] = (
 REFERENCES: Mapping[tuple[str, str], Function] = {
     **{("NPU", function.__name__): function for function in _FUNCTIONS},
     ("NPU", "npu_fast_gelu"): layers.fast_gelu,
+    ("NPU", "npu_silu_"): layers.npu_silu,
     ("Aten", "matmul_backward"): layers.matmul_backward,
 }
 """By prefix and name of an entry: ``NPU.npu_rms_norm.0.forward`` is ``("NPU", "npu_rms_norm")``."""
