@@ -218,7 +218,9 @@ class _Reader:
         if made is not None:
             self._left -= made.size
             return ReplayTensor(values=made, dtype=dtype)
-        if (file_name := row["file_name"]) is None:
+        if (file_name := row["file_name"]) is None and row["numel"] == 0:  # nothing that a file could hold
+            return ReplayTensor(values=np.zeros(msgspec.json.decode(row["shape"], type=list[int])), dtype=dtype)
+        if file_name is None:
             raise _IncompleteError(ReplayCode.STATISTICS_ONLY, value=path, entry=row["entry"])
         values = self._read.get(file_name)
         if values is None:
