@@ -404,24 +404,6 @@ def _spans(ends: Any, tensor: Tensor) -> list[slice]:
 # --- forward and backward -------------------------------------------------------------------------------------------
 
 
-def _forward(inputs: _Inputs, scores: _Scores, _: None) -> tuple[Any, ...]:
-    dtype, inner = inputs.query.dtype, inner_dtype(inputs.query.dtype)
-    results: list[Tensor] = []
-    maxima: list[Tensor] = []
-    sums: list[Tensor] = []
-    for place, (query, key, value) in enumerate(inputs.sequences()):
-        found, _hidden = scores.of(query.to(inner), key.to(inner), place, inputs.is_packed)
-        largest = found.detach().amax(-1, keepdim=True)
-        weights = (found - largest).exp()
-        total = weights.sum(-1, keepdim=True)
-        # As in the kernels, the matrix product takes weights in the precision of the inputs.
-        results.append(((weights / total).to(dtype).to(inner) @ value.to(inner)).to(dtype))
-        maxima.append(largest)
-        sums.append(total)
-    statistics = [inputs.statistics(each).detach() for each in (maxima, sums)]
-    return inputs.joined(results), *statistics, inputs.query.new_empty(0), 0, 0, 0
-
-
 class _Saved(NamedTuple):
     gradient: Tensor
     maxima: Tensor | None
@@ -429,40 +411,106 @@ class _Saved(NamedTuple):
     result: Tensor | None
 
 
-def _backward(inputs: _Inputs, scores: _Scores, saved: _Saved, _: None) -> tuple[Tensor, ...]:
-    """Return the gradients. With P = exp(S - max) / sum: dV = P^T dY, dS = P * (dY V^T - rowsum(dY * Y)).
+class _Sequence(torch.autograd.Function):
+    """Attention of one sequence, or of several of equal length, ``[B, N, S, D]``; rounds where the kernels round."""
 
-    Source: Dao, *FlashAttention-2*, 2023, algorithm 2.
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        pse: Tensor | None,
+        scores: _Scores,
+        place: int,
+        packed: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        dtype, inner = query.dtype, inner_dtype(query.dtype)
+        # An argument too, because of its gradient.
+        scores = scores._replace(pse=pse)
+        found, _ = scores.of(query.to(inner), key.to(inner), place, packed)
+        largest = found.amax(-1, keepdim=True)
+        weights = (found - largest).exp()
+        total = weights.sum(-1, keepdim=True)
+        # The matrix product takes weights in the precision of the inputs.
+        result = ((weights / total).to(dtype).to(inner) @ value.to(inner)).to(dtype)
+        ctx.save_for_backward(query, key, value, result, largest, total)
+        ctx.rest = scores, place, packed
+        ctx.mark_non_differentiable(largest, total)
+        return result, largest, total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
+        query, key, value, result, largest, total = ctx.saved_tensors
+        found = _gradients(query, key, value, gradients[0], result, largest, total, *ctx.rest)
+        return *found, None, None, None
+
+
+def _gradients(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    gradient: Tensor,
+    result: Tensor,
+    largest: Tensor,
+    total: Tensor,
+    scores: _Scores,
+    place: int,
+    is_packed: bool,
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of query, key, value and ``pse``.
+
+    With P = exp(S - max) / sum: dV = P^T dY, and dS = P * (dY V^T - rowsum(dY * Y)). P and dS are rounded before the
+    matrix products, as Y is. Source: Dao, *FlashAttention-2*, 2023, algorithm 2.
     """
+    dtype, inner = query.dtype, inner_dtype(query.dtype)
+    q, k, v, change, output = (each.to(inner) for each in (query, key, value, gradient, result))
+    found, _ = scores.of(q, k, place, is_packed)
+    weights = (found - largest).exp() / total
+    exact = weights * (change @ v.transpose(-1, -2) - (change * output).sum(-1, keepdim=True))
+    into_scores, weights = (each.to(dtype).to(inner) for each in (exact, weights))
+    into_query = into_scores @ k * scores.scale
+    into_key = into_scores.transpose(-1, -2) @ q * scores.scale
+    into_value = weights.transpose(-1, -2) @ change
+    into_pse = None
+    if scores.pse is not None and scores.pse.numel():
+        into_pse = exact.sum_to_size(scores.pse.shape) * (scores.scale if scores.pse_type == 1 else 1.0)
+        into_pse = into_pse.to(scores.pse.dtype)
+    return into_query.to(dtype), into_key.to(dtype), into_value.to(dtype), into_pse
+
+
+def _forward(inputs: _Inputs, scores: _Scores, _: None) -> tuple[Any, ...]:
+    parts = [
+        _Sequence.apply(*sequence, scores.pse, scores, place, inputs.is_packed)
+        for place, sequence in enumerate(inputs.sequences())
+    ]
+    results, *numbers = zip(*parts, strict=True)
+    statistics = [inputs.statistics(each).detach() for each in numbers]
+    return inputs.joined(results), *statistics, inputs.query.new_empty(0), 0, 0, 0
+
+
+def _backward(inputs: _Inputs, scores: _Scores, saved: _Saved, _: None) -> tuple[Tensor, ...]:
     maxima, sums, result = saved.maxima, saved.sums, saved.result
     if maxima is None or sums is None or result is None:
         result, maxima, sums = _forward(inputs, scores, None)[:3]
-    inner = inner_dtype(inputs.query.dtype)
-    leaves = [each.detach().to(inner).requires_grad_() for each in (inputs.query, inputs.key, inputs.value)]
-    pse = None if scores.pse is None else scores.pse.detach().to(inner).requires_grad_()
+    leaves = [each.detach().requires_grad_() for each in (inputs.query, inputs.key, inputs.value)]
     ours = inputs._replace(query=leaves[0], key=leaves[1], value=leaves[2])
-    rows = zip(ours.rows(maxima), ours.rows(sums), strict=True)
-    total = torch.zeros((), dtype=inner)
+    # Autograd undoes layouts and shared heads.
     with torch.enable_grad():
-        sequences = ours.sequences(saved.gradient.to(inner), result.to(inner))
-        for place, ((query, key, value, gradient, output), (largest, row_sum)) in enumerate(
-            zip(sequences, rows, strict=True)
-        ):
-            found, _hidden = scores._replace(pse=pse).of(query, key, place, ours.is_packed)
-            weights = (found.detach() - largest).exp() / row_sum
-            change = weights * (gradient @ value.detach().transpose(-1, -2) - (gradient * output).sum(-1, keepdim=True))
-            # The gradients of this sum are those of attention: its factors that depend on nothing are constants.
-            through_scores = (found.masked_fill(weights == 0, 0.0) * change.detach()).sum()
-            total = total + through_scores + ((weights @ value) * gradient).sum()
-    sources = leaves if pse is None else [*leaves, pse]
-    found = torch.autograd.grad(total, sources, allow_unused=True)
-    originals = [inputs.query, inputs.key, inputs.value, *([] if scores.pse is None else [scores.pse])]
-    gradients = [
-        (torch.zeros_like(each) if one is None else one.to(each.dtype))
-        for one, each in zip(found, originals, strict=True)
-    ]
+        sequences = list(ours.sequences(saved.gradient, result))
+    parts: list[Tensor] = []
+    slopes: list[Tensor] = []
+    into_pse: Tensor | None = None
+    for place, (sequence, largest, total) in enumerate(zip(sequences, ours.rows(maxima), ours.rows(sums), strict=True)):
+        query, key, value, gradient, output = (each.detach() for each in sequence)
+        *found, into_pse = _gradients(
+            query, key, value, gradient, output, largest, total, scores, place, ours.is_packed
+        )
+        parts.extend(sequence[:3])
+        slopes.extend(each for each in found if each is not None)
+    gradients = torch.autograd.grad(parts, leaves, slopes)
     empty = inputs.query.new_empty(0)
-    return (*gradients, empty) if scores.pse is not None else (*gradients, empty, empty)
+    return *gradients, empty if into_pse is None else into_pse, empty
 
 
 def inner_dtype(dtype: torch.dtype) -> torch.dtype:

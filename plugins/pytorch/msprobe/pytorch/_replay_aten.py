@@ -1,8 +1,8 @@
 """Operators of ATen that are called for a dump, of the forward and of the backward.
 
 Elementwise operators, views and the like check their arguments, as the functions above them do. Backward operators rely
-on autograd to pass shapes and indices that fit, and some of them read whatever memory they are told to. So those with
-several tensors are replayed as formulas, composed of checked functions.
+on autograd to pass shapes and indices that fit, and some read memory without checking its bounds. So those with several
+tensors are replayed as formulas, composed of checked functions.
 """
 
 # ruff: noqa: A002, ARG001  # dumps have arguments by name, and some that change nothing here
