@@ -7,6 +7,7 @@ from device_programs import (
     Fault,
     check,
     devices,
+    made_there,
     mixed,
     operators_of,
     record,
@@ -135,6 +136,9 @@ class TestSimulatedDevice:
     def test_operators_are_those_below_autograd(self, on_one):
         seen = on_one(operators_of, 4)
         assert seen == ["aten::copy_", "aten::mm", "aten::_softmax", "aten::sum", "aten::_local_scalar_dense"]
+
+    def test_tensors_are_made_there_from_nothing(self, on_one):
+        assert on_one(made_there) == [[1, 2], [0, 0], [0, 1], [3, 3], [0, 1], [1, 0]]
 
     def test_tensors_of_host_and_device_do_not_mix(self, on_one):
         assert "on the same device, but found cpu, npu:0" in on_one(mixed)

@@ -187,6 +187,17 @@ def operators_of(size: int) -> Sequence[str]:
     return seen
 
 
+def made_there() -> Sequence[Sequence[float]]:
+    """Return the elements of tensors that PyTorch's functions make on the device from nothing."""
+    simulated_device()
+    options = {"device": "npu", "dtype": torch.float32}
+    made = [
+        torch.tensor([1.0, 2.0], **options), torch.zeros(2, **options), torch.arange(2, **options),
+        torch.full((2,), 3.0, **options), torch.linspace(0, 1, 2, **options), torch.eye(2, **options)[0],
+    ]  # fmt: skip
+    return [value.tolist() for value in made if str(value.device) == "npu:0"]
+
+
 def mixed() -> str:
     """Return the error of an operator on tensors of two devices."""
     simulated_device()

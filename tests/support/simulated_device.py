@@ -132,6 +132,10 @@ class SimulatedDevice:
         """Return a new tensor with strides."""
         return SimulatedTensor(torch.empty_strided(*args, **_known(kwargs)), self._indexed(device), self)
 
+    def make(self, func: Any, *args: Any, device: torch.device | None = None, **kwargs: Any) -> Any:
+        """Run an operator that makes a tensor from nothing."""
+        return self.run(func, args, {**kwargs, "device": self._indexed(device)})
+
     def _device_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.device:
         given = kwargs.get("device")
         if given is not None and torch.device(given).type == self.kind:
@@ -174,6 +178,9 @@ class SimulatedDevice:
             torch.set_rng_state(of_host)
 
 
+_MADE_WHOLE = ("arange", "eye", "linspace", "logspace", "randperm", "range", "tril_indices", "triu_indices")
+"""Operators that PyTorch otherwise runs by resizing a tensor without elements, which cannot be done to a subclass."""
+
 _COPIES = frozenset({"aten::copy_", "aten::_to_copy", "aten::_copy_from"})
 
 
@@ -190,6 +197,13 @@ def _held(values: Any) -> Any:
 
 def _known(kwargs: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in kwargs.items() if value is not None and key != "pin_memory"}
+
+
+def _copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
+    """Copy between host and device where PyTorch goes around subclasses, as in ``torch.tensor``."""
+    del non_blocking
+    _held(target).copy_(_held(source))
+    return target
 
 
 class _DeviceModule:
@@ -271,8 +285,16 @@ def _registered(kind: str, count: int) -> SimulatedDevice:
 
     device = SimulatedDevice(kind, count)
     _setup_privateuseone_for_python_backend(kind, backend_module=_DeviceModule(device))
-    for name, function in (("empty.memory_format", device.empty), ("empty_strided", device.empty_strided)):
-        _library().impl(name, function, "PrivateUse1")
+    kernels = {"empty.memory_format": device.empty, "empty_strided": device.empty_strided, "_copy_from": _copy_from}
+    for packet in (getattr(torch.ops.aten, name) for name in _MADE_WHOLE):
+        for overload in packet.overloads():
+            if "out" not in overload:
+                func = getattr(packet, overload)
+                kernels[func._schema.name.removeprefix("aten::") + f".{overload}".replace(".default", "")] = partial(
+                    device.make, func
+                )
+    for name, kernel in kernels.items():
+        _library().impl(name, kernel, "PrivateUse1")
     if count > 1:
         torch._C._set_multithreading_enabled(False)
     return device
