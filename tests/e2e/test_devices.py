@@ -25,6 +25,7 @@ from msprobe_core.api_check.verdict import Verdict
 from msprobe_core.errors import ConfigError, ReplayError
 from msprobe_core.model import Argument, ReplayCall, ReplayTensor
 from msprobe_core.plugin import DeviceReplayingFramework
+from msprobe_core.store.reading import read_dump
 
 pytestmark = pytest.mark.skipif(
     not simulated_device.has_python_devices(), reason="this PyTorch takes no device that is written in Python"
@@ -145,6 +146,10 @@ class TestSimulatedDevice:
 
 
 class TestThreeWay:
+    def test_a_recording_on_the_device_has_the_calls_of_one_on_the_host(self, dumps):
+        here, there = (set(read_dump(dumps[where]).frame["entry"]) for where in ("host", "device"))
+        assert here == there
+
     @pytest.mark.parametrize("where", ["host", "device"])
     def test_a_sound_run_is_right_on_a_sound_device(self, on_one, dumps, where):
         found = on_one(check, dumps[where], ["npu"])

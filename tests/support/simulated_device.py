@@ -116,7 +116,8 @@ class SimulatedDevice:
         held = {key: _HOST if key == "device" and value is not None else value for key, value in kwargs.items()}
         held_args, held_kwargs = _held(args), _held(held)
         wrong = self._wrong.get((name, device.index), self._wrong.get((name, None)))
-        with self._random(func, device):
+        # A device does not call PyTorch's functions, so nobody who watches those sees its kernels.
+        with self._random(func, device), torch._C.DisableTorchFunction():
             run = func if wrong is None else partial(wrong, func)
             result = run(*held_args, **held_kwargs)
         if _goes_to_host(name, args, kwargs):
@@ -126,11 +127,13 @@ class SimulatedDevice:
 
     def empty(self, *args: Any, device: torch.device | None = None, **kwargs: Any) -> SimulatedTensor:
         """Return a new tensor, for PyTorch's functions that make one from nothing."""
-        return SimulatedTensor(torch.empty(*args, **_known(kwargs)), self._indexed(device), self)
+        with torch._C.DisableTorchFunction():
+            return SimulatedTensor(torch.empty(*args, **_known(kwargs)), self._indexed(device), self)
 
     def empty_strided(self, *args: Any, device: torch.device | None = None, **kwargs: Any) -> SimulatedTensor:
         """Return a new tensor with strides."""
-        return SimulatedTensor(torch.empty_strided(*args, **_known(kwargs)), self._indexed(device), self)
+        with torch._C.DisableTorchFunction():
+            return SimulatedTensor(torch.empty_strided(*args, **_known(kwargs)), self._indexed(device), self)
 
     def make(self, func: Any, *args: Any, device: torch.device | None = None, **kwargs: Any) -> Any:
         """Run an operator that makes a tensor from nothing."""
