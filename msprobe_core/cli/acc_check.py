@@ -153,7 +153,10 @@ def _run(asked: _Asked) -> int:
     directory = files.results.parent
     refuse_foreign_checks(directory)
     verdicts = check.with_reach(_checked(check, files, asked, settings))
+    if not verdicts:
+        raise ConfigError(f"{asked.resumed}: has all calls of the dump already; leave out -csv_path to begin anew")
     written = [files.results, files.details, *write_checks(verdicts, directory, dump=asked.dump)]
+    _journal_of(files).unlink(missing_ok=True)  # all of it is in the results
     if asked.save_error_data:
         stamp = files.results.stem.rpartition("_")[2]
         written += _error_data(check, verdicts, Path(settings.error_data_path or directory) / f"ut_error_data{stamp}")
@@ -174,11 +177,14 @@ def _run(asked: _Asked) -> int:
 
 
 def _write_shards(check: DumpCheck, directory: Path) -> int:
+    from msprobe_core.api_check.call_files import has_calls
     from msprobe_core.api_check.remote import store_computed
     from msprobe_core.cli.main import EXIT_AGREES
 
     if not check.options.devices:
         raise ConfigError("--write_shards: stores what a device computes; give the device with -d")
+    if has_calls(check.dump):
+        raise ConfigError(f"{check.dump}: is of --write_shards already; give the dump that its calls are of")
     with progress_bar("computing") as progress:
         number = store_computed(check.dump, check.entries, directory, check.options.devices, progress=progress)
     click.echo(f"Written: {directory}, {number:,} calls; judge them with `msprobe acc_check -api_info {directory}`")
@@ -224,8 +230,7 @@ def _checked(check: DumpCheck, files: PublishedFiles, asked: _Asked, settings: C
     from msprobe_core.store.layout import make_directory
 
     make_directory(files.results.parent)
-    stamp = files.results.stem.rpartition("_")[2]
-    path = files.results.with_name(f".acc_check_{stamp}.journal")
+    path = _journal_of(files)
     is_foreign = asked.resumed is not None and not path.exists()
     prefix = _DTYPE_PREFIXES.get(check.framework, "")
     tables = PublishedTables(files, dtype_prefix=prefix, decimals=settings.precision, resumes=is_foreign)
@@ -243,6 +248,10 @@ def _checked(check: DumpCheck, files: PublishedFiles, asked: _Asked, settings: C
     if not is_foreign:  # the rows are in the order in which the calls were finished
         write_published_tables(ordered, files, dtype_prefix=prefix, decimals=settings.precision)
     return ordered
+
+
+def _journal_of(files: PublishedFiles) -> Path:
+    return files.results.with_name(f".acc_check_{files.results.stem.rpartition('_')[2]}.journal")
 
 
 _DTYPE_PREFIXES = {"pytorch": "torch."}

@@ -1,5 +1,6 @@
 """Checks of every call of a dump: wrong kernels are found without a second run, and healthy calls are right."""
 
+import json
 import os
 import re
 import signal
@@ -198,8 +199,13 @@ def test_a_check_that_was_killed_goes_on(tmp_path):
             time.sleep(0.005)
         os.kill(process.pid, signal.SIGKILL)
     (journal,) = files
-    size = journal.stat().st_size
+    assert len(list(out.glob("accuracy_checking_*.csv"))) == 2
     stamp = journal.name.removeprefix(".acc_check_").removesuffix(".journal")
     assert checked(dump, out, "-csv_path", str(out / f"accuracy_checking_result_{stamp}.csv")) == 0
-    assert journal.stat().st_size > size
-    assert list(out.glob(".acc_check_*")) == [journal]
+    content = json.loads((out / "acc_check.json").read_text())
+    assert len(content["calls"]) == len(verdicts(dump))
+    results = (out / f"accuracy_checking_result_{stamp}.csv").read_text(encoding="utf-8-sig").splitlines()
+    assert len(set(results)) == len(results)  # no call twice
+    assert not journal.exists()
+    # And once more there is nothing left.
+    assert checked(dump, out, "-csv_path", str(out / f"accuracy_checking_result_{stamp}.csv")) == 2

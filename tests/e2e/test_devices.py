@@ -6,6 +6,7 @@ import simulated_device
 from device_programs import (
     Fault,
     check,
+    command,
     devices,
     made_there,
     mixed,
@@ -22,6 +23,7 @@ from msprobe_core.api_check.call_check import CallChecker
 from msprobe_core.api_check.call_files import CallFiles
 from msprobe_core.api_check.remote import check_computed
 from msprobe_core.api_check.verdict import Verdict
+from msprobe_core.cli import main
 from msprobe_core.errors import ConfigError, ReplayError
 from msprobe_core.model import Argument, ReplayCall, ReplayTensor
 from msprobe_core.plugin import DeviceReplayingFramework
@@ -253,3 +255,41 @@ class TestElsewhere:
         assert {verdict.verdict for verdict in self.judged(tmp_path / "calls").values() if verdict.outputs} <= {
             Verdict.RIGHT, Verdict.ILL_CONDITIONED,
         }  # fmt: skip
+
+
+def status_of(*words):
+    with pytest.raises(SystemExit) as ended:
+        main([str(word) for word in words])
+    return ended.value.code
+
+
+class TestCommand:
+    def test_a_wrong_kernel_is_found_here(self, on_one, dumps, tmp_path):
+        words = ["acc_check", "-api_info", str(dumps["device"]), "-n", "0"]
+        assert on_one(command, [*words, "-o", str(tmp_path / "without")])[0] == 0
+        words += ["--device", "npu"]
+        assert on_one(command, [*words, "-o", str(tmp_path / "sound")])[0] == 0
+        status, said = on_one(command, [*words, "-o", str(tmp_path / "wrong")], [SOFTMAX])
+        assert status == 1
+        assert "Functional.softmax.0.forward" in said
+        assert "recorded right, and npu computes it wrong" in said
+
+    def test_a_wrong_kernel_is_found_elsewhere(self, on_one, dumps, tmp_path, capsys):
+        calls = str(tmp_path / "calls")
+        words = ["acc_check", "-api_info", str(dumps["device"]), "--device", "npu", "--write_shards", calls]
+        status, said = on_one(command, words, [SOFTMAX])
+        assert (status, "calls computed and stored now" in said) == (0, True)
+        assert on_one(command, words, [SOFTMAX])[1].startswith("0 of ")
+        assert status_of("acc_check", "-api_info", calls, "-o", tmp_path / "out", "-n", "0") == 1
+        assert "Functional.softmax.0" in capsys.readouterr().out
+
+    def test_a_device_that_is_not_there_ends_it_at_once(self, dumps, tmp_path, capsys):
+        words = ("acc_check", "-api_info", dumps["device"], "-o", tmp_path / "out", "--device", "npu")
+        assert status_of(*words) == 2
+        assert "--device npu: the framework sees no such device on this machine" in capsys.readouterr().err
+        assert not (tmp_path / "out").exists()
+
+    def test_shards_are_of_a_device(self, dumps, tmp_path, capsys):
+        words = ("acc_check", "-api_info", dumps["device"], "--write_shards", tmp_path / "calls")
+        assert status_of(*words) == 2
+        assert "give it with --device" in capsys.readouterr().err

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,19 @@ def store(dump: Path, directory: Path, devices: Sequence[str], faults: Sequence[
 
 def _is_api_call(entry: str) -> bool:
     return not names.is_module(entry) and names.parse_entry(entry).phase in (Phase.FORWARD, Phase.BACKWARD)
+
+
+def command(words: Sequence[str], faults: Sequence[Fault] = ()) -> tuple[int, str]:
+    """Run a command of msprobe; return its exit status and what it said."""
+    from msprobe_core.cli import main
+
+    said = io.StringIO()
+    with _wrong(faults, 1), redirect_stdout(said), redirect_stderr(said):
+        try:
+            main(list(words))
+        except SystemExit as ended:
+            return int(ended.code or 0), said.getvalue()
+    raise AssertionError("a command ends the program")
 
 
 def replay(call: Any, device: str | None = None, faults: Sequence[Fault] = (), count: int = 1) -> Any:
