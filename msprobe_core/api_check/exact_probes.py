@@ -82,7 +82,7 @@ def exact_inputs(seed: int = SEED) -> Fill:
 
 
 def with_probe(verdict: CallVerdict, probe: Finding) -> CallVerdict:
-    """Return a verdict with the finding of a probe as a note, which does not change what is said of the dump."""
+    """Return a verdict with the finding of a probe as a note, which leaves the verdict on the dump as it is."""
     return msgspec.structs.replace(verdict, notes=(*verdict.notes, probe), stage=3)
 
 

@@ -1,0 +1,450 @@
+"""Check the recorded results of random functions, which no replay draws again.
+
+Of dropout and its relatives, every element is either dropped or the input divided by 1 - p, which is checked element by
+element; gradients likewise. Which elements are dropped is tested: how many (binomial), where (Kolmogorov and Smirnov),
+and if neighbours in any dimension are dropped together more or less often than by chance. Numbers drawn from a
+distribution are tested against it, and against their neighbours.
+
+All tests reject at a p-value of `LEVEL`. A healthy output is called wrong with a probability below `LEVEL` times the
+number of its tests, which is at most `MOST_TESTS`: 6e-7. The p-values are upper bounds for any number of elements, but
+for that of the places, which is the limit for many:
+
+* binomial: Chernoff, *A Measure of Asymptotic Efficiency for Tests of a Hypothesis Based on the Sum of Observations*,
+  Ann. Math. Stat. 23(4), 1952, in the form ``exp(-n KL(k/n || p))`` of Hoeffding, JASA 58, 1963, Theorem 1;
+* distance from a distribution: Dvoretzky, Kiefer, Wolfowitz with the constant of Massart, *The Tight Constant in the
+  Dvoretzky-Kiefer-Wolfowitz Inequality*, Ann. Prob. 18(3), 1990;
+* distance of two samples: Smirnov, *Table for Estimating the Goodness of Fit*, Ann. Math. Stat. 19(2), 1948.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from msprobe_core.api_check.call_check import RECORDED, api_of
+from msprobe_core.api_check.random_codes import RandomCode
+from msprobe_core.api_check.verdict import CallVerdict, OutputVerdict, Verdict, worst_of
+from msprobe_core.findings import Finding
+from msprobe_core.model import Argument, Phase, ReplayTensor, SiteKind
+from msprobe_core.replay.recorded import RecordedCall
+from msprobe_core.replay.replays import UNIT_ROUNDOFF
+
+Array = NDArray[Any]
+
+LEVEL = 1e-7
+"""Largest p-value that is called wrong."""
+
+MOST_TESTS = 6
+"""Of one output: how many, where, and the neighbours in up to four dimensions."""
+
+LEAST_ELEMENTS = 10_000
+"""Fewer elements are not called right, as tests of them would miss a share that is off by a tenth."""
+
+_MOST_LAGS = MOST_TESTS - 2
+_TOLERANCE = 3.0
+"""In units of round-off: kernels round 1 / (1 - p), and the product."""
+
+_TINY = {"float32": 2.0**-126, "bfloat16": 2.0**-126, "float64": 2.0**-1022, "float16": 2.0**-14}
+"""Smallest normal numbers: below, a kept element may be rounded to 0."""
+
+_ALPHA = 1.7580993408473766
+"""Negative limit of SELU, scale times alpha. Source: Klambauer et al., *Self-Normalizing Neural Networks*, 2017."""
+
+
+def check_random(call: RecordedCall) -> CallVerdict | None:
+    """Check the recorded results of a random function.
+
+    Returns: the verdict; ``None`` if it is not known how the function's results are distributed.
+    """
+    if call.site.kind is not SiteKind.API or call.missing is not None or not call.outputs:
+        return None
+    name = call.site.path
+    if name in _DROPOUTS:
+        outputs = _check_dropout(call, _DROPOUTS[name])
+    elif name in _DRAWS and call.site.phase is Phase.FORWARD:
+        outputs = _check_draw(call, _DRAWS[name])
+    else:
+        return None
+    if outputs is None:
+        return None
+    return CallVerdict(
+        entry=call.entry, api=api_of(call), phase=call.site.phase,
+        verdict=worst_of(output.verdict for output in outputs), outputs=tuple(outputs), stage=1,
+    )  # fmt: skip
+
+
+class _Test(NamedTuple):
+    """One test: what it says if it fails, its p-value, and the field that holds this."""
+
+    finding: Finding
+    p_value: float
+
+
+def _judged(path: str, result: ReplayTensor, size: int, tests: list[_Test]) -> OutputVerdict:
+    least = min(tests, key=lambda test: test.p_value)
+    if least.p_value < LEVEL:
+        return _verdict(path, result, Verdict.WRONG, least.finding, least.p_value)
+    if size < LEAST_ELEMENTS:
+        fields = {"number": size, "least": LEAST_ELEMENTS}
+        return _verdict(path, result, Verdict.CANNOT_TELL, Finding(RandomCode.SHORT, fields=fields), least.p_value)
+    fields = {"tests": len(tests), "p": least.p_value, "level": LEVEL}
+    return _verdict(path, result, Verdict.RIGHT, Finding(RandomCode.AS_DRAWN, fields=fields), least.p_value)
+
+
+def _verdict(
+    path: str, result: ReplayTensor, verdict: Verdict, reason: Finding, p_value: float, place: int | None = None,
+    error: float = 0.0,
+) -> OutputVerdict:  # fmt: skip
+    shape = tuple(map(int, result.values.shape))
+    index = None if place is None else tuple(map(int, np.unravel_index(place, shape)))
+    times = math.log(max(p_value, 1e-300)) / math.log(LEVEL)
+    return OutputVerdict(
+        path=path, side=RECORDED, dtype=result.dtype, shape=shape, verdict=verdict, reason=reason, error=error,
+        rounding=0.0, condition=0.0, own_error=None, times=times, amplification=None, worst_index=index, bias=None,
+    )  # fmt: skip
+
+
+# --- tests ------------------------------------------------------------------------------------------------------
+
+
+def binomial_bound(count: int, number: int, chance: float) -> float:
+    """Return an upper bound of the two-sided p-value of a count of independent events with the same chance."""
+    if number == 0:
+        return 1.0
+    share = count / number
+    divergence = 0.0
+    for part, of in ((share, chance), (1.0 - share, 1.0 - chance)):
+        if part > 0.0:
+            divergence += part * math.log(part / of) if of > 0.0 else math.inf
+    return min(1.0, 2.0 * math.exp(-min(number * divergence, 700.0)))
+
+
+def distance_bound(distance: float, number: float) -> float:
+    """Return an upper bound of the p-value of the largest distance of an empirical distribution from the true one."""
+    return min(1.0, 2.0 * math.exp(-min(2.0 * number * distance * distance, 700.0)))
+
+
+def _where(is_dropped: Array) -> float:
+    """Return the p-value of the distance between the places of dropped and of kept elements."""
+    number = is_dropped.size
+    dropped = int(np.count_nonzero(is_dropped))
+    kept = number - dropped
+    if not dropped or not kept:
+        return 1.0
+    sums: Any = np.cumsum(is_dropped, dtype=np.float64)
+    places = np.arange(1, number + 1)
+    distance = float(np.max(np.abs(sums / dropped - (places - sums) / kept)))
+    return distance_bound(distance, dropped * kept / number)
+
+
+def _pairs(marks: Any, is_valid: Any, shape: tuple[int, ...], least: float, most: float) -> Iterator[tuple[int, float]]:
+    """Yield for each dimension the lag to the next element in it, and the p-value of how many are marked together.
+
+    Pairs have no element in common, so they are independent. The chance that an element is marked is between ``least``
+    and ``most``; the p-value is that of the chance that explains the count best.
+    """
+    flat, valid = marks.reshape(-1), is_valid.reshape(-1)
+    lags = [math.prod(shape[axis + 1 :]) for axis in range(len(shape)) if shape[axis] > 1]
+    for lag in sorted(set(lags))[:_MOST_LAGS]:
+        usable = flat.size // (2 * lag) * 2 * lag
+        halves: Any = np.reshape(flat[:usable], (-1, 2, lag))
+        first, second = halves[:, 0], halves[:, 1]
+        both = np.reshape(valid[:usable], (-1, 2, lag)).all(1)
+        number = int(np.count_nonzero(both))
+        count = int(np.count_nonzero(first & second & both))
+        chance = min(max(count / max(number, 1), least * least), most * most)
+        yield lag, binomial_bound(count, number, chance)
+
+
+# --- dropout ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Dropout:
+    """How a kind of dropout works.
+
+    Attributes:
+        is_training: Default of ``training``.
+        unit_dims: Number of trailing dimensions that are dropped together; ``None`` for all but the first two.
+        has_alpha: Whether dropped elements become the negative limit of SELU, and all are scaled to keep mean and
+            variance.
+    """
+
+    is_training: bool = True
+    unit_dims: int | None = 0
+    has_alpha: bool = False
+
+
+_DROPOUTS: Mapping[str, _Dropout] = {
+    "dropout": _Dropout(), "dropout_ext": _Dropout(), "native_dropout": _Dropout(), "dropout1d": _Dropout(unit_dims=1),
+    "dropout2d": _Dropout(unit_dims=2), "dropout3d": _Dropout(unit_dims=3), "feature_dropout": _Dropout(unit_dims=None),
+    "alpha_dropout": _Dropout(is_training=False, has_alpha=True),
+    "feature_alpha_dropout": _Dropout(is_training=False, unit_dims=None, has_alpha=True),
+}  # fmt: skip
+"""Parameters are input, p and training, in this order, in all frameworks. Source: torch.nn.functional 2.x;
+mindspore.ops and mindspore.mint.nn.functional 2.x."""
+
+
+_OF_MASK = (RandomCode.AS_DRAWN, RandomCode.SHORT, RandomCode.SHARE, RandomCode.PLACES, RandomCode.PAIRS)
+
+
+class _Affine(NamedTuple):
+    """What dropout does with an element: kept ones are scaled and shifted, dropped ones are a constant."""
+
+    scale: float
+    shift: float
+    dropped: float
+
+
+def _affine(kind: _Dropout, chance: float, *, is_backward: bool) -> _Affine:
+    if not kind.has_alpha:
+        return _Affine(1.0 / (1.0 - chance), 0.0, 0.0)
+    scale = 1.0 / math.sqrt((_ALPHA * _ALPHA * chance + 1.0) * (1.0 - chance))
+    if is_backward:
+        return _Affine(scale, 0.0, 0.0)
+    return _Affine(scale, scale * _ALPHA * chance, -scale * _ALPHA * (1.0 - chance))
+
+
+def _check_dropout(call: RecordedCall, kind: _Dropout) -> list[OutputVerdict] | None:
+    chance = _number(call, 1, "p", 0.5)
+    is_training = _flag(call, 2, ("training", "train"), is_set=kind.is_training)
+    is_backward = call.site.phase is Phase.BACKWARD
+    given = call.gradients.get("0") if is_backward else _first_tensor(call)
+    result = call.outputs.get("0") or call.outputs.get("input")
+    if chance is None or given is None or result is None or given.values.shape != result.values.shape:
+        return None
+    path = "0" if "0" in call.outputs else "input"
+    before = _wide(given)
+    after = _wide(result)
+    if not is_training or chance == 0.0 or chance >= 1.0:
+        expected = before if not is_training or chance == 0.0 else before * 0.0
+        return [_unchanged(path, result, after, expected)]
+    form = _affine(kind, chance, is_backward=is_backward)
+    found = _dropped(path, result, before, after, chance, form, _unit_dims(kind, before.ndim))
+    if is_backward and found.reason.code in _OF_MASK and np.any(before == 0.0):
+        # What comes after may give no gradient to elements that were dropped, so those left are no random choice.
+        return [_verdict(path, result, Verdict.RIGHT, Finding(RandomCode.SCALED), 1.0)]
+    return [found]
+
+
+def _unit_dims(kind: _Dropout, num_dims: int) -> int:
+    return max(num_dims - 2, 0) if kind.unit_dims is None else min(kind.unit_dims, num_dims)
+
+
+def _unchanged(path: str, result: ReplayTensor, after: Array, expected: Array) -> OutputVerdict:
+    differs = ~((after == expected) | (np.isnan(after) & np.isnan(expected)))
+    if not np.any(differs):
+        return _verdict(path, result, Verdict.RIGHT, Finding(RandomCode.UNCHANGED), 1.0)
+    count = int(np.count_nonzero(differs))
+    reason = Finding(RandomCode.CHANGED, fields={"count": count, "total": after.size})
+    return _verdict(path, result, Verdict.WRONG, reason, 0.0, int(np.argmax(differs)), count / after.size)
+
+
+def _dropped(
+    path: str, result: ReplayTensor, before: Array, after: Array, chance: float, form: _Affine, unit_dims: int
+) -> OutputVerdict:
+    roundoff, tiny = UNIT_ROUNDOFF.get(result.dtype, 2.0**-24), _TINY.get(result.dtype, 2.0**-126)
+    with np.errstate(all="ignore"):
+        kept_as = before * form.scale + form.shift
+        size = np.abs(before * form.scale) + abs(form.shift) + abs(form.dropped)
+        allowed = _TOLERANCE * roundoff * size + tiny
+        is_dropped = np.abs(after - form.dropped) <= (allowed if form.dropped else 0.0)
+        is_kept = np.abs(after - kept_as) <= allowed
+    # An element that would be nearly the same either way shows nothing, and neither does one that overflows.
+    counts = np.isfinite(before) & (np.abs(kept_as - form.dropped) > 2.0 * allowed) & (np.isfinite(after))
+    neither = counts & ~is_dropped & ~is_kept
+    if np.any(neither):
+        count = int(np.count_nonzero(neither))
+        reason = Finding(RandomCode.KEPT, fields={"count": count, "total": after.size})
+        return _verdict(path, result, Verdict.WRONG, reason, 0.0, int(np.argmax(neither)), count / after.size)
+    if unit_dims:
+        lead = before.shape[: before.ndim - unit_dims]
+        units, valid = np.reshape(is_dropped & counts, (*lead, -1)), np.reshape(counts, (*lead, -1))
+        in_part = units.any(-1) & (units != valid).any(-1)
+        if np.any(in_part):
+            fields = {"count": int(np.count_nonzero(in_part)), "total": in_part.size}
+            return _verdict(path, result, Verdict.WRONG, Finding(RandomCode.IN_PART, fields=fields), 0.0)
+        is_dropped, counts = np.asarray(units.any(-1)), np.asarray(valid.any(-1))
+    return _judged(path, result, int(np.count_nonzero(counts)), list(_tests_of_mask(is_dropped, counts, chance)))
+
+
+def _tests_of_mask(is_dropped: Array, counts: Array, chance: float) -> Iterator[_Test]:
+    marks = is_dropped[counts]
+    share = float(np.mean(marks)) if marks.size else 0.0
+    p_value = binomial_bound(int(np.count_nonzero(marks)), marks.size, chance)
+    fields = {"share": 100 * share, "expected": 100 * chance, "p": p_value}
+    yield _Test(Finding(RandomCode.SHARE, fields=fields), p_value)
+    p_value = _where(marks)
+    yield _Test(Finding(RandomCode.PLACES, fields={"p": p_value}), p_value)
+    for lag, pair_value in _pairs(is_dropped & counts, counts, is_dropped.shape, chance, chance):
+        yield _Test(Finding(RandomCode.PAIRS, fields={"lag": lag, "p": pair_value}), pair_value)
+
+
+# --- draws ------------------------------------------------------------------------------------------------------
+
+_Distribution = Callable[[Any], Any]
+"""The cumulative distribution function."""
+
+
+@dataclass(frozen=True)
+class _Draw:
+    """A function that draws from a distribution.
+
+    Attributes:
+        name: Of the distribution.
+        parameters: Names of its two parameters, which follow the tensor that is filled.
+        defaults: Their values where they are not given.
+        is_filling: Whether the function fills its first argument; otherwise it takes sizes only.
+    """
+
+    name: str
+    parameters: tuple[str, str]
+    defaults: tuple[float, float]
+    is_filling: bool = True
+
+
+_DRAWS: Mapping[str, _Draw] = {
+    "rand": _Draw("uniform", ("", ""), (0.0, 1.0), is_filling=False),
+    "rand_like": _Draw("uniform", ("", ""), (0.0, 1.0), is_filling=False),
+    "randn": _Draw("normal", ("", ""), (0.0, 1.0), is_filling=False),
+    "randn_like": _Draw("normal", ("", ""), (0.0, 1.0), is_filling=False),
+    "uniform_": _Draw("uniform", ("from", "to"), (0.0, 1.0)),
+    "normal_": _Draw("normal", ("mean", "std"), (0.0, 1.0)),
+    "exponential_": _Draw("exponential", ("lambd", ""), (1.0, 0.0)),
+    "bernoulli_": _Draw("bernoulli", ("p", ""), (0.5, 0.0)),
+}
+
+
+def _check_draw(call: RecordedCall, draw: _Draw) -> list[OutputVerdict] | None:
+    values: list[float] = []
+    for place, (name, default) in enumerate(zip(draw.parameters, draw.defaults, strict=True), 1):
+        value = _number(call, place, name, default) if draw.is_filling and name else default
+        if value is None:
+            return None
+        values.append(value)
+    first, second = values
+    result = call.outputs.get("0")
+    if result is None or result.values.dtype.kind not in "fiub" or not result.values.size:
+        return None
+    drawn = _wide(result)
+    if draw.name == "bernoulli":
+        return [_judged_bernoulli(result, drawn, first)]
+    is_proper = {"uniform": first < second, "normal": second > 0.0, "exponential": first > 0.0}[draw.name]
+    if result.values.dtype.kind != "f" or not is_proper:
+        return None
+    distribution, low, high = _distribution(draw.name, first, second)
+    outside = ~((drawn >= low) & (drawn <= high))
+    if np.any(outside):
+        reason = Finding(RandomCode.OUTSIDE, fields={"count": int(np.count_nonzero(outside)), "total": drawn.size})
+        return [_verdict("0", result, Verdict.WRONG, reason, 0.0, int(np.argmax(outside)))]
+    # Values are rounded, so each stands for all within a rounding of it.
+    roundoff = 2.0 * UNIT_ROUNDOFF.get(result.dtype, 2.0**-24)
+    span = high - low if math.isfinite(high - low) else abs(second) or 1.0 / first
+    distance = _distance(np.sort(drawn, axis=None), roundoff, span, distribution)
+    p_value = distance_bound(distance, drawn.size)
+    fields = {"name": draw.name, "distance": distance, "p": p_value}
+    tests = [_Test(Finding(RandomCode.DISTRIBUTION, fields=fields), p_value)]
+    median = _median(draw.name, first, second)
+    width = roundoff * max(abs(median), span)
+    least, most = (float(distribution(np.array(median + sign * width))) for sign in (-1.0, 1.0))
+    for lag, pair_value in _pairs(drawn < median, np.ones(drawn.shape, np.bool_), drawn.shape, least, most):
+        tests.append(_Test(Finding(RandomCode.PAIRS, fields={"lag": lag, "p": pair_value}), pair_value))
+    return [_judged("0", result, drawn.size, tests)]
+
+
+def _distance(values: Any, roundoff: float, span: float, distribution: _Distribution) -> float:
+    """Return the largest distance of sorted values from a distribution, beyond what rounding them explains."""
+    width = roundoff * np.maximum(np.abs(values), span)
+    steps: Any = np.linspace(0.0, 1.0, values.size + 1)
+    above = np.max(steps[1:] - distribution(values + width))
+    below = np.max(distribution(values - width) - steps[:-1])
+    return max(float(above), float(below), 0.0)
+
+
+def _judged_bernoulli(result: ReplayTensor, drawn: Array, chance: float) -> OutputVerdict:
+    outside = (drawn != 0) & (drawn != 1)
+    if np.any(outside):
+        reason = Finding(RandomCode.OUTSIDE, fields={"count": int(np.count_nonzero(outside)), "total": drawn.size})
+        return _verdict("0", result, Verdict.WRONG, reason, 0.0, int(np.argmax(outside)))
+    tests = list(_tests_of_mask(drawn == 1, np.ones(drawn.shape, np.bool_), chance))
+    return _judged("0", result, drawn.size, tests)
+
+
+def _distribution(name: str, first: float, second: float) -> tuple[_Distribution, float, float]:
+    """Return the cumulative distribution function, and the bounds of the values."""
+    if name == "uniform":
+        span = (second - first) or 1.0
+
+        def uniform(values: Any) -> Any:
+            return np.minimum(np.maximum((values - first) / span, 0.0), 1.0)
+
+        return uniform, first, second
+    if name == "normal":
+        return lambda values: _normal((values - first) / second), -math.inf, math.inf
+
+    def exponential(values: Any) -> Any:
+        return -np.expm1(-first * np.maximum(values, 0.0))
+
+    return exponential, 0.0, math.inf
+
+
+def _median(name: str, first: float, second: float) -> float:
+    if name == "exponential":
+        return math.log(2.0) / first
+    return (first + second) / 2 if name == "uniform" else first
+
+
+def _normal(values: Any) -> Any:
+    """Return the normal distribution function, with an error below 3e-7.
+
+    Source: Abramowitz and Stegun, *Handbook of Mathematical Functions*, 7.1.28.
+    """
+    size = np.abs(values) / math.sqrt(2.0)
+    sums = 1.0 + size * (0.0705230784 + size * (0.0422820123 + size * (
+        0.0092705272 + size * (0.0001520143 + size * (0.0002765672 + size * 0.0000430638)))))  # fmt: skip
+    with np.errstate(over="ignore"):
+        tail = 0.5 * sums**-16
+    return tail + (values >= 0) * (1.0 - 2.0 * tail)
+
+
+# --- arguments --------------------------------------------------------------------------------------------------
+
+
+def _argument(call: RecordedCall, place: int, names: tuple[str, ...]) -> Any:
+    for name in names:
+        if name in call.kwargs:
+            return call.kwargs[name]
+    return call.args[place] if place < len(call.args) else None
+
+
+def _number(call: RecordedCall, place: int, name: str, default: float) -> float | None:
+    """Return a number among the arguments; ``None`` if something else is in its place."""
+    value = _argument(call, place, (name,))
+    if value is None:
+        return default
+    if not isinstance(value, Argument) or value.type not in ("int", "float"):
+        return None
+    try:
+        number = float(value.value)  # a dump has its text
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _flag(call: RecordedCall, place: int, names: tuple[str, ...], *, is_set: bool) -> bool:
+    value = _argument(call, place, names)
+    return value.value in (True, "True") if isinstance(value, Argument) and value.type == "bool" else is_set
+
+
+def _wide(value: ReplayTensor) -> Array:
+    return np.asarray(value.values, np.float64)
+
+
+def _first_tensor(call: RecordedCall) -> ReplayTensor | None:
+    value = _argument(call, 0, ("input",))
+    return value if isinstance(value, ReplayTensor) else None
