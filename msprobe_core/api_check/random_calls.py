@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from msprobe_core.api_check.call_check import RECORDED, api_of
+from msprobe_core.api_check.call_check import RECORDED, api_of, unchecked
 from msprobe_core.api_check.random_codes import RandomCode
 from msprobe_core.api_check.verdict import CallVerdict, OutputVerdict, Verdict, worst_of
 from msprobe_core.findings import Finding
@@ -72,9 +72,12 @@ def check_random(call: RecordedCall) -> CallVerdict | None:
         return None
     if outputs is None:
         return None
+    verdict = worst_of(output.verdict for output in outputs)
+    if verdict is Verdict.CANNOT_TELL:
+        return unchecked(call, outputs[0].reason)
     return CallVerdict(
         entry=call.entry, api=api_of(call), phase=call.site.phase,
-        verdict=worst_of(output.verdict for output in outputs), outputs=tuple(outputs), stage=1,
+        verdict=verdict, outputs=tuple(outputs), stage=1,
     )  # fmt: skip
 
 
@@ -216,7 +219,9 @@ def _check_dropout(call: RecordedCall, kind: _Dropout) -> list[OutputVerdict] | 
     is_backward = call.site.phase is Phase.BACKWARD
     given = call.gradients.get("0") if is_backward else _first_tensor(call)
     result = call.outputs.get("0") or call.outputs.get("input")
-    if chance is None or given is None or result is None or given.values.shape != result.values.shape:
+    if chance is None or not 0.0 <= chance <= 1.0 or given is None or result is None:
+        return None
+    if given.values.shape != result.values.shape or {given.values.dtype.kind, result.values.dtype.kind} != {"f"}:
         return None
     path = "0" if "0" in call.outputs else "input"
     before = _wide(given)
@@ -333,6 +338,8 @@ def _check_draw(call: RecordedCall, draw: _Draw) -> list[OutputVerdict] | None:
         return None
     drawn = _wide(result)
     if draw.name == "bernoulli":
+        if not 0.0 <= first <= 1.0:
+            return None
         return [_judged_bernoulli(result, drawn, first)]
     is_proper = {"uniform": first < second, "normal": second > 0.0, "exponential": first > 0.0}[draw.name]
     if result.values.dtype.kind != "f" or not is_proper:

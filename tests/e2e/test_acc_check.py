@@ -14,6 +14,7 @@ from wrong_kernels import FAULTS, call, kernel, record, train
 
 from msprobe_core.api_check.check_codes import CheckCode
 from msprobe_core.api_check.dump_check import CheckOptions, DumpCheck, check_dump
+from msprobe_core.api_check.random_codes import RandomCode
 from msprobe_core.api_check.verdict import Mutant, Verdict
 from msprobe_core.cli import main
 
@@ -103,13 +104,15 @@ def test_what_is_not_checked_has_a_reason(tmp_path):
     def run(debugger):
         with debugger.start():
             torch.randn(4)
+            torch.randperm(4)
             torch.nn.functional.dropout(ones, 0.5)
 
     found = verdicts(record(tmp_path / "dump", run, level="L1"))
-    reasons = {name: each.reason.text for name, each in found.items()}
+    reasons = {name: each.reason for name, each in found.items()}
     assert {each.verdict for each in found.values()} == {Verdict.CANNOT_TELL}
-    assert reasons["Torch.randn.0.forward"].endswith("it draws random numbers")
-    assert "random" in reasons["Functional.dropout.0.forward"]
+    assert reasons["Torch.randperm.0.forward"].text.endswith("it draws random numbers")
+    assert reasons["Torch.randn.0.forward"].code is RandomCode.SHORT
+    assert reasons["Functional.dropout.0.forward"].code is RandomCode.SHORT
 
 
 def test_which_calls_are_checked(healthy):

@@ -292,4 +292,4 @@ class TestCommand:
     def test_shards_are_of_a_device(self, dumps, tmp_path, capsys):
         words = ("acc_check", "-api_info", dumps["device"], "--write_shards", tmp_path / "calls")
         assert status_of(*words) == 2
-        assert "give it with --device" in capsys.readouterr().err
+        assert "give the device with -d" in capsys.readouterr().err
