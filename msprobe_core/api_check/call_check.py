@@ -105,7 +105,6 @@ class CallChecker:
             own, _ = replay_once(call, self.framework.replay, self.max_elements)
             call = replace(call, outputs=dict(own.values))
             replayer = Replayer(call, self.framework, self.model, self.max_elements)
-            replayer.plain = replace(replayer.plain, own=None)  # it is what is judged
             found = self.judge(call, replayer, own.values, HOST)
         except ReplayError as error:
             return unchecked(call, noted(str(error)))
