@@ -22,10 +22,15 @@ SKETCHER = Sketcher(NumpyArrays())
 RNG = np.random.default_rng(7)
 
 
+def statistics(values):
+    """Statistics from sums in float64: in float32, the norm of values near 5 is off by more than their spread."""
+    return statistics_of(values.astype(np.float64) if values.dtype.kind == "f" else values)
+
+
 def row_of(values, dtype=None, *, key="Functional.linear.0.forward.input.0", sketch=False):
     """The row that a dump has for an array."""
     values = np.asarray(values)
-    found = statistics_of(values)
+    found = statistics(values)
     sketched = SKETCHER.sketch(values.astype(np.float64)).astype("<f4").tobytes() if sketch else None
     return {
         "key": key, "dtype": f"torch.{dtype or values.dtype}", "shape": str(list(values.shape)), "min": found.min,
@@ -122,7 +127,7 @@ def test_all_statistics_are_met(name, dtype, most, has_sketch):
     values = rounded(CASES[name], dtype)
     row = row_of(values, dtype, sketch=has_sketch)
     made = synthetic_inputs()(row, "0")
-    found = statistics_of(made)
+    found = statistics(made)
     assert (found.min, found.max) == (row["min"], row["max"])
     assert np.array_equal(made, rounded(made, dtype))
     assert abs(found.mean - row["mean"]) * np.sqrt(values.size) <= most * row["norm"]
