@@ -134,8 +134,8 @@ demo-check: CHECK = $(DEMO)/check
 demo-check: $(READY)
 	rm -rf $(CHECK)
 	$(BIN)/python examples/check/record.py --dump $(CHECK)/dump
-	$(BIN)/msprobe acc_check -api_info $(CHECK)/dump/step0/rank0/dump.json -o $(CHECK)/result; test $$? -eq 1
-	$(BIN)/msprobe acc_check -api_info $(CHECK)/dump/step0/rank0/dump.json -o $(CHECK)/result \
+	$(BIN)/msprobe acc_check -api_info $(CHECK)/dump/step0/*/dump.json -o $(CHECK)/result; test $$? -eq 1
+	$(BIN)/msprobe acc_check -api_info $(CHECK)/dump/step0/*/dump.json -o $(CHECK)/result \
 		--script Functional.silu.4.forward; test $$? -eq 1
 	$(PYTHON) -m venv --without-pip $(CHECK)/bare
 	$(BIN)/python -c "import torch; print(torch.__path__[0].rpartition('/')[0])" > \

@@ -26,38 +26,27 @@ BLOCK = 8
 """Number of elements at the end of a row that the wrong kernel computes in another way."""
 
 
-class WrongSilu(torch.autograd.Function):
-    """A kernel of silu whose last block of a row uses another slope; its backward is right."""
-
-    @staticmethod
-    def forward(ctx, values: torch.Tensor) -> torch.Tensor:
-        """Return the result for values of any shape; the last block of the last dimension is off by some 1 %."""
-        ctx.save_for_backward(values)
-        result = values * torch.sigmoid(values)
-        tail = values[..., -BLOCK:]
-        result[..., -BLOCK:] = tail * torch.sigmoid(1.02 * tail)
-        return result
-
-    @staticmethod
-    def backward(ctx, gradient: torch.Tensor) -> torch.Tensor:
-        """Return the gradient of the values."""
-        (values,) = ctx.saved_tensors
-        return torch.ops.aten.silu_backward(gradient, values)
-
-
 @contextmanager
 def wrong_kernel(number: int) -> Iterator[None]:
-    """Let one call of ``silu`` be served by the wrong kernel, below what msprobe intercepts."""
-    original, calls = torch._C._nn.silu, count()
+    """Let one call of ``silu`` be served by a wrong kernel, below what msprobe intercepts; its backward stays right.
+
+    The last block of each row has a slope that is 2 % steeper.
+    """
+    kernel, calls = torch._C._nn.silu, count()
 
     def silu(values: torch.Tensor) -> torch.Tensor:
-        return WrongSilu.apply(values) if next(calls) == number else original(values)
+        result = kernel(values)
+        if next(calls) == number:
+            with torch.no_grad():
+                tail = values[..., -BLOCK:]
+                result[..., -BLOCK:] = tail * torch.sigmoid(1.02 * tail)
+        return result
 
     torch._C._nn.silu = silu
     try:
         yield
     finally:
-        torch._C._nn.silu = original
+        torch._C._nn.silu = kernel
 
 
 def main() -> None:
