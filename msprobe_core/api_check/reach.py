@@ -1,8 +1,12 @@
 """How far the result of a call flows: how many later calls of the dump use it, directly or through others.
 
 A value is followed from the call that made it to the calls that get it, by equal checksums or statistics, as the page
-of `msprobe view` follows it. A call's backward uses what its forward has saved, which no value shows, so that is an
-edge too. Values that many calls may make, such as all zeros, are not followed: the count is what the dump shows.
+of `msprobe view` follows it. Values that many calls may make, such as all zeros, are not followed: the count is what
+the dump shows. Backward, two more edges follow from the forward:
+
+* A call's backward uses what its forward has saved.
+* Where one call's result goes into another, gradients go from the backward of the latter to that of the former. They
+  need not be equal, because gradients of a value that several calls use are added up in between.
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ def reach_of(dump: Dump) -> Mapping[str, int]:
     order = range(len(entries) - 1, -1, -1)
     parents = [-1 if above[call] == -1 else order[above[call]] for call in order]
     edges = [(order[maker], order[user]) for maker, user, _ in edges_of(parents, order, values)]
-    edges += _saved(entries, calls["phase"].to_list())
+    edges += _backward(entries, calls["phase"].to_list(), edges)
     encloses = set(above)
     used_by: list[list[int]] = [[] for _ in entries]
     for maker, user in edges:
@@ -62,14 +66,22 @@ def _above(entries: Sequence[str], parents: Mapping[str, str | None]) -> list[in
     return found
 
 
-def _saved(entries: Sequence[str], phases: Sequence[str]) -> list[tuple[int, int]]:
+def _backward(entries: Sequence[str], phases: Sequence[str], edges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the edges from forward to backward, and those of the backward that mirror the forward's."""
     places = {entry: call for call, entry in enumerate(entries)}
-    found: list[tuple[int, int]] = []
+    backward_of: dict[int, list[int]] = {}
     for call, (entry, phase) in enumerate(zip(entries, phases, strict=True)):
-        if phase == Phase.BACKWARD.value:
-            forward = places.get(names.forward_of(entry) or "")
-            found += [] if forward is None else [(forward, call)]
-    return found
+        forward = places.get(names.forward_of(entry) or "") if phase == Phase.BACKWARD.value else None
+        if forward is not None:
+            backward_of.setdefault(forward, []).append(call)
+    saved = [(forward, call) for forward, own in backward_of.items() for call in own]
+    # Of several passes, each goes through the backward of all calls between its ends, one after the other.
+    mirrored = [
+        (after, before)
+        for maker, user in edges
+        for after, before in zip(backward_of.get(user, ()), backward_of.get(maker, ()), strict=False)
+    ]
+    return saved + mirrored
 
 
 def _counts(used_by: Sequence[Sequence[int]]) -> list[int]:

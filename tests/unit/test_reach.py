@@ -94,6 +94,19 @@ def test_backward_uses_what_forward_saved(tmp_path: Path) -> None:
     assert list(reached(tmp_path, data).values()) == [3, 2, 1, 0]
 
 
+def test_gradients_go_back_where_values_came_from(tmp_path: Path) -> None:
+    """A value that two calls use has the sum of two gradients, which is the result of neither."""
+    data = {
+        "Torch.exp.0.forward": call([1], [2]),
+        "Torch.sin.0.forward": call([2], [3]),
+        "Torch.add.0.forward": call([2, 3], [4]),
+        "Torch.add.0.backward": backward([10], [11, 12]),
+        "Torch.sin.0.backward": backward([12], [13]),
+        "Torch.exp.0.backward": backward([24], [14]),
+    }
+    assert list(reached(tmp_path, data).values()) == [5, 4, 3, 2, 1, 0]
+
+
 def test_zeros_are_not_followed(tmp_path: Path) -> None:
     """A tensor of zeros may come from anywhere."""
     zeros = tensor([0.0, 0.0])
