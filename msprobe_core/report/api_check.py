@@ -14,7 +14,14 @@ from msprobe_core.findings import Finding, Language, as_text
 from msprobe_core.model import Task
 from msprobe_core.replay.replay_codes import ReplayCode
 from msprobe_core.report.api_check_codes import CheckReportCode
-from msprobe_core.report.api_check_summary import CheckSummary, direction, measured, not_checked_line, script_command
+from msprobe_core.report.api_check_summary import (
+    CheckSummary,
+    direction,
+    measured,
+    not_checked_line,
+    noted_line,
+    script_command,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,7 +63,10 @@ def print_checks(
     summary = CheckSummary.of(verdicts)
     for line in check_lines(summary, dump=dump, files=files, script=script):
         console.print(Text(printable(line)), soft_wrap=True)
-    style = _STYLES.get(summary.verdict, "bold green" if summary.counts[Verdict.RIGHT] else "bold yellow")
+    style = _STYLES.get(
+        Verdict.WRONG if summary.is_fault else summary.verdict,
+        "bold green" if summary.counts[Verdict.RIGHT] else "bold yellow",
+    )
     console.print(Text(printable(_sentence(summary.headline)), style=style), soft_wrap=True)
 
 
@@ -66,6 +76,8 @@ def check_lines(
     """Yield the lines of the printed text, without the last one."""
     yield f"Checked against float64: {summary.counted}."
     yield from _ranked_lines(summary.ranked)
+    for group in summary.noted[:_MAX_REASONS]:
+        yield f"Note: {noted_line(group)}."
     weakness = summary.weakness
     if weakness is not None:
         yield f"Note: {weakness}."

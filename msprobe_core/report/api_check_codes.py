@@ -12,11 +12,14 @@ class CheckReportCode(Code):
     WRONG_SEVERAL = "acc-check.headline.wrong-several"
     SUSPECT_ONE = "acc-check.headline.suspect-one"
     SUSPECT_SEVERAL = "acc-check.headline.suspect-several"
+    PROBED_ONE = "acc-check.headline.probed-one"
+    PROBED_SEVERAL = "acc-check.headline.probed-several"
     NONE_WRONG = "acc-check.headline.none-wrong"
     NOTHING_CHECKED = "acc-check.headline.nothing-checked"
     # More about all of them.
     COUNTS = "acc-check.counts"
     NOT_CHECKED = "acc-check.not-checked"
+    NOTED = "acc-check.noted"
     WEAK = "acc-check.weak"
     # One call.
     MEASURED = "acc-check.measured"

@@ -97,6 +97,7 @@ def check_content(verdicts: Sequence[CallVerdict], dump: Path) -> dict[str, Any]
             {"count": group.count, "first": group.first, **text_and_content("reason", group.reason)}
             for group in summary.not_checked
         ],
+        "probed_wrong": [call.entry for call in summary.probed],
         "by_effect": [call.entry for call in summary.ranked],
         "calls": [_call_content(call) for call in verdicts],
     }

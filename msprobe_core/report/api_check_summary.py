@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from msprobe_core.api_check.verdict import CallVerdict, Mutant, OutputVerdict, Verdict, by_effect, worst_of
-from msprobe_core.findings import Finding, Level, noted
+from msprobe_core.findings import Finding, Level
 from msprobe_core.report.api_check_codes import CheckReportCode
 
 MUTANT_WORDS = {
@@ -26,11 +26,11 @@ DIRECTED = 4.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class NotChecked:
-    """Calls that were not checked for one reason.
+class CallGroup:
+    """Calls that were not checked for one reason, or of which one thing is noted.
 
     Attributes:
-        reason: The reason, as the first of the calls has it.
+        reason: The reason or the note, as the first of the calls has it.
         count: Number of calls.
         first: Entry of the first of them.
     """
@@ -51,14 +51,19 @@ class CheckSummary:
         ranked: The calls that are not right, those with the largest effect first.
         not_checked: Why calls were not checked, the most frequent reason first.
         weak: Right calls whose check would have accepted most wrong results too, in the order of the dump.
+        probed: Calls that give a wrong result for inputs of which the exact one is known, although what was recorded
+            of them is not wrong.
+        noted: Errors and warnings that are noted of calls, the most frequent first.
     """
 
     verdict: Verdict
     headline: Finding
     counts: Mapping[Verdict, int]
     ranked: Sequence[CallVerdict]
-    not_checked: Sequence[NotChecked]
+    not_checked: Sequence[CallGroup]
     weak: Sequence[CallVerdict]
+    probed: Sequence[CallVerdict]
+    noted: Sequence[CallGroup]
 
     @classmethod
     def of(cls, verdicts: Sequence[CallVerdict]) -> CheckSummary:
@@ -66,14 +71,28 @@ class CheckSummary:
         found = Counter(call.verdict for call in verdicts)
         counts = {verdict: found[verdict] for verdict in Verdict}
         ranked = by_effect(verdicts)
+        probed = [call for call in verdicts if call.verdict is not Verdict.WRONG and _is_probed_wrong(call)]
         return cls(
             verdict=worst_of(found),
-            headline=_headline(counts, ranked),
+            headline=_headline(counts, ranked, probed),
             counts=counts,
             ranked=ranked,
-            not_checked=_not_checked(verdicts),
+            not_checked=_groups(
+                (call.entry, call.reason)
+                for call in verdicts
+                if call.verdict is Verdict.CANNOT_TELL and call.reason is not None
+            ),
             weak=[call for call in verdicts if call.verdict is Verdict.RIGHT and weakest_of(call) is not None],
+            probed=probed,
+            noted=_groups(
+                (call.entry, note) for call in verdicts for note in call.notes if note.level is not Level.NOTE
+            ),
         )
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether a call is wrong, for its recorded inputs or for others of which the exact result is known."""
+        return self.verdict is Verdict.WRONG or bool(self.probed)
 
     @property
     def counted(self) -> Finding:
@@ -98,10 +117,16 @@ def weakest_of(call: CallVerdict) -> OutputVerdict | None:
     return max(weak, key=lambda output: len(output.accepted) / len(output.applied), default=None)
 
 
-def not_checked_line(group: NotChecked) -> Finding:
+def not_checked_line(group: CallGroup) -> Finding:
     """Return a line about calls that were not checked for one reason."""
     fields = {"count": group.count, "reason": group.reason, "entry": group.first}
     return Finding(CheckReportCode.NOT_CHECKED, group.reason.level, fields)
+
+
+def noted_line(group: CallGroup) -> Finding:
+    """Return a line about calls of which one thing is noted."""
+    fields = {"count": group.count, "note": group.reason, "entry": group.first}
+    return Finding(CheckReportCode.NOTED, group.reason.level, fields)
 
 
 def measured(output: OutputVerdict) -> Finding:
@@ -125,30 +150,35 @@ def script_command(dump: str, *entries: str) -> str:
     return shlex.join(["msprobe", "acc_check", "-api_info", dump, "--script", *entries])
 
 
-def _headline(counts: Mapping[Verdict, int], ranked: Sequence[CallVerdict]) -> Finding:
+def _is_probed_wrong(call: CallVerdict) -> bool:
+    return any(note.level is Level.ERROR for note in call.notes)
+
+
+def _headline(counts: Mapping[Verdict, int], ranked: Sequence[CallVerdict], probed: Sequence[CallVerdict]) -> Finding:
     checked = sum(num for verdict, num in counts.items() if verdict is not Verdict.CANNOT_TELL)
+    first = "" if not ranked else ranked[0].entry
+    for num, level, one, several, entry in (
+        (counts[Verdict.WRONG], Level.ERROR, CheckReportCode.WRONG_ONE, CheckReportCode.WRONG_SEVERAL, first),
+        (
+            len(probed), Level.ERROR, CheckReportCode.PROBED_ONE, CheckReportCode.PROBED_SEVERAL,
+            "" if not probed else probed[0].entry,
+        ),
+        (counts[Verdict.SUSPECT], Level.WARNING, CheckReportCode.SUSPECT_ONE, CheckReportCode.SUSPECT_SEVERAL, first),
+    ):  # fmt: skip
+        if num:
+            return Finding(one if num == 1 else several, level, {"count": num, "total": checked, "entry": entry})
     if not checked:
         return Finding(CheckReportCode.NOTHING_CHECKED, Level.WARNING, {"count": counts[Verdict.CANNOT_TELL]})
-    for verdict, level, one, several in (
-        (Verdict.WRONG, Level.ERROR, CheckReportCode.WRONG_ONE, CheckReportCode.WRONG_SEVERAL),
-        (Verdict.SUSPECT, Level.WARNING, CheckReportCode.SUSPECT_ONE, CheckReportCode.SUSPECT_SEVERAL),
-    ):
-        if num := counts[verdict]:
-            fields = {"count": num, "total": checked, "entry": ranked[0].entry}
-            return Finding(one if num == 1 else several, level, fields)
     return Finding(CheckReportCode.NONE_WRONG, fields={"total": checked})
 
 
-def _not_checked(verdicts: Sequence[CallVerdict]) -> list[NotChecked]:
-    groups: dict[tuple[str, str], list[CallVerdict]] = {}
-    for call in verdicts:
-        if call.verdict is Verdict.CANNOT_TELL and call.reason is not None:
-            groups.setdefault(_kind(call.reason), []).append(call)
-    found = [
-        NotChecked(reason=calls[0].reason or noted(""), count=len(calls), first=calls[0].entry)
-        for calls in groups.values()
-    ]
-    return sorted(found, key=lambda group: -group.count)
+def _groups(found: Iterable[tuple[str, Finding]]) -> list[CallGroup]:
+    """Group entries by what is said of them."""
+    groups: dict[tuple[str, str], list[tuple[str, Finding]]] = {}
+    for entry, reason in found:
+        groups.setdefault(_kind(reason), []).append((entry, reason))
+    made = [CallGroup(reason=own[0][1], count=len(own), first=own[0][0]) for own in groups.values()]
+    return sorted(made, key=lambda group: -group.count)
 
 
 def _kind(reason: Finding) -> tuple[str, str]:

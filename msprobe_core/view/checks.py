@@ -119,10 +119,9 @@ def verdict_with(found: Verdict, files: Sequence[CheckFile]) -> Verdict:
     worst = _worst(files)
     if worst is None or found.state is not State.NONE:
         return found
-    is_wrong = worst.verdict is checks.Verdict.WRONG
     return msgspec.structs.replace(
         found,
-        state=State.FAULT if is_wrong else State.NONE,
+        state=State.FAULT if worst.is_fault else State.NONE,
         sentence=said_of(worst.headline),
         detail=[*_details(worst), *([found.sentence] if found.sentence else []), *found.detail],
     )
@@ -130,7 +129,8 @@ def verdict_with(found: Verdict, files: Sequence[CheckFile]) -> Verdict:
 
 def _worst(files: Sequence[CheckFile]) -> CheckSummary | None:
     order = list(checks.Verdict)
-    return min((file.summary for file in files), key=lambda each: order.index(each.verdict), default=None)
+    summaries = (file.summary for file in files)
+    return min(summaries, key=lambda each: (not each.is_fault, order.index(each.verdict)), default=None)
 
 
 def _details(summary: CheckSummary) -> list[Said]:

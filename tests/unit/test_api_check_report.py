@@ -13,6 +13,7 @@ from checked_calls import call, not_checked, output, some_calls, statistics_only
 from rich.console import Console
 from wording import Snapshot
 
+from msprobe_core.api_check.probe_codes import ProbeCode
 from msprobe_core.api_check.verdict import CallVerdict, Verdict
 from msprobe_core.errors import CompareError, StoreError
 from msprobe_core.findings import Finding, Language, Level, noted, worded
@@ -69,6 +70,22 @@ class TestSummary:
             (1, "Torch.x.0.forward"),
         ]
         assert summary.headline.text == "nothing was checked: 5 calls could not be replayed or judged"
+
+    def test_a_call_that_a_probe_finds_wrong_is_a_fault(self) -> None:
+        """Its recorded result may be right all the same; what is wrong for recorded inputs comes first."""
+        wrong = Finding(ProbeCode.NOT_REPLAYED, Level.ERROR, {"why": "the sum is another"})
+        narrow = Finding(ProbeCode.NOT_REPLAYED, Level.WARNING, {"why": "bfloat16"})
+        verdicts = [call("Torch.a.0.forward", notes=(wrong,)), call("Torch.b.0.forward", notes=(narrow,))]
+        verdicts += [call("Torch.c.0.forward", notes=(narrow, noted("said")))]
+        summary = CheckSummary.of(verdicts)
+        assert summary.is_fault
+        assert summary.headline.text == (
+            "1 of 3 checked calls is wrong for small integers, though not for its recorded inputs: Torch.a.0.forward"
+        )
+        assert "Note: 2 calls, such as Torch.b.0.forward: not probed: bfloat16." in printed(verdicts)
+        assert not any("said" in line for line in printed(verdicts))
+        later = CheckSummary.of([*verdicts, call("Torch.d.0.forward", Verdict.WRONG, 3.0)])
+        assert later.headline.text == "1 of 4 checked calls is wrong: Torch.d.0.forward"
 
     def test_only_right_calls_are_weak(self) -> None:
         """Half of the mutants is weak; of a call that is not right, the power does not matter."""
