@@ -47,7 +47,7 @@ def print_checks(
     *,
     dump: Path,
     files: Sequence[Path] = (),
-    script: Path | None = None,
+    scripts: Sequence[Path] = (),
 ) -> None:
     """Print what the checks of a dump found; the last line is the answer.
 
@@ -56,12 +56,12 @@ def print_checks(
         console: Console to print to.
         dump: The dump, as the next command names it.
         files: Where all of it was written.
-        script: The reproducer that was written; ``None`` if there is none, and the next command writes one.
+        scripts: The reproducers that were written; if there are none, the next command writes one.
     """
     from rich.text import Text
 
     summary = CheckSummary.of(verdicts)
-    for line in check_lines(summary, dump=dump, files=files, script=script):
+    for line in check_lines(summary, dump=dump, files=files, scripts=scripts):
         console.print(Text(printable(line)), soft_wrap=True)
     style = _STYLES.get(
         Verdict.WRONG if summary.is_fault else summary.verdict,
@@ -71,7 +71,7 @@ def print_checks(
 
 
 def check_lines(
-    summary: CheckSummary, *, dump: Path, files: Sequence[Path] = (), script: Path | None = None
+    summary: CheckSummary, *, dump: Path, files: Sequence[Path] = (), scripts: Sequence[Path] = ()
 ) -> Iterator[str]:
     """Yield the lines of the printed text, without the last one."""
     yield f"Checked against float64: {summary.counted}."
@@ -86,9 +86,8 @@ def check_lines(
     if len(summary.not_checked) > _MAX_REASONS:
         yield f"Note: … and {len(summary.not_checked) - _MAX_REASONS} more reasons, in the files"
     yield from (f"Written: {path}" for path in files)
-    if script is not None:
-        yield f"Reproducer, which needs no msprobe: {script}"
-    yield from _next_lines(summary, dump, has_script=script is not None)
+    yield from (f"Reproducer, which needs no msprobe: {path}" for path in scripts)
+    yield from _next_lines(summary, dump, has_script=bool(scripts))
 
 
 def _sentence(headline: Finding) -> str:

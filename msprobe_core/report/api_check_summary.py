@@ -173,7 +173,7 @@ def _headline(counts: Mapping[Verdict, int], ranked: Sequence[CallVerdict], prob
 
 
 def _groups(found: Iterable[tuple[str, Finding]]) -> list[CallGroup]:
-    """Group entries by what is said of them."""
+    """Group entries by their reasons."""
     groups: dict[tuple[str, str], list[tuple[str, Finding]]] = {}
     for entry, reason in found:
         groups.setdefault(_kind(reason), []).append((entry, reason))

@@ -110,7 +110,7 @@ class TestText:
         )
 
     def test_a_written_script_is_named_instead(self) -> None:
-        lines = printed(some_calls(), script=Path("out/softmax.py"))
+        lines = printed(some_calls(), scripts=[Path("out/softmax.py")])
         assert "Reproducer, which needs no msprobe: out/softmax.py" in lines
         assert not any(line.startswith("Next:") for line in lines)
 
