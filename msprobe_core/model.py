@@ -581,3 +581,28 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     values: dict[str, ReplayTensor]
     is_random: bool = False
     is_unique: bool = True
+
+
+class CallScript(msgspec.Struct, frozen=True, kw_only=True):
+    """One recorded call as source code.
+
+    Attributes:
+        version: The framework and its version, for example ``PyTorch 2.9.1``.
+        imports: What a script must import, for example ``import torch``.
+        function: Expression of what is called.
+        call: Source of a function ``call``, which makes the call.
+        parts: Sources of further functions. One is ``run(device, *, is_wide)``, which returns the results of the call,
+            or the gradients, as NumPy arrays by their paths: in the call's own precision or, if ``is_wide``, in
+            float64, as far as ``ALLOWED`` names them. What it is called with is in ``INPUTS``: by the names of
+            `msprobe_core.interception.script_tensors`, the arguments of ``load``.
+        dtypes: Expressions of the dtypes of all tensors, the first of the arguments of ``load``.
+        constants: Further lines at the top of the script.
+    """
+
+    version: str
+    imports: str
+    function: str
+    call: str
+    parts: tuple[str, ...]
+    dtypes: dict[str, str]
+    constants: str = ""

@@ -37,6 +37,7 @@ from msprobe_core.model import (
     MAX_DEPTH,
     Argument,
     Batch,
+    CallScript,
     Digest,
     Distribution,
     Ending,
@@ -82,6 +83,7 @@ from msprobe_core.protocols.capabilities import (
     OperatorFramework,
     PerturbingFramework,
     ReplayingFramework,
+    ScriptingFramework,
     TrainingState,
     WatchingFramework,
 )
@@ -147,7 +149,7 @@ __all__ = [  # noqa: RUF022  # by purpose
     "CallWatcher", "CheckingFramework", "CommunicatingFramework", "CompilingFramework", "DeviceGauge",
     "DeviceReplayingFramework", "Fp8Reducer", "KernelChecker", "KernelDump", "KernelDumper", "LinearFramework",
     "MeasuringFramework", "MonitoringFramework", "OperatorFramework", "PerturbingFramework", "ReplayingFramework",
-    "TrainerFramework", "TrainingState", "WatchingFramework",
+    "ScriptingFramework", "TrainerFramework", "TrainingState", "WatchingFramework",
     # Recording
     "Call", "CallRecorder", "FeatureOffer",
     # Storage
@@ -159,10 +161,10 @@ __all__ = [  # noqa: RUF022  # by purpose
     # Tables of results
     "Colours", "Column", "Companion", "Table", "TableChoices", "TableFormat", "Width",
     # Data
-    "Argument", "Batch", "Digest", "Distribution", "Ending", "ExecutorOptions", "Fp8Stats", "GradientSlot",
-    "KernelOptions", "Level", "LinearKind", "MAX_DEPTH", "PerturbMode", "Perturbation", "Phase", "Placement",
-    "ReplayCall", "ReplayTensor", "Replayed", "RiskLevel", "Role", "RoundingUnit", "RunHeader", "Site", "SiteKind",
-    "Stats", "Task", "TaskLost", "TensorContent", "TensorMeta",
+    "Argument", "Batch", "CallScript", "Digest", "Distribution", "Ending", "ExecutorOptions", "Fp8Stats",
+    "GradientSlot", "KernelOptions", "Level", "LinearKind", "MAX_DEPTH", "PerturbMode", "Perturbation", "Phase",
+    "Placement", "ReplayCall", "ReplayTensor", "Replayed", "RiskLevel", "Role", "RoundingUnit", "RunHeader", "Site",
+    "SiteKind", "Stats", "Task", "TaskLost", "TensorContent", "TensorMeta",
     # Errors
     "CompareError", "ConfigError", "DumpError", "EntryNameError", "MsprobeError", "PluginError", "ReplayError",
     "SessionError", "StoreError", "UnwrittenError",

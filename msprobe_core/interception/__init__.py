@@ -16,7 +16,8 @@ framework does differently.
 * Random functions: `RandomWatch` passes each call of a random function to a callback, `RandomLog` writes them to a
   file; `Seeding` and `seed_common` are what ``seed_all`` has in common everywhere.
 * Perturbation: `ModuleNoise` and `relative_changes` implement `PerturbingFramework.perturb`.
-* Replays: `build_arguments` and `tensors_by_path` implement `ReplayingFramework.replay`.
+* Replays: `build_arguments` and `tensors_by_path` implement `ReplayingFramework.replay`, and `call_text` with what is
+  beside it `ScriptingFramework.script`.
 
 Names are imported on first use.
 """
@@ -77,6 +78,14 @@ if TYPE_CHECKING:
         tensors_by_path,
         why_not_called,
     )
+    from msprobe_core.interception.scripting import (
+        call_text,
+        literal,
+        may_write,
+        script_leaves,
+        script_tensors,
+        source_of,
+    )
     from msprobe_core.interception.seeding import Seeding, seed_common
     from msprobe_core.names import CLIP_GRAD, OPTIMIZER, module_stem
 else:
@@ -104,6 +113,7 @@ else:
             "msprobe_core.interception.replaying": (
                 "NOT_SPECIAL build_arguments literal_of tensors_by_path why_not_called"
             ),
+            "msprobe_core.interception.scripting": "call_text literal may_write script_leaves script_tensors source_of",
             "msprobe_core.interception.seeding": "Seeding seed_common",
             "msprobe_core.names": "CLIP_GRAD OPTIMIZER module_stem",
         },
@@ -129,4 +139,6 @@ __all__ = [  # noqa: RUF022  # by purpose
     "FLIPPED", "ModuleNoise", "relative_changes",
     # Replays
     "NOT_SPECIAL", "build_arguments", "literal_of", "tensors_by_path", "why_not_called",
+    # Replays as scripts
+    "call_text", "literal", "may_write", "script_leaves", "script_tensors", "source_of",
 ]  # fmt: skip

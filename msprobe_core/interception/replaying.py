@@ -59,7 +59,7 @@ def build_arguments(call: ReplayCall, make: Make, special: Special) -> tuple[lis
         if isinstance(value, ReplayTensor):
             return make(value, path)
         if isinstance(value, Argument):
-            return _argument(value, special)
+            return argument_of(value, special)
         if isinstance(value, dict):
             return {key: build(item, f"{path}.{key}") for key, item in value.items()}
         if isinstance(value, list):
@@ -71,7 +71,12 @@ def build_arguments(call: ReplayCall, make: Make, special: Special) -> tuple[lis
     return args, {name: build(value, name) for name, value in call.kwargs.items()}
 
 
-def _argument(value: Argument, special: Special) -> Any:
+def argument_of(value: Argument, special: Special) -> Any:
+    """Return an argument that is not a tensor.
+
+    Raises:
+        ReplayError: a dump does not store it completely.
+    """
     made = special(value)
     if made is not NOT_SPECIAL:
         return made

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from msprobe_core.model import (
+    CallScript,
     Digest,
     KernelOptions,
     LinearKind,
@@ -267,6 +268,26 @@ class DeviceReplayingFramework(ReplayingFramework, Protocol):
 
     def replay_devices(self) -> Sequence[str]:
         """Return the devices present besides the host, as `replay` takes them."""
+        ...
+
+
+@runtime_checkable
+class ScriptingFramework(ReplayingFramework, Protocol):
+    """Optional, for scripts that show a wrong call to others: writes one recorded call as source code.
+
+    Dumps may be untrusted: nothing of a call may enter the source code but literals, identifiers, and the names of
+    functions that are replayed. `msprobe_core.interception.call_text` writes arguments so.
+    """
+
+    def script(self, call: ReplayCall) -> CallScript:
+        """Return a call as source code that needs NumPy and the framework only.
+
+        Args:
+            call: The function and its arguments; not widened.
+
+        Raises:
+            ReplayError: the call is not in the table, or has an argument that cannot be written.
+        """
         ...
 
 

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from msprobe_core.findings import Finding
 from msprobe_core.model import ReplayTensor
+from msprobe_core.replay.limits import Limits, cover
 from msprobe_core.replay.replay_codes import ReplayCode
 from msprobe_core.replay.replays import UNIT_ROUNDOFF, Replays
 
@@ -117,6 +118,11 @@ class OutputJudge(Protocol):
         """Whether other values, finite where the recorded ones are, would not have been judged wrong."""
         ...
 
+    @property
+    def limits(self) -> Limits:
+        """What is allowed, in numbers by which the recorded values have the same verdict."""
+        ...
+
 
 def judge_of(path: str, recorded: ReplayTensor, replays: Replays) -> OutputJudge:
     """Return the judge of one recorded output.
@@ -148,6 +154,7 @@ class _NumberJudge:
         self._path, self._recorded, self._roundoff = path, recorded, replays.roundoff
         values, oracle = recorded.values.astype(self._wide), oracle.astype(self._wide)
         self._bad = num_not_finite(values, oracle, own, recorded.dtype)
+        self._num_strange_of_own = 0 if own is None else num_not_finite(own, oracle, None, recorded.dtype)
         finite = np.isfinite(values) & np.isfinite(oracle)
         for each in (*disturbed, *(() if own is None else (own,))):
             finite &= np.isfinite(each)
@@ -179,6 +186,22 @@ class _NumberJudge:
         norm, elements = self._errors(values)
         element = float(np.max(elements, initial=0.0))
         return _held(norm, element, self._bad, self._allowance, 0.0)[0] is not Held.WRONG
+
+    @property
+    def limits(self) -> Limits:
+        found, allowance, dtype = self.judgement, self._allowance, self._recorded.dtype
+        magnitudes, allowed = np.abs(self._oracle), ELEMENT_FACTOR * allowance.elements
+        absolute, relative = cover(magnitudes, allowed, UNIT_ROUNDOFF.get(dtype, 2.0**-24))
+        if found.element > ELEMENT_FACTOR:  # the line through the limits of all elements must not hide it
+            _, elements = self._errors(self._recorded.values)
+            written = absolute + relative * magnitudes
+            least = float(np.max((allowed / written)[elements > ELEMENT_FACTOR]))
+            absolute, relative = absolute * least, relative * least
+        return Limits(
+            rounding=found.rounding, condition=found.condition, absolute=absolute, relative=relative,
+            largest=_MAXIMUM[dtype] * (1 + UNIT_ROUNDOFF[dtype]) if dtype in _MAXIMUM else float("inf"),
+            num_different=self._num_strange_of_own,
+        )  # fmt: skip
 
     def _errors(self, values: Array) -> tuple[float, Array]:
         """Return the norm of the error, and the error of each finite element divided by its allowance."""
@@ -295,6 +318,11 @@ class _ExactJudge:
 
     def accepts(self, values: Array) -> bool:
         return int(np.count_nonzero(self._differs(values))) <= _FLIPS * self._num_flips
+
+    @property
+    def limits(self) -> Limits:
+        of_own = 0 if self._own is None else int(np.count_nonzero(self._own != self._oracle))
+        return Limits(is_exact=True, num_different=of_own + _FLIPS * self._num_flips)
 
     def _differs(self, values: Array) -> Array:
         differs = values != self._oracle

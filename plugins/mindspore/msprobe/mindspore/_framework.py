@@ -38,6 +38,7 @@ from msprobe_core.plugin import (
     Attachment,
     AttachOptions,
     CallRecorder,
+    CallScript,
     CallWatcher,
     KernelDump,
     KernelOptions,
@@ -149,6 +150,12 @@ class MindSporeFramework(Monitoring, Measuring):
     def replay_devices(self) -> Sequence[str]:
         """Return the device target of this process, unless that is the CPU: it cannot change in a process."""
         return [] if is_host() else [device_target()]
+
+    def script(self, call: ReplayCall) -> CallScript:
+        """Write a recorded call as source code; see `msprobe_core.plugin.ScriptingFramework`."""
+        from msprobe.mindspore._script import script_of
+
+        return script_of(call)
 
     def reducer(self) -> Reducer:
         """Return a new reducer."""

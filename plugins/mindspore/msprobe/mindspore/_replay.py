@@ -116,7 +116,7 @@ def _wideners() -> Patches:
     # Cached: there are a thousand, and a call is replayed several times.
     places = [
         FunctionPatch(
-            place.owner, place.attribute, _cast if _casts(place.prefix, place.name) else _run_widened, is_tracing
+            place.owner, place.attribute, _cast if casts(place.prefix, place.name) else _run_widened, is_tracing
         )
         for place in find_places(RiskLevel.ALL)
     ]
@@ -132,7 +132,8 @@ def _cast(function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) 
     return ops.cast(args[0], ms.float64)
 
 
-def _casts(prefix: str, name: str) -> bool:
+def casts(prefix: str, name: str) -> bool:
+    """Whether a function casts to a dtype that is not among its arguments."""
     return prefix == "Tensor" and name in {"float", "half", "bfloat16"}
 
 
@@ -222,10 +223,10 @@ def _arguments(call: ReplayCall, make: Callable[[ReplayTensor, str], Tensor]) ->
 
 
 def _special(value: Argument) -> Any:
-    return _dtype_of(str(value.value)) if value.type == "mindspore.dtype" else NOT_SPECIAL
+    return dtype_of(str(value.value)) if value.type == "mindspore.dtype" else NOT_SPECIAL
 
 
-def _dtype_of(name: str) -> Any:
+def dtype_of(name: str) -> Any:
     """Return a dtype by its name in a dump.
 
     Raises:
@@ -240,7 +241,7 @@ def _dtype_of(name: str) -> Any:
 
 
 def _tensor_of(value: ReplayTensor) -> Tensor:
-    return Tensor(np.ascontiguousarray(value.values).reshape(value.values.shape)).astype(_dtype_of(value.dtype))
+    return Tensor(np.ascontiguousarray(value.values).reshape(value.values.shape)).astype(dtype_of(value.dtype))
 
 
 def _recorded(tensor: Tensor) -> ReplayTensor:

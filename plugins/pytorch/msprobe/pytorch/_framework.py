@@ -44,6 +44,7 @@ from msprobe_core.plugin import (
     Attachment,
     AttachOptions,
     CallRecorder,
+    CallScript,
     CallWatcher,
     ConfigError,
     KernelDump,
@@ -286,6 +287,12 @@ class PyTorchFramework(Monitoring, Measuring):
         from msprobe.pytorch._replay_table import linear_in
 
         return linear_in(site.path)
+
+    def script(self, call: ReplayCall) -> CallScript:
+        """Write a recorded call as source code; see `msprobe_core.plugin.ScriptingFramework`."""
+        from msprobe.pytorch._script import script_of
+
+        return script_of(call)
 
     def wait_for_devices(self) -> None:
         """Wait for every device that this process uses; see `msprobe_core.plugin.DeviceGauge`."""

@@ -111,12 +111,12 @@ class _Widened(TorchFunctionMode):
         self, func: Function, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         name = getattr(func, "__name__", "")
-        if name in _CASTS and args and isinstance(args[0], Tensor):
-            return args[0].to(_wide(_CASTS[name]))
+        if name in CASTS and args and isinstance(args[0], Tensor):
+            return args[0].to(_wide(CASTS[name]))
         return func(*map(_widened, args), **{key: _widened(value) for key, value in (kwargs or {}).items()})
 
 
-_CASTS = {
+CASTS = {
     "float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat16, "cfloat": torch.complex64,
     "chalf": torch.complex32,
 }  # fmt: skip
@@ -183,10 +183,10 @@ def _submodule(model: nn.Module, path: str) -> nn.Module | None:
 def _arguments(
     call: ReplayCall, make: Callable[[ReplayTensor, str], Tensor], device: torch.device
 ) -> tuple[list[Any], dict[str, Any]]:
-    return build_arguments(call, make, partial(_special, device=device))
+    return build_arguments(call, make, partial(special_of, device=device))
 
 
-def _special(value: Argument, device: torch.device) -> Any:
+def special_of(value: Argument, device: torch.device) -> Any:
     """Return an argument of one of PyTorch's own types.
 
     Raises:
@@ -216,10 +216,19 @@ def _constant(name: str, kind: str) -> Any:
 def _tensor_of(value: ReplayTensor) -> Tensor:
     array = np.ascontiguousarray(value.values)
     plain = torch.from_numpy(array.copy() if array.size else array).reshape(value.values.shape)
+    return plain.to(dtype_of(value))
+
+
+def dtype_of(value: ReplayTensor) -> torch.dtype:
+    """Return the dtype of a recorded tensor.
+
+    Raises:
+        ReplayError: this PyTorch does not have it.
+    """
     dtype = getattr(torch, value.dtype, None)
     if not isinstance(dtype, torch.dtype):
         raise ReplayError(f"it has a tensor of the dtype {value.dtype}, which this PyTorch does not have")
-    return plain.to(dtype)
+    return dtype
 
 
 def _recorded(tensor: Tensor) -> ReplayTensor:

@@ -1,0 +1,82 @@
+"""Write a recorded call as the source code of a script that needs PyTorch only."""
+
+from __future__ import annotations
+
+import msgspec
+import torch
+
+from msprobe.pytorch import _script_parts as parts
+from msprobe.pytorch._replay import CASTS, dtype_of, special_of, why_not_replayed
+from msprobe.pytorch._replay_table import find_function
+from msprobe_core.interception import (
+    NOT_SPECIAL,
+    call_text,
+    literal,
+    may_write,
+    script_leaves,
+    script_tensors,
+    source_of,
+)
+from msprobe_core.plugin import Argument, CallScript, Phase, ReplayCall, ReplayError, Site, SiteKind
+
+_NAMESPACES = {"Functional": "torch.nn.functional", "Tensor": "torch.Tensor", "Torch": "torch", "VF": "torch._VF"}
+_SUBMODULES = ("linalg_", "fft_", "special_")
+
+
+def script_of(call: ReplayCall) -> CallScript:
+    """See `msprobe_core.plugin.ScriptingFramework`."""
+    site = call.site
+    if site.kind is not SiteKind.API:
+        raise ReplayError("it is a module; the APIs inside it have scripts")
+    if (reason := why_not_replayed(site)) is not None:
+        raise ReplayError(f"{site.prefix}.{site.path} is not replayed: {reason}")
+    function = _name_of(site)
+    if site.prefix == "Tensor" and site.path in CASTS and call.args:
+        # The dtype that it casts to must be an argument, to be widened.
+        dtype = Argument("torch.dtype", str(CASTS[site.path]))
+        text = call_text(msgspec.structs.replace(call, args=[call.args[0], dtype], kwargs={}), "torch.Tensor.to", _text)
+        body = f"return {text}"
+    elif site.path == "__setitem__":  # it returns nothing; its result is what it wrote to
+        body = f'x["0"] = x["0"].clone()\n{call_text(call, function, _text)}\nreturn x["0"]'
+    else:
+        body = f"return {call_text(call, function, _text, '.clone()' if may_write(call) else '')}"
+    is_backward = site.phase is Phase.BACKWARD
+    leaves = {literal(path): literal(name) for path, name in script_leaves(call).items()}
+    text_of_leaves = ", ".join(f"{path}: {name}" for path, name in leaves.items())
+    run = source_of(parts.backward if is_backward else parts.forward, "run")
+    return CallScript(
+        version=f"PyTorch {torch.__version__}",
+        imports="import torch",
+        function=function,
+        constants=f"LEAVES = {{{text_of_leaves}}}" if is_backward else "",
+        call="\n    ".join(("def call(x, wide, device):", *body.splitlines())),
+        parts=(source_of(parts.widest), source_of(parts.array), run),
+        dtypes={value.dtype: str(dtype_of(value)) for value in script_tensors(call).values()},
+    )
+
+
+def _name_of(site: Site) -> str:
+    """Return the expression of a function, whose name is in the table of replays.
+
+    Raises:
+        ReplayError: it is not PyTorch's own.
+    """
+    name = site.path
+    module = getattr(find_function(site.prefix, name), "__module__", None) or ""
+    if site.prefix not in _NAMESPACES or module.startswith("msprobe"):
+        raise ReplayError(f"{site.prefix}.{name} is replayed as a formula, which is not written in a script")
+    for stem in _SUBMODULES:
+        if site.prefix == "Torch" and name.startswith(stem):
+            name = f"{stem[:-1]}.{name.removeprefix(stem)}"
+    return f"{_NAMESPACES[site.prefix]}.{name}"
+
+
+def _text(value: Argument) -> str | None:
+    made = special_of(value, torch.device("cpu"))
+    if made is NOT_SPECIAL:
+        return None
+    if isinstance(made, torch.device):
+        return "device"
+    if isinstance(made, torch.Size):
+        return f"torch.Size({literal(tuple(made))})"
+    return f"wide({made})" if isinstance(made, torch.dtype) else str(made)

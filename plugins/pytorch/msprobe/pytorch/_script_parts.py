@@ -1,0 +1,60 @@
+"""Functions that scripts have copies of, without their annotations, so that they need NumPy and PyTorch only.
+
+They use what a script defines; the stand-ins here say what that is. In a script, `forward` or `backward` is ``run``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+INPUTS: dict[str, Any] = {}
+"""By name, the arguments of `load`."""
+
+ALLOWED: dict[str, Any] = {}
+"""Has the names of the results."""
+
+LEAVES: dict[str, str] = {}
+"""For each argument that a gradient is taken of, the name of its tensor."""
+
+
+def load(dtype: torch.dtype, *place: Any) -> Any:
+    """Return a tensor as an array, which holds it exactly: bfloat16 and float8 in float32."""
+    raise NotImplementedError
+
+
+def call(x: dict[str, torch.Tensor], wide: Any, device: str) -> Any:
+    """Call the function as recorded."""
+    raise NotImplementedError
+
+
+def widest(dtype: torch.dtype) -> torch.dtype:
+    return torch.complex128 if dtype.is_complex else torch.float64 if dtype.is_floating_point else dtype
+
+
+def array(value: torch.Tensor) -> Any:
+    return value.detach().cpu().to(widest(value.dtype)).resolve_conj().resolve_neg().numpy()
+
+
+def forward(device: str, *, is_wide: bool) -> dict[str, Any]:
+    """Return the results by name: in the call's own precision or, exactly, in float64."""
+    wide = widest if is_wide else lambda dtype: dtype
+    x = {name: torch.from_numpy(load(*entry)).to(device, wide(entry[0])) for name, entry in INPUTS.items()}
+    with torch.no_grad():
+        result = call(x, wide, device)
+    result = result if isinstance(result, tuple | list) else [result]
+    return {name: array(result[int(name.rpartition(".")[2])]) for name in ALLOWED}
+
+
+def backward(device: str, *, is_wide: bool) -> dict[str, Any]:
+    """Return the gradients by name: in the call's own precision or, exactly, in float64."""
+    wide = widest if is_wide else lambda dtype: dtype
+    x = {name: torch.from_numpy(load(*entry)).to(device, wide(entry[0])) for name, entry in INPUTS.items()}
+    leaves = [x[name].requires_grad_() for name in LEAVES.values()]
+    result = call(x, wide, device)
+    result = result if isinstance(result, tuple | list) else [result]
+    given = {name: result[int(name[12:].rpartition(".")[2])] for name in x if name.startswith("gradient of ")}
+    ends = [(end, x[name].to(end.dtype)) for name, end in given.items() if end.requires_grad]
+    found = torch.autograd.grad([end for end, _ in ends], leaves, [end for _, end in ends], allow_unused=True)
+    return {name: array(value) for name, value in zip(LEAVES, found, strict=True) if value is not None}
