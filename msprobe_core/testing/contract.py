@@ -19,14 +19,19 @@ from msprobe_core import names
 from msprobe_core.capture import Session
 from msprobe_core.capture.window import Model
 from msprobe_core.config import load_config
-from msprobe_core.errors import ConfigError, MsprobeError
+from msprobe_core.errors import ConfigError, MsprobeError, ReplayError
 from msprobe_core.fingerprint import fp8
 from msprobe_core.fingerprint.arrays import NumpyArrays
 from msprobe_core.fingerprint.hashing import hash_of
 from msprobe_core.fingerprint.sketch import Sketcher
-from msprobe_core.model import Digest, Phase, ReplayCall, SiteKind, Stats
+from msprobe_core.model import Digest, Phase, ReplayCall, Site, SiteKind, Stats
 from msprobe_core.plugins import registry
-from msprobe_core.protocols.capabilities import DeviceReplayingFramework, Fp8Reducer, WatchingFramework
+from msprobe_core.protocols.capabilities import (
+    DeviceReplayingFramework,
+    Fp8Reducer,
+    ScriptingFramework,
+    WatchingFramework,
+)
 from msprobe_core.protocols.framework import Framework
 from msprobe_core.store import layout
 from msprobe_core.store.json_reader import read_json_dump
@@ -702,6 +707,17 @@ class FrameworkContract:
             )
 
     # --- misuse -----------------------------------------------------------------------------------------------
+
+    @pytest.mark.parametrize("path", ["system", "__import__('os').system", 'relu("")\n'])
+    def test_only_functions_that_are_replayed_are_written_in_scripts(self, rig: TrainingRig, path: str) -> None:
+        """Names in dumps may be anything."""
+        framework = rig.framework
+        if not isinstance(framework, ScriptingFramework):
+            pytest.skip("this framework does not write scripts of calls")
+        for prefix in ("Functional", "Torch", "os"):
+            site = Site(kind=SiteKind.API, prefix=prefix, path=path, type_name="", phase=Phase.FORWARD, index=0)
+            with pytest.raises(ReplayError):
+                framework.script(ReplayCall(site=site, args=[], kwargs={}))
 
     def test_a_device_that_is_not_there_is_refused(self, rig: TrainingRig) -> None:
         """Before anything is replayed; and each device that is there is named once."""
