@@ -121,7 +121,7 @@ def source_of(function: Callable[..., Any], name: str = "") -> str:
 
     Args:
         function: A function at the top of its module.
-        name: Its name in scripts, if that is another.
+        name: Its name in scripts, if it differs.
     """
     source = re.sub(r"  # (pyright|noqa): .*", "", inspect.getsource(function)).strip()
     lines = source.splitlines()
