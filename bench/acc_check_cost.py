@@ -2,10 +2,10 @@
 
     python bench/acc_check_cost.py [--seconds 90] [--budget 0.05] [--threads 1] [--models small large] [--cpu-time]
 
-The Llamas of ``capture_cost.py``. One process trains without the check, with it, and without it again; the share is
-that by which the mean step with it exceeds the mean of the others, over all steps after the first tenth. Beside it is
-the share that the check has measured itself by the clock on the wall, which is what it keeps below its budget, its two
-parts in seconds, and what the time was used for. ``--cpu-time`` counts the time of the process, on a machine that
+The Llamas of ``capture_cost.py``. The share is that by which sampled steps exceed the medians of the five steps before
+each, of the time of all steps; the first step, in which PyTorch allocates, is compared with those after it. Beside it
+is the share that the check has measured itself by the clock on the wall, which is what it keeps below its budget, its
+two parts in seconds, and what the time was used for. ``--cpu-time`` counts the time of the process, on a machine that
 others use too.
 """
 
@@ -28,32 +28,34 @@ def run_case(case: dict) -> dict:
     clock = time.process_time if case["cpu_time"] else time.perf_counter
     Path("config.json").write_text(json.dumps({"task": "acc_check", "acc_check": {"budget": case["budget"]}}))
 
-    def train(seconds: float, debugger: PrecisionDebugger | None) -> list[float]:
+    def train(seconds: float, debugger: PrecisionDebugger) -> list[float]:
         times: list[float] = []
         end = time.perf_counter() + seconds
         while time.perf_counter() < end:
             begin = clock()
-            if debugger is not None:
-                debugger.start(model)
+            debugger.start(model)
             model(input_ids=tokens, labels=tokens).loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            if debugger is not None:
-                debugger.stop()
-                debugger.step()
+            debugger.stop()
+            debugger.step()
             times.append(clock() - begin)
         return times
 
-    train(2.0, None)
-    before = train(case["seconds"] / 4, None)
     debugger = PrecisionDebugger("config.json", dump_path="run")
-    checked = train(case["seconds"], debugger)
+    times = train(case["seconds"], debugger)
     debugger.close()
-    after = train(case["seconds"] / 4, None)
+    sampled = sorted(int(path.name.removeprefix("step")) for path in Path("run").glob("step*"))
+    plain = [number for number in range(len(times)) if number not in set(sampled)]
+    excess = 0.0
+    for number in sampled:
+        near = [times[other] for other in plain if other < number][-5:] or [times[other] for other in plain[:5]]
+        excess += times[number] - statistics.median(near)
     (coverage,) = Path("run").glob("acc_check_coverage_*.json")
     totals = json.loads(coverage.read_text())["totals"]
     size = sum(path.stat().st_size for path in Path("run").rglob("*") if path.is_file())
-    return {"bare": before + after, "checked": checked[len(checked) // 10 :], "totals": totals, "bytes": size}
+    bare = statistics.median(times[number] for number in plain)
+    return {"bare": bare, "share": excess / sum(times), "totals": totals, "bytes": size}
 
 
 def measure(case: dict) -> dict:
@@ -84,9 +86,10 @@ def main() -> None:
     for model in arguments.models:
         case = {key: getattr(arguments, key) for key in ("seconds", "budget", "threads", "cpu_time")}
         found = measure({"model": model, **case})
-        bare, checked, totals = statistics.mean(found["bare"]), statistics.mean(found["checked"]), found["totals"]
+        totals = found["totals"]
         print(
-            f"{model:<7}{1000 * bare:>9.1f}{1 - bare / checked:>8.3f}{totals['share']:>8.3f}{totals['check_s']:>8.2f}"
+            f"{model:<7}{1000 * found['bare']:>9.1f}{found['share']:>8.3f}{totals['share']:>8.3f}"
+            f"{totals['check_s']:>8.2f}"
             f"{totals['recording_s']:>7.2f}{totals['num_steps']:>7}{totals['num_recorded']:>9}{totals['num_calls']:>7}"
             f"{totals['num_kinds_checked']:>6} of {totals['num_kinds']:<3}{found['bytes'] / 1000:>6.0f}",
             flush=True,

@@ -1,7 +1,8 @@
 """Keeps the share of a training's time that checks take below a bound, by choosing the steps that are recorded.
 
 A step that is not recorded costs next to nothing, because nothing is attached in it. What recording costs besides the
-checks, whose time is measured, is the difference between the medians of steps with and without it.
+checks, whose time is measured, is the median by which such steps take longer than those right before them: the speed of
+a machine changes with what else it does.
 
 Recorded are steps whose number is a multiple of a power of two, which each rank chooses by its own times. So what a
 rank records at a wide distance, the others record too, and the delays of ranks that wait for each other do not add up.
@@ -19,7 +20,7 @@ _NUM_KEPT = 15
 """Number of durations of each kind whose median counts."""
 
 _LEAST_PLAIN = 3
-"""Number of steps without recording that must be known before the second step is recorded."""
+"""Number of steps without recording that a recorded step is compared with, and that must precede the second one."""
 
 _MAX_PERIOD = 1 << 20
 
@@ -44,7 +45,7 @@ class StepBudget:
         self._began = self._mark = clock()
         self._check_s_at_mark = 0.0
         self._plain: deque[float] = deque(maxlen=_NUM_KEPT)
-        self._recorded: deque[float] = deque(maxlen=_NUM_KEPT)
+        self._excess: deque[float] = deque(maxlen=_NUM_KEPT)
         self._plain_s = 0.0
         self._overhead = 0.0  # of recording one step, in seconds; 0 as long as it is not known
 
@@ -107,16 +108,20 @@ class StepBudget:
         self._mark, self._check_s_at_mark = now, self.check_s
         self.num_steps += 1
         self.num_recorded += was_recorded
-        if self.num_steps > 1:  # in the first step, frameworks allocate and compile
-            (self._recorded if was_recorded else self._plain).append(duration)
-        if self._plain:
+        if self.num_steps == 1:  # in the first step, frameworks allocate and compile
+            return
+        if not was_recorded:
+            self._plain.append(duration)
             self._plain_s = statistics.median(self._plain)
-            if self._recorded:
-                self._overhead = max(0.0, statistics.median(self._recorded) - self._plain_s)
-            self._choose_period()
+        elif self._plain:
+            self._excess.append(duration - statistics.median(list(self._plain)[-_LEAST_PLAIN:]))
+            self._overhead = max(0.0, statistics.median(self._excess))
+        self._choose_period()
 
     def _choose_period(self) -> None:
         """Choose a period for which recording takes at most half of what may be spent; the rest is for checks."""
+        if not self._plain:
+            return
         in_one = self.share * self._plain_s
         self.period = 1
         while in_one * self.period < 2 * self._overhead and self.period < _MAX_PERIOD:
