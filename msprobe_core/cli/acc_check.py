@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+import shlex
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import closing
@@ -13,7 +16,7 @@ import click
 
 from msprobe_core.cli.progress import progress_bar
 from msprobe_core.cli.show import show
-from msprobe_core.errors import ConfigError
+from msprobe_core.errors import ConfigError, ReplayError
 
 if TYPE_CHECKING:
     from msprobe_core.api_check.dump_check import CheckOptions, DumpCheck
@@ -61,7 +64,7 @@ def _options(command: Any) -> Any:
         click.option("--seed", default=1234, show_default=True, type=int, help="Of inputs that are made."),
         click.option(
             "--script", "scripts", multiple=True, metavar="CALL",
-            help="Write a script that reproduces this call without msprobe. May be repeated.",
+            help="Check this call only, and write a script that reproduces it without msprobe. May be repeated.",
         ),
         click.option("--xlsx", is_flag=True, help="Write both tables as spreadsheets, too."),
     )  # fmt: skip
@@ -128,9 +131,8 @@ def _run(asked: _Asked) -> int:
     from msprobe_core.api_check.dump_check import DumpCheck
     from msprobe_core.api_check.settings_file import CheckSettings, read_settings
     from msprobe_core.api_check.three_way import devices_called
-    from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT, EXIT_FAILED
+    from msprobe_core.cli.main import EXIT_FAILED
     from msprobe_core.compat.published_tables import PublishedFiles, write_spreadsheets
-    from msprobe_core.findings import Level
     from msprobe_core.replay.frameworks import replaying_framework
     from msprobe_core.report.api_check import print_checks
     from msprobe_core.report.api_check_files import refuse_foreign_checks, write_checks
@@ -145,6 +147,8 @@ def _run(asked: _Asked) -> int:
         check = check.with_devices(devices_called(replaying_framework(check.framework), asked.devices))
     if asked.shards is not None:
         return _write_shards(check, asked.shards)
+    if asked.scripts:
+        return _write_scripts(check, asked.scripts, asked.out_path)
     files = (
         PublishedFiles.of(asked.out_path, time.strftime("%Y%m%d%H%M%S"))
         if asked.resumed is None
@@ -169,11 +173,7 @@ def _run(asked: _Asked) -> int:
     )
     if not any(verdict.outputs for verdict in verdicts):
         return EXIT_FAILED
-    is_wrong = any(
-        verdict.verdict.value in ("wrong", "suspect") or any(note.level is Level.ERROR for note in verdict.notes)
-        for verdict in verdicts
-    )
-    return EXIT_DIFFERENT if is_wrong else EXIT_AGREES
+    return _status(verdicts)
 
 
 def _write_shards(check: DumpCheck, directory: Path) -> int:
@@ -205,6 +205,49 @@ def _error_data(check: DumpCheck, verdicts: Sequence[CallVerdict], directory: Pa
         call, oracle = check.replayed(entry)
         save_error_data(directory, call, oracle)
     return [directory] if wrong else []
+
+
+def _write_scripts(check: DumpCheck, names: Sequence[str], directory: Path) -> int:
+    """Check the calls with these names, of both directions if none is given, and write a script of each.
+
+    Raises:
+        ConfigError: the dump has no such call, or a script cannot be written.
+    """
+    from msprobe_core.api_check.reproducer import write_reproducer
+    from msprobe_core.cli.main import EXIT_FAILED
+    from msprobe_core.replay.frameworks import replaying_framework
+    from msprobe_core.report.api_check import print_checks
+
+    chosen: list[str] = []
+    for name in names:
+        own = [entry for entry in check.entries if name in (entry, _api_of(entry))]
+        if not own:
+            near = difflib.get_close_matches(name, check.entries, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else "; give it as the results have it"
+            raise ConfigError(f"--script {name}: the dump has no such call{hint}")
+        chosen += own
+    verdicts = check.with_reach(check.of_entries(chosen).run(workers=0))
+    framework = replaying_framework(check.framework)
+    command = shlex.join(["msprobe", *sys.argv[1:]])
+    scripts: list[Path] = []
+    try:
+        for verdict in verdicts:
+            call = check.read(verdict.entry)
+            path = write_reproducer(call, verdict, framework, directory, command=command, place=str(check.dump))
+            scripts.append(path)
+    except ReplayError as error:
+        raise ConfigError(f"--script {' '.join(names)}: it cannot be written as a script ({error})") from error
+    show(lambda console: print_checks(verdicts, console, dump=check.dump, scripts=scripts), "")
+    return _status(verdicts) if any(verdict.outputs for verdict in verdicts) else EXIT_FAILED
+
+
+def _status(verdicts: Sequence[CallVerdict]) -> int:
+    from msprobe_core.api_check.verdict import Verdict
+    from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT
+    from msprobe_core.report.api_check_summary import CheckSummary
+
+    summary = CheckSummary.of(verdicts)
+    return EXIT_DIFFERENT if summary.is_fault or summary.counts[Verdict.SUSPECT] else EXIT_AGREES
 
 
 def _check_options(asked: _Asked, settings: CheckSettings) -> CheckOptions:
