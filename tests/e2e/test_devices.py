@@ -278,8 +278,8 @@ class TestCommand:
         calls = str(tmp_path / "calls")
         words = ["acc_check", "-api_info", str(dumps["device"]), "--device", "npu", "--write_shards", calls]
         status, said = on_one(command, words, [SOFTMAX])
-        assert (status, "calls computed and stored now" in said) == (0, True)
-        assert on_one(command, words, [SOFTMAX])[1].startswith("0 of ")
+        assert (status, " 22 calls" in said) == (0, True)
+        assert " 0 calls" in on_one(command, words, [SOFTMAX])[1]
         assert status_of("acc_check", "-api_info", calls, "-o", tmp_path / "out", "-n", "0") == 1
         assert "Functional.softmax.0" in capsys.readouterr().out
 

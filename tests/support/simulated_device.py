@@ -116,7 +116,7 @@ class SimulatedDevice:
         held = {key: _HOST if key == "device" and value is not None else value for key, value in kwargs.items()}
         held_args, held_kwargs = _held(args), _held(held)
         wrong = self._wrong.get((name, device.index), self._wrong.get((name, None)))
-        # A device does not call PyTorch's functions, so nobody who watches those sees its kernels.
+        # A device does not call PyTorch's functions, so those who watch these do not see its kernels.
         with self._random(func, device), torch._C.DisableTorchFunction():
             run = func if wrong is None else partial(wrong, func)
             result = run(*held_args, **held_kwargs)
