@@ -10,12 +10,15 @@ from math import prod
 from typing import Any
 
 import mindspore as ms
+import msgspec
 import numpy as np
 from mindspore import Tensor, nn, ops
 
 from msprobe.mindspore._apis import find_places
+from msprobe.mindspore._inside import inside
 from msprobe.mindspore._jit import is_tracing
-from msprobe.mindspore._replay_table import RANDOM, SIZED, find_function
+from msprobe.mindspore._replay_formula import NoFormulaError, by_formula, has_formula
+from msprobe.mindspore._replay_table import CASTS, CHECKED, DRAWING, INDEXED, RANDOM, SIZED, find_function
 from msprobe_core.interception import (
     NOT_SPECIAL,
     FunctionPatch,
@@ -47,14 +50,80 @@ def why_not_replayed(site: Site) -> str | None:
     """Return why calls of this API are not replayed, as the end of a sentence; ``None`` if they are."""
     if site.prefix == "Primitive":
         return "it is a primitive, whose attributes are not in a dump; the Cell around it can be, with its model"
-    return why_not_called(site, "MindSpore", RANDOM, find_function)
+    return why_not_called(
+        site, "MindSpore", RANDOM, lambda prefix, name: has_formula(prefix, name) or find_function(prefix, name)
+    )
 
 
 def replay(call: ReplayCall, model: object | None) -> Replayed:
-    """See `msprobe_core.plugin.ReplayingFramework`."""
+    """See `msprobe_core.plugin.ReplayingFramework`.
+
+    In float64, a function is replayed by its formula, because most kernels of MindSpore on the CPU either do not exist
+    in float64 or compute in float32 inside. In the call's own precision its kernel is replayed, or the formula where
+    the CPU has no kernel. Of Cells there are only kernels, whose precision is measured.
+    """
+    if call.site.kind is SiteKind.API:
+        return _replay_function(call)
+    found = _by_kernels(call, model)
+    if call.is_widened:
+        _check_precision(call, model, found)
+    return found
+
+
+def _replay_function(call: ReplayCall) -> Replayed:
+    site = call.site
+    if (reason := why_not_replayed(site)) is not None:
+        raise ReplayError(f"{site.prefix}.{site.path} is not replayed: {reason}")
     try:
-        with _by_itself():
-            return _replay(call, model)
+        _check_size(call)
+    except (ValueError, TypeError, SyntaxError) as error:
+        raise ReplayError(f"one of its arguments cannot be read ({error})") from error
+    is_indexed = _stem(site.path) in INDEXED
+    problem = "there is no formula for it"
+    is_checked = False
+    if call.is_widened or is_indexed:
+        try:
+            found = by_formula(call)
+        except NoFormulaError as error:
+            problem = str(error)
+        else:
+            is_checked = not call.is_widened and _stem(site.path) in CHECKED
+            if not is_checked:
+                return found
+    if is_indexed and not is_checked:
+        raise ReplayError(f"its formula does not take these arguments ({problem}), and a kernel might not check them")
+    if call.is_widened and _stem(site.path) not in CASTS and _has_numbers(call):
+        raise ReplayError(
+            f"MindSpore has no float64 kernel for it on the CPU, and no formula takes its arguments ({problem})"
+        )
+    try:
+        return _by_kernels(call, None)
+    except ReplayError:
+        if call.is_widened:
+            raise
+        try:
+            return by_formula(call)
+        except NoFormulaError:
+            pass
+        raise
+
+
+def _stem(name: str) -> str:
+    name = name.removesuffix("_ext")
+    return name if name.endswith("__") else name.removesuffix("_")
+
+
+def _has_numbers(call: ReplayCall) -> bool:
+    kinds: list[str] = []
+    build_arguments(call, lambda value, _: kinds.append(value.values.dtype.kind), _special)
+    return not {"f", "c"}.isdisjoint(kinds)
+
+
+def _by_kernels(call: ReplayCall, model: object | None) -> Replayed:
+    try:
+        may_draw = call.site.kind is not SiteKind.API or _stem(call.site.path) in DRAWING
+        with _by_itself(may_draw=may_draw):
+            return _replay(call, model, may_draw=may_draw)
     except ReplayError:
         raise
     except Exception as error:  # MindSpore, or the user's model, may fail in any way on arguments from a file
@@ -62,10 +131,66 @@ def replay(call: ReplayCall, model: object | None) -> Replayed:
         raise ReplayError(f"it cannot be called again ({type(error).__name__}: {reason})") from error
 
 
+# --- precision --------------------------------------------------------------------------------------------------
+
+
+def _check_precision(call: ReplayCall, model: object | None, found: Replayed) -> None:
+    """Raise if the kernels of a Cell compute with fewer digits than float64 has.
+
+    Two small changes of the inputs, in the same direction, must change the results in proportion. float32 inside would
+    show only the larger one.
+
+    Raises:
+        ReplayError: some of them do.
+    """
+    small, large = (_by_kernels(_moved(call, size), model).values for size in (_SMALL, _LARGE))
+    for path, value in found.values.items():
+        if value.values.dtype.kind != "f":
+            continue
+        if value.dtype != "float64":
+            raise ReplayError(
+                f"MindSpore has no float64 kernel on the CPU for what is inside it; it gave {value.dtype}"
+            )
+        expected = (large[path].values - value.values) * (_SMALL / _LARGE)
+        change = small[path].values - value.values
+        finite = np.isfinite(expected) & np.isfinite(change)
+        size = float(np.linalg.norm(expected[finite]))
+        rounding = 2.0**-50 * float(np.linalg.norm(value.values[finite]))
+        if size > rounding and float(np.linalg.norm((change - expected)[finite])) > 0.25 * size + rounding:
+            raise ReplayError("kernels inside it compute in float32 when they are given float64 on the CPU")
+
+
+_SMALL, _LARGE = 2.0**-38, 2.0**-14
+"""Relative changes of the inputs: one that float32 cannot show, and one that it can."""
+
+
+def _moved(call: ReplayCall, size: float) -> ReplayCall:
+    random: Any = np.random.default_rng(20260102)
+
+    def move(value: Any) -> Any:
+        if isinstance(value, list):
+            return [move(each) for each in value]
+        if isinstance(value, dict):
+            return {name: move(each) for name, each in value.items()}
+        if not isinstance(value, ReplayTensor) or value.values.dtype.kind != "f":
+            return value
+        signs = np.where(random.random(value.values.shape) < 0.5, -size, size)
+        return msgspec.structs.replace(value, values=value.values * (1.0 + signs))
+
+    return msgspec.structs.replace(
+        call, args=move(call.args), kwargs=move(call.kwargs), parameters=move(call.parameters)
+    )
+
+
 @contextmanager
-def _by_itself() -> Generator[None, None, None]:
-    """Isolate the call from the program's random state and mode, and these from the call."""
-    states, drawn, mode = RandomStates(), ms.get_rng_state().copy(), ms.get_context("mode")
+def _by_itself(*, may_draw: bool) -> Generator[None, None, None]:
+    """Isolate the call from the program's random state, mode and recording, and these from the call.
+
+    The state of MindSpore's generator is a tensor, and costs more than a call: it is kept only for what may draw.
+    """
+    was_inside, inside.value = inside.value, True  # patches of recorders pass the call on
+    states, mode = RandomStates(), ms.get_context("mode")
+    drawn = ms.get_rng_state().copy() if may_draw else None
     try:
         if mode != ms.PYNATIVE_MODE:
             ms.set_context(mode=ms.PYNATIVE_MODE)
@@ -73,20 +198,22 @@ def _by_itself() -> Generator[None, None, None]:
     finally:
         if mode != ms.PYNATIVE_MODE:
             ms.set_context(mode=mode)
-        ms.set_rng_state(drawn)
+        if drawn is not None:
+            ms.set_rng_state(drawn)
         states.restore()
+        inside.value = was_inside
 
 
-def _replay(call: ReplayCall, model: object | None) -> Replayed:
+def _replay(call: ReplayCall, model: object | None, *, may_draw: bool) -> Replayed:
     function = _function_of(call, model)
-    before = ms.get_rng_state().asnumpy().copy()
+    before = ms.get_rng_state().asnumpy().copy() if may_draw else None
     with _widened_calls() if call.is_widened else nullcontext():
         if call.site.phase is Phase.BACKWARD:
             values = _gradients(call, function)
         else:
             values = _outputs(function, *_arguments(call, lambda value, _: _tensor_of(value)))
         recorded = {path: _recorded(value) for path, value in values.items()}
-    is_random = not np.array_equal(before, ms.get_rng_state().asnumpy())
+    is_random = before is not None and not np.array_equal(before, ms.get_rng_state().asnumpy())
     return Replayed(values=recorded, is_random=is_random)
 
 
@@ -148,9 +275,8 @@ def _function_of(call: ReplayCall, model: object | None) -> Function:
     site = call.site
     if site.kind is SiteKind.API:
         function = find_function(site.prefix, site.path)
-        if (reason := why_not_replayed(site)) is not None or function is None:
-            raise ReplayError(f"{site.prefix}.{site.path} is not replayed: {reason}")
-        _check_size(call)
+        if function is None:
+            raise ReplayError(f"this MindSpore has no {site.prefix}.{site.path}")
         return function
     if not isinstance(model, nn.Cell):
         raise ReplayError("a Cell is replayed with the model that it is part of; name it with --model")
@@ -241,7 +367,9 @@ def dtype_of(name: str) -> Any:
 
 
 def _tensor_of(value: ReplayTensor) -> Tensor:
-    return Tensor(np.ascontiguousarray(value.values).reshape(value.values.shape)).astype(dtype_of(value.dtype))
+    dtype = dtype_of(value.dtype)
+    made = Tensor(np.ascontiguousarray(value.values).reshape(value.values.shape))
+    return made if made.dtype == dtype else made.astype(dtype)
 
 
 def _recorded(tensor: Tensor) -> ReplayTensor:

@@ -11,6 +11,8 @@ from functools import cache
 from typing import Any
 
 from msprobe.mindspore._apis import find_places
+from msprobe.mindspore._replay_formula import has_formula
+from msprobe_core.interception import original_of
 from msprobe_core.plugin import LinearKind, RiskLevel
 
 Function = Callable[..., Any]
@@ -65,6 +67,29 @@ SIZED = frozenset(["broadcast_to", "expand", "repeat", "tile", "repeat_interleav
                    "one_hot", "unfold"])  # fmt: skip
 """Functions whose results can be much larger than their inputs."""
 
+INDEXED = frozenset(
+    {
+        "embedding", "gather", "gather_elements", "gather_d", "gather_nd", "index_select", "index_add", "index_fill",
+        "take", "take_along_dim", "scatter", "scatter_add", "tensor_scatter_add", "tensor_scatter_elements",
+        "masked_scatter", "masked_select", "masked_fill", "nll_loss", "cross_entropy", "unsorted_segment_sum", "narrow",
+        "repeat_interleave", "select", "select_ext", "slice", "strided_slice", "topk", "top_k", "kthvalue",
+        "grid_sample", "__getitem__", "__setitem__", "unfold", "fold", "one_hot", "roll", "tensor_split",
+    }
+)  # fmt: skip
+"""Functions whose arguments are, or contain, places in others. Not all of MindSpore's kernels on the CPU check
+them, so these are only replayed by their formulas, which do."""
+
+CHECKED = frozenset({"cross_entropy", "nll_loss"})
+"""Those of them whose kernels may be called after the formula has checked the indices: they are less exact than it."""
+
+DRAWING = frozenset({"rrelu", "scaled_dot_product_attention", "flash_attention_score"})
+"""Functions that draw random numbers for some arguments."""
+
+CASTS = frozenset(
+    {"cast", "astype", "to", "type", "type_as", "float", "half", "double", "bfloat16", "int", "long", "bool"}
+)
+"""Functions whose kernels are replayed in float64 too, as they compute nothing."""
+
 RANDOM = frozenset(
     {
         "rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "uniform", "gamma", "laplace",
@@ -89,9 +114,10 @@ def _table() -> dict[tuple[str, str], Function]:
     # Releases and aclnn have additional variants of a function under another name.
     allowed = {*named, *written, *(f"{name}_ext" for name in named)}
     return {
-        (place.prefix, place.name): getattr(place.owner, place.attribute)
+        (place.prefix, place.name): original_of(getattr(place.owner, place.attribute))
         for place in find_places(RiskLevel.ALL)
         if place.name.removeprefix("linalg_").removeprefix("special_") in allowed
+        or has_formula(place.prefix, place.name)
     }
 
 
