@@ -5,7 +5,7 @@ import pytest
 from msprobe_core.capture import Session
 from msprobe_core.config import load_config
 from msprobe_core.plugins import registry
-from msprobe_core.testing import FrameworkContract, MonitorContract
+from msprobe_core.testing import FrameworkContract, MonitorContract, ReplayContract
 from msprobe_core.testing.contract import MODES
 
 pytest.importorskip("mindspore")
@@ -63,3 +63,25 @@ class TestMonitor(MonitorContract):
         from mindspore_rig import MindSporeRig
 
         return MindSporeRig(defers=request.param)
+
+
+class TestReplays(ReplayContract):
+    product, product_keyword = "Mint.matmul", "other"
+    log_softmax, chunk = "MintFunctional.log_softmax", "Mint.chunk"
+    tile, index_select = "Mint.tile", "Mint.index_select"
+
+    @pytest.fixture
+    def rig(self):
+        from mindspore_rig import MindSporeRig
+
+        return MindSporeRig()
+
+    def seed(self, value):
+        import mindspore
+
+        mindspore.manual_seed(value)
+
+    def draw(self):
+        import mindspore
+
+        return mindspore.get_rng_state().asnumpy()  # the CPU has no kernel that draws from it

@@ -2,7 +2,7 @@
 
 import pytest
 
-from msprobe_core.testing import FrameworkContract, MonitorContract
+from msprobe_core.testing import FrameworkContract, MonitorContract, ReplayContract
 
 torch = pytest.importorskip("torch")
 
@@ -38,3 +38,25 @@ class TestMonitor(MonitorContract):
         from torch_rig import TorchRig
 
         return TorchRig()
+
+
+class TestReplays(ReplayContract):
+    product, product_keyword = "Torch.matmul", "other"
+    log_softmax, chunk = "Functional.log_softmax", "Torch.chunk"
+    tile, index_select = "Torch.tile", "Torch.index_select"
+
+    @pytest.fixture
+    def rig(self):
+        from torch_rig import TorchRig
+
+        return TorchRig()
+
+    def seed(self, value):
+        import torch
+
+        torch.manual_seed(value)
+
+    def draw(self):
+        import torch
+
+        return torch.rand(4).numpy()
