@@ -905,7 +905,7 @@ def _with_empty_rows(scores: Value, hidden: Array) -> Value:
 def _hidden(num_q: int, num_k: int, mask: Value | None, sparse: tuple[int, int, int]) -> Array | None:
     """Return which scores are hidden, by sparse mode: 0 and 1 by the mask, 2 to 4 by a triangle or band.
 
-    Modes 2 and 3 hide what lies above the diagonal that ends at the upper left, and at the lower right; 4 is a band.
+    Modes 2 and 3 hide what is above the diagonal that ends at the upper left, and at the lower right; 4 is a band.
     Mode 0 with a mask is a band by ``pre_tokens`` and ``next_tokens`` within it.
     """
     mode, before, after = sparse
