@@ -158,7 +158,7 @@ def _run(asked: _Asked) -> int:
     refuse_foreign_checks(directory)
     verdicts = check.with_reach(_checked(check, files, asked, settings))
     if not verdicts:
-        raise ConfigError(f"{asked.resumed}: has all calls of the dump already; leave out -csv_path to begin anew")
+        raise ConfigError(f"{asked.resumed}: has all calls of the dump already; leave out -csv_path to begin again")
     written = [files.results, files.details, *write_checks(verdicts, directory, dump=asked.dump)]
     _journal_of(files).unlink(missing_ok=True)  # all of it is in the results
     if asked.save_error_data:

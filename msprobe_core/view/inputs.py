@@ -88,7 +88,7 @@ def requested(path: Path) -> Subject:
 def _result_in(path: Path) -> Path | None:
     """Return the result file in a directory; ``None`` if there is none. A search result is preferred to others.
 
-    Checks that lie in a run are shown with the run.
+    Checks that are stored in a run are shown with the run.
     """
     names = (LOCATE_FILE, SUMMARY_FILE, CHECK_FILE)
     if path.is_file():
