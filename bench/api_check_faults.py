@@ -312,36 +312,40 @@ def _(args: Any, result: Any) -> Any:
 
 
 class Planted(TorchDispatchMode):
-    """Makes one call of an operator wrong, below the recorder.
+    """Makes one call of an operator wrong, below the recorder, and counts the calls that could be wrong.
 
     Args:
-        planted: The fault; ``None`` to count only.
-        place: Which of the calls that could be wrong is.
+        faults: Whose calls are counted.
+        planted: The one that is planted; ``None`` to count only.
+        place: Which of its calls is wrong.
     """
 
-    def __init__(self, planted: Fault, place: int | None) -> None:
+    def __init__(self, faults: Sequence[Fault], planted: Fault | None = None, place: int = 0) -> None:
         super().__init__()
-        self._planted, self._place = planted, place
+        self._faults, self._planted, self._place = faults, planted, place
         self._before: list[torch.Tensor] = []
-        self.num_places = 0
+        self.num_places: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunction():  # operators called here are not calls of the program
-            result = func(*args, **(kwargs or {}))
-            if func not in self._planted.operators:
-                return result
-            wants = self._planted.wrong.__code__.co_varnames[: self._planted.wrong.__code__.co_argcount]
-            more = (self._before,) if "before" in wants else ()
-            try:
-                wrong = self._planted.wrong(args, result, *more)
-            except (RuntimeError, IndexError, ValueError, TypeError):  # arguments of a form it does not know
-                wrong = None
-            if more:
-                self._before.append(result)
-        if wrong is None or not _differs(wrong, result):
-            return result
-        self.num_places += 1
-        return wrong if self.num_places - 1 == self._place else result
+            result = given = func(*args, **(kwargs or {}))
+            for fault in self._faults:
+                if func in fault.operators and (wrong := self._wrong(fault, args, given)) is not None:
+                    if fault is self._planted and self.num_places[fault.name] == self._place:
+                        result = wrong
+                    self.num_places[fault.name] += 1
+            if func in _PRODUCTS:
+                self._before.append(given)
+        return result
+
+    def _wrong(self, fault: Fault, args: Any, result: Any) -> Any:
+        code = fault.wrong.__code__
+        more = (self._before,) if "before" in code.co_varnames[: code.co_argcount] else ()
+        try:
+            wrong = fault.wrong(args, result, *more)
+        except (RuntimeError, IndexError, ValueError, TypeError):  # arguments of a form it does not know
+            return None
+        return wrong if wrong is not None and _differs(wrong, result) else None
 
 
 def _differs(wrong: Any, result: Any) -> bool:
@@ -414,18 +418,12 @@ class Checks:
         )
 
 
-def plant(name: str, dtype: str, planted: Fault, directory: Path) -> tuple[str, list[CallVerdict]]:
+def plant(name: str, dtype: str, planted: Fault, place: int, directory: Path) -> tuple[str, list[CallVerdict]]:
     """Plant a fault and check the calls that are truly wrong.
 
     Returns: ``found``, ``missed`` or ``nowhere``, and the verdicts.
     """
-    counting = Planted(planted, None)
-    record(name, dtype, directory / "count", counting)
-    shutil.rmtree(directory)
-    if not counting.num_places:
-        return "nowhere", []
-    dump = record(name, dtype, directory / "faulty", Planted(planted, counting.num_places // 2))
-    checks = Checks(dump)
+    checks = Checks(record(name, dtype, directory, Planted([planted], planted, place)))
     verdicts = [checks.verdict(entry) for entry in checks.truly_wrong()]
     shutil.rmtree(directory)
     if not verdicts:
@@ -478,10 +476,13 @@ def main() -> None:
 
 def _planted(name: str, dtype: str, directory: Path, chosen: str) -> Counter[str]:
     counts: Counter[str] = Counter()
-    for each in FAULTS:
-        if dtype not in each.dtypes or chosen not in each.name:
-            continue
-        answer, verdicts = plant(name, dtype, each, directory)
+    faults = [each for each in FAULTS if dtype in each.dtypes and chosen in each.name]
+    counting = Planted(faults)
+    record(name, dtype, directory, counting)
+    shutil.rmtree(directory)
+    for each in faults:
+        num_places = counting.num_places[each.name]
+        answer, verdicts = plant(name, dtype, each, num_places // 2, directory) if num_places else ("nowhere", [])
         counts[answer] += 1
         if answer == "missed":
             print(f"  missed: {each.name}: {_shown(verdicts)}", flush=True)

@@ -122,7 +122,7 @@ def build(
         options: What to show.
         location: Result of an earlier search; if ``None``, the search runs here.
         progress: Called after each unit.
-        checks: An ``acc_check.json`` of one of the dumps, in addition to those that are stored next to dumps; the target
+        checks: An ``acc_check.json`` of one of the dumps, besides those that are stored next to dumps; the target
             itself if its dump is missing.
 
     Raises:
