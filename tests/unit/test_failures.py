@@ -16,7 +16,7 @@ from msprobe_core.judge.row_findings import FINDINGS, findings_of
 from msprobe_core.model import Argument, Entry, Phase
 from msprobe_core.plugins import registry
 from msprobe_core.store.json_reader import read_json_dump
-from msprobe_core.store.json_writer import _encoded
+from msprobe_core.store.json_writer import encoded_entry
 
 ENTRY = "Functional.linear.0.forward"
 FAILED = {"type": "error", "error": "RuntimeError: device lost"}
@@ -79,9 +79,9 @@ def test_the_reason_replaces_the_value(tmp_path, caplog):
 
 def test_an_entry_that_cannot_be_written_says_why():
     entry = Entry(name=ENTRY, phase=Phase.FORWARD, sequence=4, inputs=[Argument("slice", None, fields=3)])
-    assert json.loads(_encoded(entry)) == {"type": "error", "error": "AttributeError", "execution": {"sequence": 4}}
+    assert json.loads(encoded_entry(entry)) == {"type": "error", "error": "AttributeError", "execution": {"sequence": 4}}
     saved = Entry(name="x.0.debug", phase=Phase.DEBUG, outputs=[Argument("slice", None, fields=3)])
-    assert json.loads(_encoded(saved)) == {"type": "error", "error": "AttributeError"}
+    assert json.loads(encoded_entry(saved)) == {"type": "error", "error": "AttributeError"}
 
 
 def test_reasons_are_short_and_of_one_line():
