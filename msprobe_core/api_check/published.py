@@ -44,7 +44,7 @@ Array = NDArray[Any]
 
 _HALF = ("float16", "bfloat16")
 
-_LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38}
+LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38}
 """Largest finite value; of other dtypes that of float64."""
 
 
@@ -324,7 +324,7 @@ def _rounded(golden: Any, dtype: str) -> Array:
 
 def _num_wrong(result: Any, golden: Any, selected: Array, dtype: str, constants: DtypeConstants) -> int:
     """Return how many of the elements that are not finite are wrong."""
-    largest = _LARGEST.get(dtype, float(np.finfo(np.float64).max))
+    largest = LARGEST.get(dtype, float(np.finfo(np.float64).max))
     first, second = result[selected].clip(-largest, largest), golden[selected].clip(-largest, largest)
     is_right = np.abs(first - second) / (np.abs(second) + constants.golden_eps) <= constants.rtol
     is_right |= np.isnan(first) & np.isnan(second)

@@ -20,6 +20,7 @@ from msprobe_core.cli.locate import locate
 from msprobe_core.cli.merge import merge_result
 from msprobe_core.cli.monitor import monitor
 from msprobe_core.cli.monitor_export import data2db
+from msprobe_core.cli.op_generate import op_generate
 from msprobe_core.cli.overflow import nan_analyze, overflow_check
 from msprobe_core.cli.plugins import plugins
 from msprobe_core.cli.run_overflow_check import run_overflow_check
@@ -49,6 +50,7 @@ def msprobe_register_commands() -> Sequence[click.Command]:
         multi_acc_check,
         multi_run_ut,
         nan_analyze,
+        op_generate,
         overflow_check,
         plugins,
         run_overflow_check,

@@ -12,10 +12,6 @@ from typing import Final
 
 MONITOR_FILES: Final = "the files of a monitor are read by `msprobe view` and `msprobe monitor analyze`"
 API_CHECK: Final = "single calls are checked by `msprobe acc_check`; programs use msprobe_core.api_check.dump_check"
-API_SCRIPTS: Final = (
-    "scripts for single APIs are not generated; `msprobe confirm TARGET GOLDEN ENTRY` repeats a recorded call in its "
-    "own precision and in float64, and says which run is wrong"
-)
 CONFIG_CHECK: Final = (
     "comparisons of configurations and checkpoints are not part of msprobe yet; `msprobe locate TARGET GOLDEN` says "
     "whether two recorded runs begin with equal inputs and parameters"
@@ -153,7 +149,6 @@ COMMANDS: Final = {
     "config_check": CONFIG_CHECK,
     "install_deps": EXTRA_DEPENDENCIES,
     "offline_dump": OFFLINE_MODELS,
-    "op_generate": API_SCRIPTS,
     "parse": PARSER,
 }
 """Subcommands of mindstudio-probe 26.x and mstt that msprobe does not have. A plugin may offer one of that name."""

@@ -378,6 +378,25 @@ def _use_stored_calls(directory: Path) -> None:
         assert all(note.text for note in found.notes)
 
 
+def _op_config(directory: Path) -> None:
+    write_dump(directory / "rank0", {"Torch.f.0.forward": api(tensor(), output=tensor([1.0]))}, parents={}, stacks={})
+    fields = {"extract_api_path": "{}/api.json", "dump_json_path": "{}/rank0", "api_name": "Torch.f.0"}
+    fields |= {"propagation": "forward", "data_mode": "real_data", "random_seed": 1, "iter_times": 1}
+    (directory / "config_op.json").write_text(json.dumps(fields))
+
+
+def _use_op_config(directory: Path) -> None:
+    from msgspec.structs import replace
+
+    from msprobe_core.api_check.op_config import read_op_config
+    from msprobe_core.api_check.op_extract import dump_of
+
+    config = read_op_config(directory / "config_op.json")
+    if config.dump_json_path:  # a damaged path must not lead out of the directory
+        place = {"extract_api_path": str(directory / "api.json"), "dump_json_path": str(directory / "rank0")}
+        dump_of(replace(config, **place))
+
+
 def _locks(directory: Path) -> None:
     fields = {"job": "pid:1", "host": "a", "process": 1, "started": 2.0}
     (directory / ".rank0.lock").write_text(json.dumps(fields))
@@ -526,6 +545,7 @@ TARGETS = {
     "verl": Target(["verl/_files", "store/json_structs", "store/samples"], _verl, _use_verl),
     "updates": Target(["store/training_metrics"], _updates, _use_updates),
     "stored calls": Target(["api_check/call_files"], _stored_calls, _use_stored_calls, "calls/*"),
+    "op_generate": Target(["api_check/op_config", "api_check/op_extract"], _op_config, _use_op_config),
     "locks": Target(["capture/place"], _locks, _use_locks, ".rank0.lock"),
 }
 """By what they read; whole dumps have a fuzzer of their own, `fuzz.dumps`."""

@@ -331,7 +331,7 @@ def test_plugins(run):
         "commands: acc_check, api_precision_compare, calibrate, compare, confirm, control, convert, data2db, ",
         "estimate, export, graph, graph_visualize, ",
         "kernel-dump, ",
-        "merge_result, monitor, multi_acc_check, multi_run_ut, nan_analyze, overflow_check, plugins, ",
+        "merge_result, monitor, multi_acc_check, multi_run_ut, nan_analyze, op_generate, overflow_check, plugins, ",
         "run_overflow_check, run_ut, verl, view",
     ):
         assert line in out
