@@ -61,6 +61,7 @@ class CallChecker:
         measures_power: Whether mutants are tried.
         trusts_own: Whether the replay in the call's own precision runs other kernels than the call did. In the process
             of the training it runs the same, and explains no errors that have a direction.
+        quantization_apis: See `msprobe_core.api_check.published.published_columns`.
     """
 
     framework: ReplayingFramework
@@ -68,6 +69,7 @@ class CallChecker:
     max_elements: int = MAX_ELEMENTS
     measures_power: bool = True
     trusts_own: bool = True
+    quantization_apis: tuple[str, ...] | None = None
 
     def check(self, call: RecordedCall) -> CallVerdict:
         """Check the recorded result of a call; whatever prevents it is the reason of a `Verdict.CANNOT_TELL`."""
@@ -187,7 +189,9 @@ class CallChecker:
             own_error=found.own_error, times=_times(found), amplification=found.amplification,
             worst_index=_index(found.worst, result.values.shape), bias=_bias(result, oracle),
             applied=applied, accepted=accepted,
-            published=published_columns(result, oracle, own=own, api=api_of(call), inputs=dtypes),
+            published=published_columns(
+                result, oracle, own=own, api=api_of(call), inputs=dtypes, quantization_apis=self.quantization_apis
+            ),
         )  # fmt: skip
 
 

@@ -51,6 +51,7 @@ class CheckOptions:
         devices: Compute each call, too, and are judged as sides of their own.
         probes: Whether linear calls are also probed with integers.
         seed: Of made inputs.
+        quantization_apis: See `msprobe_core.api_check.published.published_columns`.
     """
 
     white_list: Sequence[str] = ()
@@ -63,6 +64,7 @@ class CheckOptions:
     devices: tuple[str, ...] = ()
     probes: bool = False
     seed: int = SEED
+    quantization_apis: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -202,7 +204,10 @@ def _source(dump: Path) -> CallSource:
 def _checker(dump: Path, options: CheckOptions) -> CallChecker:
     framework = replaying_framework(_source(dump).framework)
     check_devices(framework, options.devices)
-    return CallChecker(framework=framework, max_elements=options.max_elements, measures_power=options.measures_power)
+    return CallChecker(
+        framework=framework, max_elements=options.max_elements, measures_power=options.measures_power,
+        quantization_apis=options.quantization_apis,
+    )  # fmt: skip
 
 
 def _check(task: _Task) -> CallVerdict:

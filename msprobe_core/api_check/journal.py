@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,8 @@ from msprobe_core.store.layout import create_file
 from msprobe_core.untrusted.files import read_plain
 
 VERSION = 1
+
+_MAX_BYTES = 1 << 30
 
 _LENGTH = struct.Struct("<I")
 
@@ -37,7 +40,8 @@ class Journal:
     Unlike JSON, MessagePack can represent NaN and Inf, which an error may be.
 
     Args:
-        path: The file; it is continued if it exists.
+        path: The file; it is continued if it exists. One with a part of the first record, or nothing, is begun
+            again: a process was killed before it wrote more, or only the name has been taken.
         digest: See `JournalHead`.
 
     Raises:
@@ -50,14 +54,17 @@ class Journal:
         self._path = path
         self.verdicts: Mapping[str, CallVerdict] = {}
         """Of an earlier run, by entry."""
-        if path.exists():
-            self.verdicts, length = _read(path, digest)
-            self._file: IO[bytes] = path.open("r+b")
+        head = msgspec.msgpack.encode(JournalHead(digest=digest))
+        content = _content(path)
+        if not (_LENGTH.pack(len(head)) + head)[:-1].startswith(content):
+            records, length = _records(content)
+            self.verdicts = _verdicts(path, records, digest)
+            self._file: IO[bytes] = _reopened(path)
             self._file.truncate(length)  # the last record of a process that was killed
             self._file.seek(length)
         else:
             self._file = create_file(path)
-            self._append(msgspec.msgpack.encode(JournalHead(digest=digest)))
+            self._append(head)
 
     def close(self) -> None:
         """Close the file."""
@@ -80,9 +87,17 @@ class Journal:
             raise StoreError(f"{self._path}: cannot be written ({reason}); free space and run again") from error
 
 
-def _read(path: Path, digest: str) -> tuple[dict[str, CallVerdict], int]:
-    """Return the complete verdicts by entry, and the number of bytes up to the end of the last one."""
-    content = read_plain(path, path.stat().st_size)
+def _content(path: Path) -> bytes:
+    if not (path.exists() or path.is_symlink()):
+        return b""
+    try:
+        return read_plain(path, _MAX_BYTES)
+    except OSError as error:
+        raise DumpError(f"{path}: the journal cannot be read ({error.strerror}); remove it and begin again") from error
+
+
+def _records(content: bytes) -> tuple[list[bytes], int]:
+    """Return the complete records, and the number of bytes up to the end of the last one."""
     records: list[bytes] = []
     place = 0
     while place + _LENGTH.size <= len(content):
@@ -92,6 +107,11 @@ def _read(path: Path, digest: str) -> tuple[dict[str, CallVerdict], int]:
             break
         records.append(content[place + _LENGTH.size : end])
         place = end
+    return records, place
+
+
+def _verdicts(path: Path, records: list[bytes], digest: str) -> dict[str, CallVerdict]:
+    """Return the verdicts of the records after the head by entry."""
     try:
         head = msgspec.msgpack.decode(records[0], type=JournalHead) if records else None
         verdicts = [msgspec.msgpack.decode(record, type=CallVerdict) for record in records[1:]]
@@ -101,4 +121,12 @@ def _read(path: Path, digest: str) -> tuple[dict[str, CallVerdict], int]:
         raise DumpError(f"{path}: is not a journal that this release reads; remove it and begin anew")
     if head.digest != digest:
         raise CompareError(f"{path}: belongs to another dump, or to other settings; give -o another directory")
-    return {verdict.entry: verdict for verdict in verdicts}, place
+    return {verdict.entry: verdict for verdict in verdicts}
+
+
+def _reopened(path: Path) -> IO[bytes]:
+    """Open the file for writing, but not what a symbolic link of this name leads to: others may write to the place."""
+    try:
+        return os.fdopen(os.open(path, os.O_RDWR | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)), "r+b")
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be written ({error.strerror}); remove it and begin again") from error

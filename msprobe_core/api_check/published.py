@@ -27,9 +27,11 @@ float8 have no sign. Rates and shares of no elements are 0, and results without 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -49,8 +51,9 @@ LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4
 
 
 def published_columns(
-    recorded: ReplayTensor, oracle: Array, *, own: Array | None, api: str, inputs: frozenset[str] = frozenset()
-) -> PublishedColumns:
+    recorded: ReplayTensor, oracle: Array, *, own: Array | None, api: str, inputs: frozenset[str] = frozenset(),
+    quantization_apis: Collection[str] | None = None,
+) -> PublishedColumns:  # fmt: skip
     """Return the metrics and statuses of published standards for one result.
 
     Args:
@@ -60,8 +63,12 @@ def published_columns(
         api: Name of the API, such as ``Functional.layer_norm.0`` or ``layer_norm``; it decides the class, and a few
             APIs have rules of their own.
         inputs: Dtypes of the call's inputs, without the framework's name.
+        quantization_apis: APIs whose results may be off by one; ``None`` for those of the standard.
     """
     table = standards()
+    if quantization_apis is not None:
+        plain = msgspec.structs.replace(table.plain, quantization_apis=frozenset(quantization_apis))
+        table = msgspec.structs.replace(table, plain=plain)
     name = api_name(api)
     values = np.asarray(recorded.values)
     if failed := _structure(values, oracle):

@@ -1,9 +1,9 @@
 """Check the recorded results of random functions, which no replay draws again.
 
 Of dropout and its relatives, every element is either dropped or the input divided by 1 - p, which is checked element by
-element; gradients in the same way. Which elements are is tested: how many (binomial), where (Kolmogorov and Smirnov),
-and if neighbours in any dimension are dropped together more or less often than by chance. Numbers drawn from a
-distribution are tested against it, and against their neighbours.
+element; gradients in the same way. Which elements are dropped is tested: how many (binomial), where (Kolmogorov and
+Smirnov), and if neighbours in any dimension are dropped together more or less often than by chance. Numbers drawn from
+a distribution are tested against it, and against their neighbours.
 
 All tests reject at a p-value of `LEVEL`. A healthy output is called wrong with a probability below `LEVEL` times the
 number of its tests, which is at most `MOST_TESTS`: 6e-7. The p-values are upper bounds for any number of elements, but

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any, cast
 
 import msgspec
-import yaml
 
 from msprobe_core.config.text import read_text
 from msprobe_core.errors import ConfigError
+from msprobe_core.untrusted.malformed import MalformedError
+from msprobe_core.untrusted.paths import shown
+from msprobe_core.untrusted.yaml_text import load_yaml
 
 
 class CheckSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -17,19 +19,19 @@ class CheckSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     Attributes:
         white_list: See `msprobe_core.api_check.dump_check.CheckOptions`.
-        black_list: Likewise.
-        error_data_path: Directory for the tensors of calls that are not right; empty for the results' directory.
+        black_list: See there.
+        error_data_path: Directory for the tensors of calls that are not right; ``None`` or empty for the results'
+            directory.
         precision: Of the published tool's numbers: decimals, 0 to 20.
-        quantization_api_list: Of the published tool: APIs whose results may differ by 1.
+        quantization_api_list: Of the published tool: APIs whose results may differ by 1 in the published tables;
+            ``None`` for those of the published standard.
     """
 
     white_list: tuple[str, ...] = ()
     black_list: tuple[str, ...] = ()
-    error_data_path: str = ""
+    error_data_path: str | None = None
     precision: int = 14
-    quantization_api_list: tuple[str, ...] = (
-        "npu_rms_norm_dynamic_quant", "npu_dynamic_quant", "npu_quant_lightning_indexer",
-    )  # fmt: skip
+    quantization_api_list: tuple[str, ...] | None = None
 
 
 def read_settings(path: Path) -> CheckSettings:
@@ -40,18 +42,38 @@ def read_settings(path: Path) -> CheckSettings:
     """
     text = read_text(path, kind="a file of settings", advice="give a JSON or YAML file")
     try:
-        content: Any = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise ConfigError(f"{path}: is neither JSON nor YAML ({' '.join(str(error).split())[:200]})") from error
-    if isinstance(content, dict) and "acc_check" in content:
-        content = cast("dict[str, Any]", content)["acc_check"]
+        content: Any = load_yaml(text)
+    except MalformedError as error:
+        raise ConfigError(f"{path}: is neither JSON nor YAML ({error})") from error
+    if isinstance(content, dict) and ("task" in content or "acc_check" in content):
+        content = _of_task(path, cast("dict[str, Any]", content))
     try:
         settings = msgspec.convert(content or {}, CheckSettings)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{path}: {error}; known are {', '.join(CheckSettings.__struct_fields__)}") from error
+        raise ConfigError(f"{path}: {error}; known are {_KNOWN}") from error
     if not 0 <= settings.precision <= _MOST_DECIMALS:
         raise ConfigError(f"{path}: 'precision' is {settings.precision}; give 0 to {_MOST_DECIMALS} decimals")
     return settings
 
 
 _MOST_DECIMALS = 20
+
+_KNOWN = ", ".join(CheckSettings.__struct_fields__)
+_OF_TRAINING = ("budget", "sample", "seed")
+"""Fields of the task ``acc_check`` that have no meaning for a dump."""
+
+
+def _of_task(path: Path, config: dict[str, Any]) -> Any:
+    """Return the section of the task ``acc_check`` in a ``config.json``.
+
+    Raises:
+        ConfigError: it is of another task.
+    """
+    if config.get("task", "acc_check") != "acc_check":
+        task = shown(str(config["task"]))
+        raise ConfigError(f"{path}: is of the task {task!r}, not 'acc_check'; give a file of {_KNOWN}")
+    section: Any = config.get("acc_check")
+    if not isinstance(section, dict):
+        return section
+    fields = cast("dict[str, Any]", section)
+    return {name: value for name, value in fields.items() if name not in _OF_TRAINING}

@@ -144,6 +144,8 @@ class OutputVerdict(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_weak(self) -> bool:
         """Whether half or more of the mutants that could be tried would have passed."""
+        if not self.applied:  # in a damaged file, ``accepted`` may have some nevertheless
+            return False
         return bool(self.accepted) and 2 * len(self.accepted) >= len(self.applied)
 
 

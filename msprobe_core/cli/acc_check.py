@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import shlex
 import sys
 import time
@@ -14,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from msprobe_core.cli.one_rank import one_rank
 from msprobe_core.cli.progress import progress_bar
 from msprobe_core.cli.show import show
-from msprobe_core.errors import ConfigError, ReplayError
+from msprobe_core.errors import ConfigError, ReplayError, StoreError
 
 if TYPE_CHECKING:
     from msprobe_core.api_check.dump_check import CheckOptions, DumpCheck
@@ -54,7 +56,7 @@ def _options(command: Any) -> Any:
         click.option("-f", "--filter_api", is_flag=True, help="Check one call per API and kind of arguments."),
         click.option(
             "-config", "--config_path", "config", type=click.Path(path_type=Path),
-            help="JSON or YAML file with white_list, black_list and error_data_path.",
+            help="JSON or YAML file with white_list, black_list, error_data_path, precision, quantization_api_list.",
         ),
         click.option(
             "--inputs", type=click.Choice(_INPUTS), default="recorded", show_default=True,
@@ -140,7 +142,7 @@ def _run(asked: _Asked) -> int:
     if asked.jit_compile:
         click.echo("note: -j has no effect; calls are made one by one, without a compiler", err=True)
     settings = CheckSettings() if asked.config is None else read_settings(asked.config)
-    check = DumpCheck.of(asked.dump, _check_options(asked, settings))
+    check = DumpCheck.of(_dump_at(asked.dump), _check_options(asked, settings))
     if not check.entries:
         raise ConfigError(f"{asked.dump}: has no calls of functions to check; record with level L1 or mix")
     if asked.devices:
@@ -149,17 +151,14 @@ def _run(asked: _Asked) -> int:
         return _write_shards(check, asked.shards)
     if asked.scripts:
         return _write_scripts(check, asked.scripts, asked.out_path)
-    files = (
-        PublishedFiles.of(asked.out_path, time.strftime("%Y%m%d%H%M%S"))
-        if asked.resumed is None
-        else PublishedFiles.beside(asked.resumed)
-    )
-    directory = files.results.parent
+    resumed = None if asked.resumed is None else PublishedFiles.beside(asked.resumed)
+    directory = asked.out_path if resumed is None else resumed.results.parent
     refuse_foreign_checks(directory)
+    files = resumed or _unused_files(directory)
     verdicts = check.with_reach(_checked(check, files, asked, settings))
     if not verdicts:
         raise ConfigError(f"{asked.resumed}: has all calls of the dump already; leave out -csv_path to begin again")
-    written = [files.results, files.details, *write_checks(verdicts, directory, dump=asked.dump)]
+    written = [files.results, files.details, *write_checks(verdicts, directory, dump=check.dump)]
     _journal_of(files).unlink(missing_ok=True)  # all of it is in the results
     if asked.save_error_data:
         stamp = files.results.stem.rpartition("_")[2]
@@ -168,7 +167,7 @@ def _run(asked: _Asked) -> int:
         sheets = write_spreadsheets(files)
         written += [sheets.results, sheets.details]
     show(
-        lambda console: print_checks(verdicts, console, dump=asked.dump, files=written),
+        lambda console: print_checks(verdicts, console, dump=check.dump, files=written),
         "the results' files have all of it",
     )
     if not any(verdict.outputs for verdict in verdicts):
@@ -263,6 +262,7 @@ def _check_options(asked: _Asked, settings: CheckSettings) -> CheckOptions:
         missing_inputs=Inputs.SYNTHETIC if asked.inputs == "all" else None,
         probes=asked.inputs in ("exact", "all"),
         seed=asked.seed,
+        quantization_apis=settings.quantization_api_list,
     )
 
 
@@ -283,14 +283,73 @@ def _checked(check: DumpCheck, files: PublishedFiles, asked: _Asked, settings: C
         rows.add(*found.values())
         left = [entry for entry in check.entries if _api_of(entry) not in tables.finished]
         with progress_bar("checking") as progress:
-            for verdict in check.of_entries(left).run(workers=asked.workers, known=found, progress=progress):
-                journal.append(verdict)
-                found[verdict.entry] = verdict
-                rows.add(verdict)
+            try:
+                for verdict in check.of_entries(left).run(workers=asked.workers, known=found, progress=progress):
+                    journal.append(verdict)
+                    found[verdict.entry] = verdict
+                    rows.add(verdict)
+            except KeyboardInterrupt:
+                _say_how_to_resume(len(found), len(left), files, asked)
+                raise
     ordered = sorted(found.values(), key=lambda verdict: verdict.position)
     if not is_foreign:  # the rows are in the order in which the calls were finished
         write_published_tables(ordered, files, dtype_prefix=prefix, decimals=settings.precision)
     return ordered
+
+
+def _dump_at(path: Path) -> Path:
+    """Return the only dump at a path: a file and a directory of ``--write_shards`` are taken as they are.
+
+    Raises:
+        CompareError: there is none, or there are several.
+    """
+    from msprobe_core.api_check.call_files import has_calls
+    from msprobe_core.store.reading import check_exists
+
+    check_exists(path)
+    return path if path.is_file() or has_calls(path) else one_rank(path)
+
+
+def _unused_files(directory: Path) -> PublishedFiles:
+    """Return tables of the first second from now on that no other check has taken, and take it: make its journal.
+
+    Raises:
+        StoreError: nothing can be written there.
+    """
+    from msprobe_core.compat.published_tables import PublishedFiles
+    from msprobe_core.store.layout import make_directory
+
+    make_directory(directory)
+    begin = time.time()
+    for seconds in range(_MOST_AT_ONCE):
+        stamp = time.strftime("%Y%m%d%H%M%S", time.localtime(begin + seconds))
+        files = PublishedFiles.of(directory, stamp)
+        if files.results.exists() or files.details.exists():
+            continue
+        path = _journal_of(files)
+        try:
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise StoreError(f"{path}: cannot be created ({error.strerror}); give -o another directory") from error
+        return files
+    raise StoreError(f"{directory}: has tables of {_MOST_AT_ONCE} checks from now on; give -o another directory")
+
+
+_MOST_AT_ONCE = 1000
+"""Limit of checks that begin within so many seconds and write to one directory."""
+
+
+def _say_how_to_resume(num_done: int, num_all: int, files: PublishedFiles, asked: _Asked) -> None:
+    command = ["msprobe", *sys.argv[1:]]
+    if asked.resumed is None:
+        command += ["-csv_path", str(files.results)]
+    click.echo(
+        f"msprobe: interrupted; {num_done:,} of {num_all:,} calls are checked. To go on from there:\n"
+        f"  {shlex.join(command)}",
+        err=True,
+    )
 
 
 def _journal_of(files: PublishedFiles) -> Path:

@@ -7,9 +7,9 @@ from pathlib import Path
 import click
 
 from msprobe_core.cli.incomplete import allow_incomplete_option, exit_status, say_incomplete
+from msprobe_core.cli.one_rank import one_rank
 from msprobe_core.cli.output import overwrite_option
 from msprobe_core.cli.show import show
-from msprobe_core.errors import CompareError
 
 
 @click.command()
@@ -54,7 +54,7 @@ def confirm(
 
     if output_path is not None and not overwrites:
         check_confirmation(output_path)
-    dumps = read_dump(_one_rank(target)), read_dump(_one_rank(golden))
+    dumps = read_dump(one_rank(target)), read_dump(one_rank(golden))
     incomplete = [finding.text for finding in ends_of(*dumps).findings]
     say_incomplete(incomplete)
     found = confirm_call(*dumps, entry, golden_entry=golden_entry, model=None if model is None else load_model(model))
@@ -64,27 +64,3 @@ def confirm(
         return EXIT_FAILED
     is_wrong = found.verdict not in {Verdict.NEITHER, Verdict.ILL_CONDITIONED}
     return exit_status(is_wrong=is_wrong, incomplete=incomplete, allows_incomplete=allows_incomplete)
-
-
-def _one_rank(path: Path) -> Path:
-    """Return the only dump in a run or a step.
-
-    Raises:
-        CompareError: it has several.
-    """
-    from msprobe_core.store.reading import check_exists, is_dump
-    from msprobe_core.store.runs import steps_of_run, units_of_step
-
-    check_exists(path)
-    if is_dump(path):
-        return path
-    steps, _ = steps_of_run(path)
-    if len(steps) > 1:
-        raise CompareError(f"{path}: has {len(steps)} steps; give the directory of one rank of one of them")
-    step = next(iter(steps.values()), path)
-    units, notes = units_of_step(step)
-    for note in notes:
-        click.echo(f"note: {note}", err=True)
-    if len(units) > 1:
-        raise CompareError(f"{step}: has {len(units)} ranks; give the directory of one of them")
-    return units[0].directory

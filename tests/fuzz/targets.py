@@ -154,6 +154,49 @@ def _checks(directory: Path) -> None:
     write_checks(some_calls(), directory / "checks", dump=directory / "dump")
 
 
+def _check_journal(directory: Path) -> None:
+    from checked_calls import some_calls
+
+    from msprobe_core.api_check.journal import Journal
+
+    journal = Journal(directory / "check.journal", "digest")
+    for call in some_calls():
+        journal.append(call)
+    journal.close()
+
+
+def _use_check_journal(directory: Path) -> None:
+    from checked_calls import some_calls
+
+    from msprobe_core.api_check.journal import Journal
+    from msprobe_core.report.api_check_files import check_content, check_table
+
+    journal = Journal(directory / "check.journal", "digest")
+    known = list(journal.verdicts.values())
+    journal.append(some_calls()[0])
+    journal.close()
+    json.dumps(check_content(known, directory), allow_nan=False)
+    check_table(known)
+    Journal(directory / "check.journal", "digest").close()
+
+
+def _check_settings(directory: Path) -> None:
+    (directory / "check.yaml").write_text(
+        "white_list: [linear, gelu]\nblack_list: []\nerror_data_path: /tmp/x\nprecision: 6\n"
+        "quantization_api_list: [npu_quant]\n"
+    )
+    config = {"task": "acc_check", "acc_check": {"white_list": ["linear"], "budget": 0.1, "sample": 4}}
+    (directory / "config.json").write_text(json.dumps(config))
+
+
+def _use_check_settings(directory: Path) -> None:
+    from msprobe_core.errors import MsprobeError
+
+    for name in ("check.yaml", "config.json"):
+        with contextlib.suppress(MsprobeError):
+            READERS["check.yaml"](directory / name)
+
+
 def _use_checks(directory: Path) -> None:
     from msprobe_core.report.api_check import check_lines
     from msprobe_core.report.api_check_files import check_content, read_checks
@@ -513,6 +556,8 @@ TARGETS = {
         "*.csv",
     ),
     "checks": Target(["report/api_check_files"], _checks, _use_checks, "checks/*.json"),
+    "check journal": Target(["api_check/journal"], _check_journal, _use_check_journal),
+    "check settings": Target(["api_check/settings_file"], _check_settings, _use_check_settings),
     "kernels": Target(["store/kernel_files"], _kernels, one("statistic.csv")),
     "monitors": Target(
         ["monitoring/files"], _monitors, command("view", "{}/target", "{}/golden", "-o", "{}/x.html"), "*/*/*.csv"

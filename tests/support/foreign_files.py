@@ -155,6 +155,18 @@ def _stored_calls(path):
     return CallFiles(path.parent).entries
 
 
+def _check_journal(path):
+    from msprobe_core.api_check.journal import Journal
+
+    Journal(path, "digest").close()
+
+
+def _check_settings(path):
+    from msprobe_core.api_check.settings_file import read_settings
+
+    read_settings(path)
+
+
 READERS = {
     "x.pt": _tensor, "x.npy": _tensor, "shard-0.safetensors": _shard, "dump.json": _dump, "dump.arrow": _arrow,
     "statistic.csv": _kernels, "samples.json": _struct, "config.json": _config, "config.yaml": _config,
@@ -162,5 +174,6 @@ READERS = {
     "noise_profile.parquet": _profile, "merge.yaml": _merge, "table.csv": _table, "table.xlsx": _table,
     "monitor.json": _monitor_plan, "layout.json": _monitor_layout, "coverage.json": _coverage,
     "anomaly.json": _alarms, "monitor_v2.json": _second_plan, "names.json": _trend_names,
+    "check.journal": _check_journal, "check.yaml": _check_settings,
     "calls.json": _stored_calls, "locate.json": _location, "compare.json": _request, "request.json": _compare_request,
 }  # fmt: skip

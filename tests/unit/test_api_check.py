@@ -8,7 +8,7 @@ from msprobe_core.api_check.journal import Journal
 from msprobe_core.api_check.power import power_of
 from msprobe_core.api_check.settings_file import CheckSettings, read_settings
 from msprobe_core.api_check.verdict import CallVerdict, Mutant, OutputVerdict, Verdict, by_effect, worst_of
-from msprobe_core.errors import CompareError, ConfigError, DumpError
+from msprobe_core.errors import CompareError, ConfigError, DumpError, StoreError
 from msprobe_core.findings import noted
 from msprobe_core.model import Phase, ReplayTensor
 from msprobe_core.replay.judge import Held, judge_of
@@ -103,6 +103,11 @@ def test_order_by_effect():
     assert [each.entry for each in by_effect([right, ill, near, far])] == [far.entry, near.entry, ill.entry]
 
 
+def test_without_mutants_nothing_is_weak():
+    assert not output(applied=(), accepted=(Mutant.ZEROS,)).is_weak  # of a damaged file
+    assert output(applied=(Mutant.ZEROS, Mutant.SCALED), accepted=(Mutant.ZEROS,)).is_weak
+
+
 # --- journal ----------------------------------------------------------------------------------------------------
 
 
@@ -143,12 +148,35 @@ def test_a_journal_of_another_dump_is_refused(tmp_path):
         Journal(tmp_path / "journal", "two")
 
 
-@pytest.mark.parametrize("content", [b"\x03\x00\x00\x00abc", b"\x01\x00\x00\x00\xc0", b"", b"PK\x03\x04"])
+@pytest.mark.parametrize("content", [b"\x03\x00\x00\x00abc", b"\x01\x00\x00\x00\xc0", b"PK\x03\x04"])
 def test_what_is_no_journal_is_refused(content, tmp_path):
     path = tmp_path / "journal"
     path.write_bytes(content)
     with pytest.raises(DumpError, match="journal"):
         Journal(path, "digest")
+
+
+@pytest.mark.parametrize("length", [0, 3, 20])
+def test_a_journal_whose_first_record_is_cut_off_begins_again(length, tmp_path):
+    path = tmp_path / "journal"
+    Journal(path, "digest").close()
+    path.write_bytes(path.read_bytes()[:length])
+    journal = Journal(path, "digest")
+    journal.append(verdict())
+    journal.close()
+    again = Journal(path, "digest")
+    again.close()
+    assert list(again.verdicts) == [verdict().entry]
+
+
+def test_a_journal_is_not_written_through_a_link(tmp_path):
+    journal = Journal(tmp_path / "other", "digest")
+    journal.close()
+    content = (tmp_path / "other").read_bytes()
+    (tmp_path / "journal").symlink_to(tmp_path / "other")
+    with pytest.raises(StoreError, match="remove it"):
+        Journal(tmp_path / "journal", "digest")
+    assert (tmp_path / "other").read_bytes() == content
 
 
 def test_verdicts_survive_a_file():
@@ -164,7 +192,11 @@ def test_verdicts_survive_a_file():
     [
         ("a.yaml", "white_list: [linear]\nblack_list: []\nprecision: 6\n"),
         ("a.json", '{"white_list": ["linear"], "precision": 6}'),
-        ("config.json", '{"task": "acc_check", "acc_check": {"white_list": ["linear"], "precision": 6}}'),
+        ("b.json", '{"acc_check": {"white_list": ["linear"], "precision": 6, "error_data_path": null}}'),
+        (
+            "config.json",
+            '{"task": "acc_check", "acc_check": {"white_list": ["linear"], "precision": 6, "budget": 0.1}}',
+        ),
     ],
 )
 def test_settings(name, text, tmp_path):
@@ -179,6 +211,8 @@ def test_settings(name, text, tmp_path):
         ("whitelist: [linear]", "whitelist"),
         ("white_list: linear", "white_list"),
         ("precision: 21", "0 to 20"),
+        ("budget: 0.1", "budget"),
+        ("task: statistics\nstatistics: {}", "of the task 'statistics', not 'acc_check'"),
         ("{", "neither JSON nor YAML"),
         ("!!python/object:os.system {}", "neither JSON nor YAML"),
     ],

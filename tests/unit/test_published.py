@@ -301,3 +301,20 @@ def test_a_tiny_tensor_takes_microseconds():
         return time.perf_counter() - began
 
     assert min(once() for _ in range(50)) < 0.3e-3
+
+
+@pytest.mark.parametrize(
+    ("names", "status"), [(None, "error"), ((), "error"), (("my_quant",), "pass")], ids=["standard", "none", "own"]
+)
+def test_results_of_listed_apis_may_be_off_by_one(names, status):
+    recorded = ReplayTensor(values=np.array([1, 2, 3], np.int8), dtype="int8")
+    found = published_columns(recorded, np.array([1, 2, 4]), own=None, api="NPU.my_quant.0", quantization_apis=names)
+    assert found.plain_status == status
+
+
+def test_a_list_replaces_that_of_the_standard():
+    recorded = ReplayTensor(values=np.array([1, 2, 3], np.int8), dtype="int8")
+    (name, *_) = sorted(standards().plain.quantization_apis)
+    for names, status in ((None, "pass"), ((), "error")):
+        found = published_columns(recorded, np.array([1, 2, 4]), own=None, api=f"NPU.{name}.0", quantization_apis=names)
+        assert found.plain_status == status
