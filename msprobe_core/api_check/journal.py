@@ -115,13 +115,22 @@ def _verdicts(path: Path, records: list[bytes], digest: str) -> dict[str, CallVe
     try:
         head = msgspec.msgpack.decode(records[0], type=JournalHead) if records else None
         verdicts = [msgspec.msgpack.decode(record, type=CallVerdict) for record in records[1:]]
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise DumpError(f"{path}: is not the journal of a check ({error}); remove it and begin anew") from error
+        for verdict in verdicts:
+            _check_findings(verdict)
+    except (msgspec.MsgspecError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise DumpError(f"{path}: is not the journal of a check ({error}); remove it and begin again") from error
     if head is None or head.version != VERSION:
-        raise DumpError(f"{path}: is not a journal that this release reads; remove it and begin anew")
+        raise DumpError(f"{path}: is not a journal that this release reads; remove it and begin again")
     if head.digest != digest:
         raise CompareError(f"{path}: belongs to another dump, or to other settings; give -o another directory")
     return {verdict.entry: verdict for verdict in verdicts}
+
+
+def _check_findings(verdict: CallVerdict) -> None:
+    """Raise one of several errors if a finding lacks a field of its template; showing it would."""
+    for finding in (verdict.reason, *verdict.notes, *(output.reason for output in verdict.outputs)):
+        if finding is not None and not isinstance(finding.text, str):
+            raise TypeError(finding.code)
 
 
 def _reopened(path: Path) -> IO[bytes]:

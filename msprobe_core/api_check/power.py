@@ -60,7 +60,7 @@ def _made(
         return
     yield Mutant.ZEROS, np.zeros_like(values)
     for each in inputs:
-        if each.values.shape == values.shape and (each.values.dtype.kind in "fc") == (values.dtype.kind in "fc"):
+        if each.values.shape == values.shape and _has_place(each.values.dtype.kind, values.dtype.kind):
             yield Mutant.INPUT_RETURNED, each.values.astype(values.dtype)
             break
     is_number = values.dtype.kind in "fc"
@@ -73,6 +73,11 @@ def _made(
         generator: Any = np.random.default_rng(_SEED)  # its type hints are incomplete
         yield Mutant.SHUFFLED, generator.permutation(np.ravel(values)).reshape(values.shape)
         yield Mutant.ONE_DROPPED, _without_one(values, finite)
+
+
+def _has_place(kind: str, result: str) -> bool:
+    """Whether values of one kind of dtype can stand for those of another: no complex for real, no float for integer."""
+    return kind == result or (kind, result) == ("f", "c") or (kind not in "fc" and result not in "fc")
 
 
 def _rounded(values: Array, bits: int) -> Array:

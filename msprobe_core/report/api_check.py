@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -161,7 +162,7 @@ def _next_lines(summary: CheckSummary, dump: Path, *, has_script: bool) -> Itera
         command = script_command(str(dump), summary.ranked[0].entry)
         yield f"Next: {Finding(CheckReportCode.NEXT_SCRIPT, fields={'command': command})}"
     elif not summary.counts[Verdict.RIGHT] and _lacks_tensors(summary):
-        command = f"msprobe acc_check -api_info {dump}"
+        command = shlex.join(["msprobe", "acc_check", "-api_info", str(dump)])
         yield f"Next: {Finding(CheckReportCode.NEXT_RECORD, fields={'command': command})}"
         yield from (f"    {line}" for line in json.dumps(TENSOR_CONFIG, indent=2).splitlines())
 

@@ -9,9 +9,10 @@ from msprobe_core.api_check.power import power_of
 from msprobe_core.api_check.settings_file import CheckSettings, read_settings
 from msprobe_core.api_check.verdict import CallVerdict, Mutant, OutputVerdict, Verdict, by_effect, worst_of
 from msprobe_core.errors import CompareError, ConfigError, DumpError, StoreError
-from msprobe_core.findings import noted
+from msprobe_core.findings import Finding, noted
 from msprobe_core.model import Phase, ReplayTensor
 from msprobe_core.replay.judge import Held, judge_of
+from msprobe_core.replay.replay_codes import ReplayCode
 from msprobe_core.replay.replays import Replays
 
 
@@ -108,6 +109,14 @@ def test_without_mutants_nothing_is_weak():
     assert output(applied=(Mutant.ZEROS, Mutant.SCALED), accepted=(Mutant.ZEROS,)).is_weak
 
 
+def test_complex_inputs_stand_for_no_real_result():
+    """As of ``abs``: a cast would drop the imaginary part, with a warning, which is an error here."""
+    numbers = np.array([3 + 4j, 6 - 8j, 1j], dtype=np.complex64)
+    recorded, judged = judge(np.abs(numbers), np.abs(numbers.astype(np.complex128)))
+    applied, _ = power_of(judged, recorded, [ReplayTensor(values=numbers, dtype="complex64")])
+    assert Mutant.INPUT_RETURNED not in applied
+
+
 # --- journal ----------------------------------------------------------------------------------------------------
 
 
@@ -179,6 +188,15 @@ def test_a_journal_is_not_written_through_a_link(tmp_path):
     assert (tmp_path / "other").read_bytes() == content
 
 
+def test_a_journal_with_a_finding_without_its_fields_is_refused(tmp_path):
+    path = tmp_path / "journal"
+    journal = Journal(path, "digest")
+    journal.append(verdict(outputs=(output(reason=Finding(ReplayCode.OUTPUT_OFF)),)))
+    journal.close()
+    with pytest.raises(DumpError, match="is not the journal of a check"):
+        Journal(path, "digest")
+
+
 def test_verdicts_survive_a_file():
     found = verdict()
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(found), type=CallVerdict) == found
@@ -213,6 +231,7 @@ def test_settings(name, text, tmp_path):
         ("precision: 21", "0 to 20"),
         ("budget: 0.1", "budget"),
         ("task: statistics\nstatistics: {}", "of the task 'statistics', not 'acc_check'"),
+        ('"white_list": ["\\ud800"]', "neither JSON nor YAML"),
         ("{", "neither JSON nor YAML"),
         ("!!python/object:os.system {}", "neither JSON nor YAML"),
     ],
