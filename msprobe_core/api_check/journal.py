@@ -129,8 +129,8 @@ def _verdicts(path: Path, records: list[bytes], digest: str) -> dict[str, CallVe
 def _check_findings(verdict: CallVerdict) -> None:
     """Raise one of several errors if a finding lacks a field of its template; showing it would."""
     for finding in (verdict.reason, *verdict.notes, *(output.reason for output in verdict.outputs)):
-        if finding is not None and not isinstance(finding.text, str):
-            raise TypeError(finding.code)
+        if finding is not None and not finding.text:
+            raise ValueError("a finding says nothing")
 
 
 def _reopened(path: Path) -> IO[bytes]:
