@@ -257,7 +257,7 @@ class _File(msgspec.Struct, frozen=True):
 
 
 def read_checks(path: Path) -> CheckedDump:
-    """Read an ``acc_check.json``, which anybody may have written.
+    """Read an ``acc_check.json``, which anyone may have written.
 
     Counts and order are not taken from the file, since they follow from the calls.
 
