@@ -79,7 +79,11 @@ def test_the_reason_replaces_the_value(tmp_path, caplog):
 
 def test_an_entry_that_cannot_be_written_says_why():
     entry = Entry(name=ENTRY, phase=Phase.FORWARD, sequence=4, inputs=[Argument("slice", None, fields=3)])
-    assert json.loads(encoded_entry(entry)) == {"type": "error", "error": "AttributeError", "execution": {"sequence": 4}}
+    assert json.loads(encoded_entry(entry)) == {
+        "type": "error",
+        "error": "AttributeError",
+        "execution": {"sequence": 4},
+    }
     saved = Entry(name="x.0.debug", phase=Phase.DEBUG, outputs=[Argument("slice", None, fields=3)])
     assert json.loads(encoded_entry(saved)) == {"type": "error", "error": "AttributeError"}
 
