@@ -411,8 +411,10 @@ def test_a_hook_of_the_user_may_call_a_compiled_function(tool, monitored, tmp_pa
         monitor.close()
         assert_all_seen(out)
     else:
-        with PrecisionDebugger(dump_path=str(tmp_path), level="L0", task="statistics").start(net):
+        debugger = PrecisionDebugger(dump_path=str(tmp_path), level="L0", task="statistics")
+        with debugger.start(net):
             by_gradients(net, optimizer)
+        debugger.close()
     assert len(called) == 3 * NUM_STEPS
     assert traces(net, optimizer) == before
 
