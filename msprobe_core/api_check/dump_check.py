@@ -17,6 +17,7 @@ from msprobe_core.api_check.check_codes import CheckCode
 from msprobe_core.api_check.exact_probes import ExactProber, exact_inputs, with_probe
 from msprobe_core.api_check.made_inputs import SEED, corrected, random_inputs, synthetic_inputs
 from msprobe_core.api_check.random_calls import check_random
+from msprobe_core.api_check.ratio_rule import benchmark_ratio
 from msprobe_core.api_check.remote import check_computed
 from msprobe_core.api_check.sources import CallSource, source_at
 from msprobe_core.api_check.three_way import check_devices
@@ -219,7 +220,7 @@ def _check(task: _Task) -> CallVerdict:
         if missing is not None and missing.code is ReplayCode.STATISTICS_ONLY and made is not None:
             found = _check_made(source, checker, task, made)
         else:
-            found = check_random(computed.call) or check_computed(checker, computed, options.devices)
+            found = check_random(computed.call) or check_computed(checker, computed, options.devices, benchmark_ratio)
     else:
         found = _check_made(source, checker, task, options.inputs)
     if options.probes:

@@ -28,7 +28,7 @@ import msgspec
 from msprobe_core.api_check.call_check import CallChecker, unchecked
 from msprobe_core.api_check.check_codes import CheckCode
 from msprobe_core.api_check.three_way_codes import ThreeWayCode
-from msprobe_core.api_check.verdict import CallVerdict, OutputVerdict, PublishedColumns, Verdict, worst_of
+from msprobe_core.api_check.verdict import CallVerdict, OutputVerdict, Verdict, worst_of
 from msprobe_core.errors import ConfigError, ReplayError
 from msprobe_core.findings import Finding, Level, each_once, noted
 from msprobe_core.model import ReplayTensor
@@ -42,8 +42,8 @@ ALIKE = 0.5
 
 _WRONG = (Verdict.WRONG, Verdict.SUSPECT)
 
-RatioRule = Callable[[PublishedColumns, PublishedColumns], Finding | None]
-"""Compares the errors of one device with those of another one, which is the benchmark, by published rules."""
+RatioRule = Callable[[OutputVerdict, OutputVerdict], Finding | None]
+"""Compares the errors of one device with those of another one, which is the golden side, by published rules."""
 
 
 class Judge(Protocol):
@@ -261,5 +261,5 @@ def _ratios(ratio: RatioRule, judged: Sequence[CallVerdict]) -> Iterator[Finding
         others = {output.path: output for output in other.outputs}
         for output in first.outputs:
             benchmark = others.get(output.path)
-            if benchmark is not None and (found := ratio(output.published, benchmark.published)) is not None:
+            if benchmark is not None and (found := ratio(output, benchmark)) is not None:
                 yield found

@@ -15,4 +15,6 @@ class ThreeWayCode(Code):
     ONLY_FRESH = "check.sides.only-fresh"
     FRESH_WRONG = "check.sides.fresh-wrong"
     HOST_TOO = "check.sides.host-too"
+    RATIOS = "check.sides.ratios"
+    RATIO = "check.sides.ratios.one"
     DEVICES_DIFFER = "check.sides.devices-differ"

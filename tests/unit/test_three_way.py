@@ -6,9 +6,10 @@ from numpy_replays import NumPyReplays
 
 from msprobe_core import names
 from msprobe_core.api_check.call_check import CallChecker
+from msprobe_core.api_check.ratio_rule import benchmark_ratio
 from msprobe_core.api_check.three_way import check_devices, check_on, not_computed
 from msprobe_core.api_check.three_way_codes import ThreeWayCode
-from msprobe_core.api_check.verdict import Verdict
+from msprobe_core.api_check.verdict import OutputVerdict, PublishedColumns, Verdict
 from msprobe_core.errors import ConfigError, ReplayError
 from msprobe_core.findings import Finding, noted
 from msprobe_core.model import ReplayTensor
@@ -141,18 +142,49 @@ def test_two_devices_are_compared_with_each_other():
     assert verdict.notes[-1].fields == {"wrong": ["npu:1"], "right": ["npu:0"]}
 
 
-def test_a_ratio_rule_gets_the_columns_of_first_and_other():
+def test_a_ratio_rule_gets_the_results_of_first_and_other():
     asked = []
 
-    def rule(columns, benchmark):
-        asked.append((columns, benchmark))
+    def rule(target, golden):
+        asked.append((target.side, golden.side))
         return noted("the ratio")
 
     verdict, _, _ = found(matmul(EXACT), NumPyReplays(), ["npu:0", "npu:1"], ratio=rule)
-    assert len(asked) == 1
+    assert asked == [("npu:0", "npu:1")]
     assert verdict.notes[-1].text == "the ratio"
     found(matmul(EXACT), NumPyReplays(), ["npu:0"], ratio=rule)
     assert len(asked) == 1
+
+
+def measured(side, dtype="float32", **columns):
+    published = PublishedColumns(standard="benchmark", api_class="L0", **columns)
+    return OutputVerdict(
+        path="0", side=side, dtype=dtype, shape=(4,), verdict=Verdict.RIGHT, reason=noted("within"), error=0.0,
+        rounding=0.0, condition=0.0, own_error=None, times=0.0, amplification=None, worst_index=None, bias=None,
+        published=published,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("dtype", "mine", "golden", "exceeded"),
+    [
+        ("float32", {"rmse": 3e-3}, {"rmse": 1e-3}, ["rmse"]),
+        ("float32", {"rmse": 1.9e-3}, {"rmse": 1e-3}, []),
+        # Below the minimum error of the dtype, 2^-14 or 2^-8, the golden metric counts as that.
+        ("float32", {"rmse": 1e-4}, {"rmse": 1e-9}, []),
+        ("bfloat16", {"rmse": 3e-3}, {"rmse": 1e-3}, []),
+        ("float32", {"max_relative": 0.2, "mean_relative": 0.03}, {"max_relative": 0.01, "mean_relative": 0.01},
+         ["max_relative", "mean_relative"]),
+        ("float32", {"rmse": None}, {"rmse": 1e-3}, []),
+        ("float32", {"rmse": float("inf")}, {"rmse": 1e-3}, ["rmse"]),
+    ],
+)  # fmt: skip
+def test_the_published_ratios_of_two_devices(dtype, mine, golden, exceeded):
+    found = benchmark_ratio(measured("npu:0", dtype, **mine), measured("cuda:0", dtype, **golden))
+    assert [each.fields["metric"] for each in found.fields["metrics"]] == exceeded if exceeded else found is None
+    if found is not None:
+        assert (found.fields["device"], found.fields["golden"]) == ("npu:0", "cuda:0")
+        assert "npu:0 is worse than cuda:0" in found.text
 
 
 def test_stored_results_are_judged_like_those_of_a_device():
