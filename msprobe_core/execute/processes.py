@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.connection
 import os
 import signal
+import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -108,6 +110,15 @@ def _begin_worker(num_threads: int) -> None:
     # cores.
     os.environ.setdefault("POLARS_MAX_THREADS", str(num_threads))
     os.environ.setdefault("OMP_NUM_THREADS", str(num_threads))  # the same for what frameworks compute with
+    threading.Thread(target=_end_with_parent, name="msprobe-parent", daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """End this process when the parent is killed: it holds the pipe of the tasks itself, and would wait for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)
 
 
 @hookimpl

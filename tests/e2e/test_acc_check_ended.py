@@ -93,7 +93,7 @@ def test_a_check_in_two_processes_that_was_killed_goes_on(dump, tmp_path):
     with start(dump, out, "-n", "2") as process:
         wait_for_verdicts(out)
         process.kill()
-        process.communicate()
+        process.communicate(timeout=60)  # its workers end too, and close what it printed to
     (results,) = out.glob("accuracy_checking_result_*.csv")
     with start(dump, out, "-n", "2", "-csv_path", str(results)) as process:
         said, errors = process.communicate(timeout=120)
