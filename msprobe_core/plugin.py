@@ -71,6 +71,7 @@ from msprobe_core.protocols.capabilities import (
     CheckingFramework,
     CommunicatingFramework,
     CompilingFramework,
+    DescribingFramework,
     DeviceGauge,
     DeviceReplayingFramework,
     Fp8Reducer,
@@ -81,6 +82,7 @@ from msprobe_core.protocols.capabilities import (
     MeasuringFramework,
     MonitoringFramework,
     OperatorFramework,
+    PendingRows,
     PerturbingFramework,
     ReplayingFramework,
     ScriptingFramework,
@@ -146,10 +148,10 @@ __all__ = [  # noqa: RUF022  # by purpose
     # Frameworks
     "Framework", "FrameworkOffer", "NamedModel", "AttachOptions", "Attachment", "Reducer", "Removable",
     # Optional capabilities of a framework
-    "CallWatcher", "CheckingFramework", "CommunicatingFramework", "CompilingFramework", "DeviceGauge",
-    "DeviceReplayingFramework", "Fp8Reducer", "KernelChecker", "KernelDump", "KernelDumper", "LinearFramework",
-    "MeasuringFramework", "MonitoringFramework", "OperatorFramework", "PerturbingFramework", "ReplayingFramework",
-    "ScriptingFramework", "TrainerFramework", "TrainingState", "WatchingFramework",
+    "CallWatcher", "CheckingFramework", "CommunicatingFramework", "CompilingFramework", "DescribingFramework",
+    "DeviceGauge", "DeviceReplayingFramework", "Fp8Reducer", "KernelChecker", "KernelDump", "KernelDumper",
+    "LinearFramework", "MeasuringFramework", "MonitoringFramework", "OperatorFramework", "PendingRows",
+    "PerturbingFramework", "ReplayingFramework", "ScriptingFramework", "TrainerFramework", "TrainingState", "WatchingFramework",
     # Recording
     "Call", "CallRecorder", "FeatureOffer",
     # Storage

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from msprobe_core.manifest.facts import Optimizer, RunFacts
 from msprobe_core.model import (
     CallScript,
     Digest,
@@ -405,6 +406,41 @@ class CommunicatingFramework(Protocol):
 
     def watch_communication(self, recorder: CallRecorder) -> Removable:
         """Report communication as calls of APIs, also asynchronous ones, and nothing else."""
+        ...
+
+
+class PendingRows(Protocol):
+    """Hashes of the rows of a tensor, which a device may still compute."""
+
+    def hashes(self) -> Sequence[int] | None:
+        """Return the hash of each row, 64 bits without a sign; may wait for a device. ``None`` if it cannot be read."""
+        ...
+
+
+@runtime_checkable
+class DescribingFramework(Protocol):
+    """Optional, for the manifest of a run. Nothing here changes the program, or waits for a device."""
+
+    def run_facts(self, models: Sequence[NamedModel]) -> RunFacts:
+        """Return what the framework knows of the program, read from live objects.
+
+        Called once, when the first recorded step begins; its cost is counted in milliseconds for 2,000 modules.
+        """
+        ...
+
+    def optimizers_of(self, models: Sequence[NamedModel]) -> Sequence[Optimizer]:
+        """Return the optimizers that update the models, as far as they are known.
+
+        Called when the first recorded step ends: programs create them before or after ``start``.
+        """
+        ...
+
+    def row_hashes(self, tensor: Any) -> PendingRows | None:
+        """Begin to hash the slices of a tensor along its first dimension.
+
+        The hash of a row is `msprobe_core.fingerprint.hashing.hash_of` of its contiguous elements, so that frameworks
+        and dtypes of integers agree. ``None`` for a tensor that has no rows, or cannot be read.
+        """
         ...
 
 

@@ -1,0 +1,91 @@
+"""The file of a manifest, beside the dump of the first step that a process records.
+
+Later steps of the process have none: `find_manifest` returns that of the run's first step that has one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from msprobe_core.errors import DumpError, StoreError
+from msprobe_core.manifest.facts import SCHEMA, Manifest
+from msprobe_core.store import layout
+from msprobe_core.store.atomic_file import whole_file
+from msprobe_core.untrusted.files import read_plain
+
+MANIFEST_FILE = "manifest.json"
+
+_MAX_BYTES = 256 << 20
+
+
+class _Head(msgspec.Struct):
+    schema: int
+
+
+def write_manifest(directory: Path, manifest: Manifest) -> Path:
+    """Write the manifest of a process beside its dump; return its path.
+
+    Args:
+        directory: Directory of the dump.
+        manifest: What it holds.
+
+    Raises:
+        StoreError: it cannot be written; no part of it is left.
+    """
+    path = directory / MANIFEST_FILE
+    try:
+        content = msgspec.json.encode(manifest)
+    except (msgspec.MsgspecError, ValueError, TypeError, OverflowError) as error:  # settings are what users put there
+        raise StoreError(f"{path}: cannot be written ({error})") from error
+    with whole_file(path) as file:
+        file.write(content + b"\n")
+    return path
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Return the manifest in a file.
+
+    Raises:
+        DumpError: it cannot be read, is damaged, or is of a later version.
+    """
+    try:
+        content = read_plain(path, _MAX_BYTES)
+    except OSError as error:
+        raise DumpError(f"{path}: cannot be read ({error.strerror or error})") from error
+    return decode_manifest(content, path)
+
+
+def decode_manifest(content: bytes, path: Path) -> Manifest:
+    """Return the manifest in the bytes of a file.
+
+    Raises:
+        DumpError: it is damaged, or of a later version; the message names ``path``.
+    """
+    try:
+        schema = msgspec.json.decode(content, type=_Head).schema
+        if schema > SCHEMA:
+            raise DumpError(f"{path}: is a manifest of version {schema}; {SCHEMA} is the latest known; update msprobe")
+        return msgspec.json.decode(content, type=Manifest)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise DumpError(f"{path}: is no manifest, or a damaged one ({error})") from error
+
+
+def find_manifest(unit: Path) -> Path | None:
+    """Return the path of the manifest of a process; ``None`` if its run has none.
+
+    Args:
+        unit: Directory of its dump in one step, or the file of the dump.
+    """
+    directory = unit if unit.is_dir() else unit.parent
+    if (directory / MANIFEST_FILE).is_file():
+        return directory / MANIFEST_FILE
+    run = directory.parent.parent
+    if not layout.is_unit(directory.name) or not directory.parent.name.startswith("step"):
+        return None
+    for step in layout.find_steps(run).values():
+        path = step / directory.name / MANIFEST_FILE
+        if path.is_file():
+            return path
+    return None
