@@ -151,7 +151,8 @@ __all__ = [  # noqa: RUF022  # by purpose
     "CallWatcher", "CheckingFramework", "CommunicatingFramework", "CompilingFramework", "DescribingFramework",
     "DeviceGauge", "DeviceReplayingFramework", "Fp8Reducer", "KernelChecker", "KernelDump", "KernelDumper",
     "LinearFramework", "MeasuringFramework", "MonitoringFramework", "OperatorFramework", "PendingRows",
-    "PerturbingFramework", "ReplayingFramework", "ScriptingFramework", "TrainerFramework", "TrainingState", "WatchingFramework",
+    "PerturbingFramework", "ReplayingFramework", "ScriptingFramework", "TrainerFramework", "TrainingState",
+    "WatchingFramework",
     # Recording
     "Call", "CallRecorder", "FeatureOffer",
     # Storage
