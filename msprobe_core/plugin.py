@@ -87,6 +87,7 @@ from msprobe_core.protocols.capabilities import (
     ReplayingFramework,
     ScriptingFramework,
     TrainingState,
+    UpdateObservingFramework,
     WatchingFramework,
 )
 from msprobe_core.protocols.comparison import Executor, Metric
@@ -152,7 +153,7 @@ __all__ = [  # noqa: RUF022  # by purpose
     "DeviceGauge", "DeviceReplayingFramework", "Fp8Reducer", "KernelChecker", "KernelDump", "KernelDumper",
     "LinearFramework", "MeasuringFramework", "MonitoringFramework", "OperatorFramework", "PendingRows",
     "PerturbingFramework", "ReplayingFramework", "ScriptingFramework", "TrainerFramework", "TrainingState",
-    "WatchingFramework",
+    "UpdateObservingFramework", "WatchingFramework",
     # Recording
     "Call", "CallRecorder", "FeatureOffer",
     # Storage

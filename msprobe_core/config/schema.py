@@ -123,6 +123,7 @@ class CommonFields(msgspec.Struct, frozen=True, kw_only=True):
     perturb: Perturbation | None = None
     writer: str = "json"
     tensor_format: TensorFormat = TensorFormat.FILES
+    manifest: bool = True
 
 
 class Config(CommonFields, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 """The manifest of a run: what a training process was at its first recorded step, apart from its values.
 
 A framework plugin returns `RunFacts` from `msprobe_core.plugin.DescribingFramework`; the core adds what it finds out
-itself, and writes a `Manifest` beside the dump.
+itself, and writes a `Manifest` beside the dump. `flattened` makes settings of configurations of any kind.
 """
 
 from msprobe_core.manifest.facts import (
@@ -20,6 +20,7 @@ from msprobe_core.manifest.facts import (
     Scalar,
     Variable,
 )
+from msprobe_core.manifest.settings import flattened, name_of, scalar_of
 
 __all__ = [
     "DataRows",
@@ -36,4 +37,7 @@ __all__ = [
     "RunFacts",
     "Scalar",
     "Variable",
+    "flattened",
+    "name_of",
+    "scalar_of",
 ]

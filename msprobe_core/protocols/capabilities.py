@@ -424,14 +424,19 @@ class DescribingFramework(Protocol):
     def run_facts(self, models: Sequence[NamedModel]) -> RunFacts:
         """Return what the framework knows of the program, read from live objects.
 
-        Called once, when the first recorded step begins; its cost is counted in milliseconds for 2,000 modules.
+        Called once, when the first recorded step begins, before anything is attached to the program. Generators are
+        not advanced. It costs a few milliseconds for 2,000 modules. What cannot be found out is left out.
+
+        `msprobe_core.manifest.flattened` makes settings of any objects. Secrets among settings need no attention: the
+        core removes them from everything that is returned.
         """
         ...
 
     def optimizers_of(self, models: Sequence[NamedModel]) -> Sequence[Optimizer]:
         """Return the optimizers that update the models, as far as they are known.
 
-        Called when the first recorded step ends: programs create them before or after ``start``.
+        Called when windows of the first recorded step end, and when the step ends: programs create them before or
+        after ``start``.
         """
         ...
 
@@ -439,8 +444,18 @@ class DescribingFramework(Protocol):
         """Begin to hash the slices of a tensor along its first dimension.
 
         The hash of a row is `msprobe_core.fingerprint.hashing.hash_of` of its contiguous elements, so that frameworks
-        and dtypes of integers agree. ``None`` for a tensor that has no rows, or cannot be read.
+        and dtypes of integers agree; `msprobe_core.fingerprint.hash_rows` computes it with arrays. ``None`` for a
+        tensor that has no rows, or cannot be read. The program may overwrite the tensor when this returns.
         """
+        ...
+
+
+@runtime_checkable
+class UpdateObservingFramework(Protocol):
+    """Optional part of a `DescribingFramework` that learns which optimizers there are when they step."""
+
+    def watch_optimizers(self) -> Removable:
+        """Remember, without keeping them alive, the optimizers that step from now on, for `optimizers_of`."""
         ...
 
 

@@ -8,6 +8,8 @@
         dump.arrow  stack.arrow  construct.arrow        with writer arrow, instead of the .json
         debug.json                                      instead of the three, at level debug
         dump_tensor_data/{name}.pt, .npy                or shard-{N}.safetensors
+        manifest.json                                   in the first step that a process records
+        data_rows.json                                  in later ones
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ CONSTRUCT_FILE = "construct.json"
 ARROW_DUMP_FILE = "dump.arrow"
 ARROW_STACK_FILE = "stack.arrow"
 ARROW_CONSTRUCT_FILE = "construct.arrow"
+MANIFEST_FILE = "manifest.json"
+DATA_ROWS_FILE = "data_rows.json"
 TENSOR_DIRECTORY = "dump_tensor_data"
 SHARD_SUFFIX = ".safetensors"
 
@@ -36,6 +40,7 @@ RECORD_FILES = (DUMP_FILE, ARROW_DUMP_FILE, DEBUG_FILE)
 
 _DUMP_FILES = (
     DUMP_FILE, DEBUG_FILE, STACK_FILE, CONSTRUCT_FILE, ARROW_DUMP_FILE, ARROW_STACK_FILE, ARROW_CONSTRUCT_FILE,
+    MANIFEST_FILE, DATA_ROWS_FILE,
 )  # fmt: skip
 
 _RANK = re.compile(r"rank(0|[1-9]\d*)", re.ASCII)

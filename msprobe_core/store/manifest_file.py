@@ -1,27 +1,35 @@
 """The file of a manifest, beside the dump of the first step that a process records.
 
-Later steps of the process have none: `find_manifest` returns that of the run's first step that has one.
+Later steps of the process have none: `find_manifest` returns that of the run's first step that has one. What differs in
+each step is the data; beside the dumps of later recorded steps their rows are in a file of their own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from msprobe_core.errors import DumpError, StoreError
-from msprobe_core.manifest.facts import SCHEMA, Manifest
+from msprobe_core.manifest.facts import SCHEMA, DataRows, Manifest
 from msprobe_core.store import layout
 from msprobe_core.store.atomic_file import whole_file
 from msprobe_core.untrusted.files import read_plain
 
-MANIFEST_FILE = "manifest.json"
+MANIFEST_FILE = layout.MANIFEST_FILE
+DATA_ROWS_FILE = layout.DATA_ROWS_FILE
 
 _MAX_BYTES = 256 << 20
 
 
 class _Head(msgspec.Struct):
     schema: int
+
+
+class _DataRowsFile(msgspec.Struct, frozen=True, kw_only=True):
+    schema: int = SCHEMA
+    data: tuple[DataRows, ...]
 
 
 def write_manifest(directory: Path, manifest: Manifest) -> Path:
@@ -89,3 +97,55 @@ def find_manifest(unit: Path) -> Path | None:
         if path.is_file():
             return path
     return None
+
+
+def write_data_rows(directory: Path, rows: Sequence[DataRows]) -> Path:
+    """Write the rows of a step's data beside its dump; return the path of the file.
+
+    Args:
+        directory: Directory of the dump.
+        rows: What it holds.
+
+    Raises:
+        StoreError: it cannot be written; no part of it is left.
+    """
+    path = directory / DATA_ROWS_FILE
+    with whole_file(path) as file:
+        file.write(msgspec.json.encode(_DataRowsFile(data=tuple(rows))) + b"\n")
+    return path
+
+
+def read_data_rows(unit: Path) -> list[DataRows]:
+    """Return the rows of the data that a process was given in one step; empty if they were not recorded.
+
+    Args:
+        unit: Directory of its dump in this step, or the file of the dump.
+
+    Raises:
+        DumpError: they cannot be read, are damaged, or are of a later version.
+    """
+    directory = unit if unit.is_dir() else unit.parent
+    path = directory / DATA_ROWS_FILE
+    if path.is_file():
+        try:
+            content = read_plain(path, _MAX_BYTES)
+        except OSError as error:
+            raise DumpError(f"{path}: cannot be read ({error.strerror or error})") from error
+        return decode_data_rows(content, path)
+    path = directory / MANIFEST_FILE
+    return list(read_manifest(path).data) if path.is_file() else []
+
+
+def decode_data_rows(content: bytes, path: Path) -> list[DataRows]:
+    """Return the rows in the bytes of a file.
+
+    Raises:
+        DumpError: they are damaged, or of a later version; the message names ``path``.
+    """
+    try:
+        schema = msgspec.json.decode(content, type=_Head).schema
+        if schema > SCHEMA:
+            raise DumpError(f"{path}: holds rows of version {schema}; {SCHEMA} is the latest known; update msprobe")
+        return list(msgspec.json.decode(content, type=_DataRowsFile).data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise DumpError(f"{path}: holds no rows of data, or damaged ones ({error})") from error

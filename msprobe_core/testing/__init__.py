@@ -13,8 +13,9 @@ Needs pytest (``pip install msprobe-core[testing]``). ``docs/plugins.md`` walks 
 """
 
 from msprobe_core.testing.contract import FrameworkContract
+from msprobe_core.testing.manifest_contract import ManifestContract
 from msprobe_core.testing.monitor_contract import MonitorContract
 from msprobe_core.testing.replay_contract import ReplayContract
 from msprobe_core.testing.rig import MonitoredRig, TrainingRig
 
-__all__ = ["FrameworkContract", "MonitorContract", "MonitoredRig", "ReplayContract", "TrainingRig"]
+__all__ = ["FrameworkContract", "ManifestContract", "MonitorContract", "MonitoredRig", "ReplayContract", "TrainingRig"]

@@ -1,0 +1,35 @@
+"""What the sessions of one debugger have in common about manifests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from msprobe_core.manifest.facts import Scalar
+from msprobe_core.store.layout import MANIFEST_FILE
+
+
+class Manifests:
+    """The manifests that this process has written, at most one for each run directory and rank.
+
+    A debugger has a session after the other, and a trainer with stages one for each stage and step.
+    """
+
+    def __init__(self) -> None:
+        """Begin without any."""
+        self.settings: dict[str, dict[str, Scalar]] = {}
+        """Settings of trainers by name, as `msprobe_core.manifest.flattened` returns them."""
+        self._written: dict[tuple[Path, str], Path] = {}
+
+    def add_settings(self, trainer: str, settings: Mapping[str, Scalar]) -> None:
+        """Add what a trainer was told, before the first step is recorded."""
+        self.settings[trainer] = dict(settings)
+
+    def is_first(self, unit: Path) -> bool:
+        """Whether a dump gets the manifest: no other dump of this process and run has one that still exists."""
+        key = unit.parent.parent, unit.name
+        written = self._written.get(key)
+        if written is not None and written != unit and (written / MANIFEST_FILE).is_file():
+            return False
+        self._written[key] = unit
+        return True
