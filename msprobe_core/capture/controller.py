@@ -15,6 +15,7 @@ import msgspec
 
 from msprobe_core.capture.custom_apis import CustomApis
 from msprobe_core.capture.kernel_dump import KernelSession
+from msprobe_core.capture.manifests import Manifests
 from msprobe_core.capture.measure import Measurement, current_order
 from msprobe_core.capture.session import Session
 from msprobe_core.capture.window import Window
@@ -63,6 +64,7 @@ class Controller:
         self.lock = threading.RLock()
         self.session: Session | KernelSession | None = None
         self.custom_apis = CustomApis(config.listed_apis)
+        self.manifests = Manifests()
         self.is_in_window: bool = False
         is_watched = config_path is not None and config.is_live and order is None
         self.watch = ConfigWatch(config_path, given, config) if config_path and is_watched else None
@@ -111,8 +113,9 @@ class Controller:
         if self._measurement is not None:
             writers = self._measurement.open(framework, writers)
         return Session(
-            config, framework, registry().processors(), writers, self.custom_apis, on_failure=self._take_failure
-        )
+            config, framework, registry().processors(), writers, self.custom_apis, self.manifests,
+            on_failure=self._take_failure,
+        )  # fmt: skip
 
     def _take_failure(self, session: Session, error: Exception) -> None:
         # The user can correct an edited file while the training runs, and recording then resumes.

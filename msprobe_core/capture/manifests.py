@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 
-from msprobe_core.manifest.facts import Scalar
+from msprobe_core.manifest.facts import Library, Scalar
+from msprobe_core.manifest.libraries import installed_libraries
 from msprobe_core.store.layout import MANIFEST_FILE
 
 
@@ -20,6 +22,11 @@ class Manifests:
         self.settings: dict[str, dict[str, Scalar]] = {}
         """Settings of trainers by name, as `msprobe_core.manifest.flattened` returns them."""
         self._written: dict[tuple[Path, str], Path] = {}
+
+    @cached_property
+    def libraries(self) -> tuple[Library, ...]:
+        """Installed libraries that can change results."""
+        return installed_libraries()
 
     def add_settings(self, trainer: str, settings: Mapping[str, Scalar]) -> None:
         """Add what a trainer was told, before the first step is recorded."""

@@ -13,6 +13,7 @@ from msprobe_core.capture.custom_apis import CustomApis
 from msprobe_core.capture.features import make_features
 from msprobe_core.capture.features.feature import Feature, Host
 from msprobe_core.capture.features.manual_save import SavedValues
+from msprobe_core.capture.manifests import Manifests
 from msprobe_core.capture.recorder import Recorder
 from msprobe_core.capture.schedule import Schedule, checked_step
 from msprobe_core.capture.selection import Selection
@@ -40,6 +41,7 @@ class Session:
         processors: Mapping[str, Processor],
         writers: Mapping[str, WriterFactory],
         custom_apis: CustomApis | None = None,
+        manifests: Manifests | None = None,
         *,
         unwraps: bool = False,
         on_failure: Callable[[Session, Exception], None] | None = None,
@@ -52,6 +54,7 @@ class Session:
             processors: Offers for ``summary_mode``.
             writers: Offers for ``writer``.
             custom_apis: APIs that the user registered; ``None`` uses those of the configuration.
+            manifests: The manifests that sessions before this one have written.
             unwraps: Whether module names omit wrappers such as FSDP.
             on_failure: Called with the error that ended recording, instead of `log_failure`; may raise.
 
@@ -76,7 +79,8 @@ class Session:
         self._output = UnitOutput(config, framework, processor, writer, self._recorder)
         output = self._output
         host = Host(
-            config, framework, output.save, output.write_backlog, self._end_recording, lambda: output.directory
+            config, framework, output.save, output.write_backlog, self._end_recording, lambda: output.directory,
+            Manifests() if manifests is None else manifests,
         )  # fmt: skip
         features = make_features(host)
         self._saved: SavedValues | None = None
@@ -93,6 +97,7 @@ class Session:
             unwraps=unwraps,
         )  # fmt: skip
         self._window = Window()
+        self._models: Sequence[Model] = ()
         self._is_started = False
         self._has_given_up = False
         if self._schedule.may_act:
@@ -188,7 +193,7 @@ class Session:
             if self.is_running:
                 self.stop()
             self._window, self._schedule.rank_id = window, window.rank_id
-            named = checks.check_models(window, self._config, self.framework)
+            self._models = named = checks.check_models(window, self._config, self.framework)
             self._is_started = True
             self._windows.begin(named, window.token_range, self._slices, scheduled_tokens)
 
@@ -199,6 +204,7 @@ class Session:
 
     def _stop(self) -> None:
         self._is_started = False
+        self._models = ()
         self._windows.end()
 
     def set_aside(self) -> None:
@@ -250,6 +256,8 @@ class Session:
                 return
             if not self._output.is_open:
                 self._output.open(self._schedule.step, self._schedule.rank)
+                for feature in self._features:
+                    feature.begin_recording(self._models)
             self._saved.save(variable, name, save_backward=save_backward)
 
     # --- steps and the end ------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from msprobe_core.capture.manifests import Manifests
 from msprobe_core.capture.session import Session
 from msprobe_core.config.stages import StageConfig
 from msprobe_core.errors import MsprobeError, PluginError
@@ -183,6 +184,8 @@ class StageRecorder:
         self._config = config
         self._framework = framework
         self._on_failure = on_failure
+        self.manifests = Manifests()
+        """The manifests of the stages; a trainer adds its settings."""
         self._steps: dict[str, _Step] = {}
         self._current: Stage | None = None
         self._opened: list[Stage] = []
@@ -264,7 +267,8 @@ class StageRecorder:
             return None
         found = registry()
         session = Session(
-            self._config.configs[name], self._framework, found.processors(), found.writers(), unwraps=True,
+            self._config.configs[name], self._framework, found.processors(), found.writers(),
+            manifests=self.manifests, unwraps=True,
             on_failure=lambda _, error: self._take_failure(f"{name}, step {number}", error),
         )  # fmt: skip
         session.begin_at(number)

@@ -126,6 +126,8 @@ class Windows:
         self._attachments.release()  # otherwise parameter gradients would be recorded twice
         if records:
             self._output.begin_window(schedule.step, schedule.rank)
+            for feature in self._features:
+                feature.begin_recording(models)
         self._attach(models, token_range, joining, records=records)
 
     def _prepare(self, models: Sequence[Model]) -> None:
@@ -161,6 +163,9 @@ class Windows:
         """Attach everything; after an error nothing stays attached."""
         try:
             forwards = self._watch_forwards(models, token_range)
+            if records:
+                for feature in self._features:
+                    feature.attach_recording(self._attachments, models, forwards)
             for feature in features:
                 feature.attach(self._attachments, models, forwards)
             if records:

@@ -20,6 +20,8 @@ from msprobe_core.manifest.facts import (
     Scalar,
     Variable,
 )
+from msprobe_core.manifest.generators import common_generators
+from msprobe_core.manifest.libraries import digest_of
 from msprobe_core.manifest.settings import flattened, name_of, scalar_of
 
 __all__ = [
@@ -37,6 +39,8 @@ __all__ = [
     "RunFacts",
     "Scalar",
     "Variable",
+    "common_generators",
+    "digest_of",
     "flattened",
     "name_of",
     "scalar_of",

@@ -225,7 +225,7 @@ class RunFacts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     settings: dict[str, Scalar] = {}
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """The manifest of one process.
 
     Attributes:

@@ -71,6 +71,7 @@ class ManifestContract:
     def test_the_model_is_described(self, rig: MonitoredRig, framework: DescribingFramework) -> None:
         """Every module and parameter once, with shape and dtype, each module before its children."""
         model = rig.make_model(3)
+        rig.train_step(model, 0)
         (described,) = framework.run_facts([Model("", model)]).models
         assert described.name == ""
         paths = [module.path for module in described.modules]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from msprobe_core.testing import FrameworkContract, MonitorContract, ReplayContract
+from msprobe_core.testing import FrameworkContract, ManifestContract, MonitorContract, ReplayContract
 
 torch = pytest.importorskip("torch")
 
@@ -60,3 +60,11 @@ class TestReplays(ReplayContract):
         import torch
 
         return torch.rand(4).numpy()
+
+
+class TestManifest(ManifestContract):
+    @pytest.fixture
+    def rig(self):
+        from torch_rig import TorchRig
+
+        return TorchRig()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from msprobe_core.capture.features.feature import Feature, Host
 from msprobe_core.capture.features.input_replay import InputLoader
+from msprobe_core.capture.features.manifest import ManifestRecording
 from msprobe_core.capture.features.overflow import OverflowWatch
 from msprobe_core.capture.features.perturbing import PerturbedWindows
 from msprobe_core.capture.features.reference_check import BenchCheck
@@ -20,5 +21,5 @@ def make_features(host: Host) -> list[Feature]:
         PluginError: the framework's plugin lacks a capability that one of them needs.
     """
     offers = [offer.make for offer in registry().features().values()]
-    makers = (PerturbedWindows.make, InputLoader.make, OverflowWatch.make, BenchCheck.make, *offers)
-    return [feature for make in makers if (feature := make(host)) is not None]
+    own = (ManifestRecording.make, PerturbedWindows.make, InputLoader.make, OverflowWatch.make, BenchCheck.make)
+    return [feature for make in (*own, *offers) if (feature := make(host)) is not None]

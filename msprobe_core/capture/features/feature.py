@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from msprobe_core.capture.attachments import Attachments
 from msprobe_core.capture.forward_window import ForwardWindow
+from msprobe_core.capture.manifests import Manifests
 from msprobe_core.capture.tensor_reader import CallCheck, TensorSink
 from msprobe_core.config import Config
 from msprobe_core.model import Batch
@@ -25,6 +26,7 @@ class Host:
         write_backlog: Passes complete entries to the writer, without waiting.
         end_recording: Ends recording for the given reason; the window still ends as usual.
         directory: Returns the directory of the current step's dump; ``None`` before the first.
+        manifests: The manifests that this process has written.
     """
 
     config: Config
@@ -33,6 +35,7 @@ class Host:
     write_backlog: Callable[[], None]
     end_recording: Callable[[str], None]
     directory: Callable[[], Path | None]
+    manifests: Manifests = field(default_factory=Manifests)
 
 
 class Feature:
@@ -83,6 +86,14 @@ class Feature:
 
     def begin_unit(self, step: int, rank: int | None) -> None:
         """React to the begin of a step's dump."""
+
+    def begin_recording(self, models: Sequence[NamedModel]) -> None:
+        """React to the begin of a recorded window, before anything is attached; at level debug, of the dump."""
+
+    def attach_recording(
+        self, attachments: Attachments, models: Sequence[NamedModel], forwards: ForwardWindow | None
+    ) -> None:
+        """Attach to the program in a recorded window, before any ``attach``; see there."""
 
     def sift(self, batch: Batch, step: int) -> Batch:  # noqa: ARG002
         """Return the part of a batch, whose digests are all known, to write."""

@@ -22,6 +22,7 @@ from msprobe.pytorch._compiled import CompiledRegions, StepsAside
 from msprobe.pytorch._foreign import foreign_patches
 from msprobe.pytorch._functions import CHECKS, ApiMode, BackwardEngine, FastPathCheck
 from msprobe.pytorch._gradients import watch_gradient
+from msprobe.pytorch._manifest import Describing
 from msprobe.pytorch._measuring import Measuring
 from msprobe.pytorch._modules import ModuleHooks, Visits, modules_to_watch
 from msprobe.pytorch._monitor import Monitoring
@@ -77,7 +78,7 @@ _MAX_METAS = 1 << 14
 """Maximum number of cached descriptions: a step has a few dozen different ones, but sequence lengths may vary."""
 
 
-class PyTorchFramework(Monitoring, Measuring):
+class PyTorchFramework(Monitoring, Measuring, Describing):
     """See `msprobe_core.plugin.Framework`."""
 
     name = "pytorch"

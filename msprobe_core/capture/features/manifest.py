@@ -1,0 +1,282 @@
+"""The manifest of a run: recorded with the first step of a process, and the rows of its data with every step."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from msprobe_core.capture.attachments import Attachments
+from msprobe_core.capture.features.feature import Feature, Host
+from msprobe_core.capture.forward_window import ForwardWindow
+from msprobe_core.fingerprint.rows import ordered_hash, unordered_hash
+from msprobe_core.guard import kept, reason_of
+from msprobe_core.manifest.cleaning import cleaned_optimizers
+from msprobe_core.manifest.facts import DataRows, Device, Library, Manifest, RunFacts
+from msprobe_core.manifest.process import manifest_of
+from msprobe_core.protocols.capabilities import (
+    DescribingFramework,
+    PendingRows,
+    UpdateObservingFramework,
+    WatchingFramework,
+)
+from msprobe_core.protocols.framework import NamedModel
+from msprobe_core.store.manifest_file import DATA_ROWS_FILE, MANIFEST_FILE, write_data_rows, write_manifest
+
+_logger = logging.getLogger(__name__)
+
+MOST_ROWS = 256
+"""Rows of one input whose hashes are kept one by one."""
+
+_MOST_INPUTS = 4096
+_MAX_DEPTH = 4
+
+
+@dataclass(frozen=True)
+class _Pending:
+    name: str
+    micro_step: int
+    rows: PendingRows
+
+
+class ManifestRecording(Feature):
+    """Writes the manifest beside the first dump, completes it when its windows end, and hashes rows of the data.
+
+    What fails is noted in the manifest; nothing here ends recording.
+    """
+
+    def __init__(self, host: Host) -> None:
+        """Begin; see `make`."""
+        self._host = host
+        self._framework = host.framework
+        self._describes = host.framework if isinstance(host.framework, DescribingFramework) else None
+        self._unit: Path | None = None
+        self._rank: int | None = None
+        self._step = 0
+        self._is_first = False
+        self._models: Sequence[NamedModel] = ()
+        self._manifest: Manifest | None = None
+        self._written: Manifest | None = None
+        self._notes: list[str] = []
+        self._data: list[DataRows] = []
+        self._num_written = 0
+        self._rows: _RowWatcher | None = None
+        self._has_warned = False
+
+    @classmethod
+    def make(cls, host: Host) -> ManifestRecording | None:
+        """Return the feature, unless it is switched off."""
+        return cls(host) if host.config.manifest else None
+
+    # --- the first step -------------------------------------------------------------------------------------------
+
+    def begin_unit(self, step: int, rank: int | None) -> None:
+        """Begin with nothing of an earlier run in the same place."""
+        self._unit, self._step, self._rank = self._host.directory(), step, rank
+        self._manifest = self._written = self._rows = None
+        self._models, self._notes, self._data, self._num_written = (), [], [], 0
+        with self._noting("files of an earlier run"):
+            assert self._unit is not None
+            self._is_first = self._host.manifests.is_first(self._unit)
+            for name in (MANIFEST_FILE, DATA_ROWS_FILE):
+                (self._unit / name).unlink(missing_ok=True)
+
+    def begin_recording(self, models: Sequence[NamedModel]) -> None:
+        """Describe the run before anything is attached, once: then nothing of ours is in it."""
+        if not self._is_first or self._manifest is not None or self._unit is None:
+            return
+        self._models = models
+        run: RunFacts | None = None
+        if self._describes is None:
+            self._notes.append(f"the plugin for {self._framework.name} does not describe runs")
+        else:
+            if not models:
+                self._notes.append("start() got no model, so no modules are described")
+            with self._noting("the program"):
+                run = self._describes.run_facts(models)
+        libraries: tuple[Library, ...] = ()
+        with self._noting("installed libraries"):
+            libraries = self._host.manifests.libraries
+        run = run or RunFacts(
+            framework=Library(name=self._framework.name, version=""), device=Device(kind="unknown")
+        )  # fmt: skip
+        with self._noting("the process"):
+            self._manifest = manifest_of(
+                run, rank=self._rank, libraries=libraries, settings=self._host.manifests.settings
+            )  # fmt: skip
+        self._write()  # now already: the step may never end
+
+    def attach_recording(
+        self, attachments: Attachments, models: Sequence[NamedModel], forwards: ForwardWindow | None
+    ) -> None:
+        """Observe the inputs of the models and, in the first step, the steps of optimizers."""
+        framework = self._framework
+        if self._describes is None:
+            return
+        with self._noting("data"):
+            if models and isinstance(framework, WatchingFramework):
+                if self._rows is None:
+                    self._rows = _RowWatcher(self._describes, self._note)
+                self._rows.begin(models, forwards)
+                attachments.put_in_place(framework.watch, models, self._rows)
+        with self._noting("optimizers"):
+            if self._is_first and isinstance(framework, UpdateObservingFramework):
+                attachments.put_in_place(framework.watch_optimizers)
+
+    # --- the end of windows and of the step -----------------------------------------------------------------------
+
+    def end_window(self, *, was_running: bool) -> None:
+        """Fetch the hashes of rows, and complete the files: a program may be killed before its step ends."""
+        if self._unit is not None and was_running:
+            self._complete()
+
+    def end_unit(self, step: int) -> None:  # noqa: ARG002
+        """Complete the files; an optimizer may have stepped after the last window."""
+        if self._unit is not None:
+            self._complete()
+        self._unit, self._models, self._rows = None, (), None
+
+    def _complete(self) -> None:
+        with self._noting("data"):
+            self._fetch()
+        if self._is_first:
+            with self._noting("optimizers"):
+                self._find_optimizers()
+            self._write()
+        elif len(self._data) > self._num_written and self._unit is not None:
+            with self._noting("data"):
+                write_data_rows(self._unit, self._data)
+                self._num_written = len(self._data)
+
+    def _fetch(self) -> None:
+        if self._rows is None:
+            return
+        for pending in self._rows.drain():
+            hashes = pending.rows.hashes()
+            if hashes is not None:
+                self._data.append(
+                    DataRows(
+                        step=self._step,
+                        name=pending.name,
+                        micro_step=pending.micro_step,
+                        count=len(hashes),
+                        ordered=ordered_hash(hashes),
+                        unordered=unordered_hash(hashes),
+                        rows=tuple(f"{each:016x}" for each in hashes[:MOST_ROWS]),
+                    )
+                )
+
+    def _find_optimizers(self) -> None:
+        if self._describes is None or self._manifest is None:
+            return
+        found = tuple(self._describes.optimizers_of(self._models))
+        if found:
+            run = msgspec.structs.replace(self._manifest.run, optimizers=cleaned_optimizers(found))
+            self._manifest = msgspec.structs.replace(self._manifest, run=run)
+
+    def _write(self) -> None:
+        """Write the manifest if it has changed; without one, say so once."""
+        if self._manifest is None or self._unit is None:
+            return
+        manifest = msgspec.structs.replace(self._manifest, data=tuple(self._data), notes=tuple(self._notes))
+        if manifest != self._written:
+            with self._noting("the file"):
+                write_manifest(self._unit, manifest)
+                self._written = manifest
+
+    # --- failures -------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _noting(self, what: str) -> Generator[None, None, None]:
+        """Note what fails in the block; the training and its recording go on."""
+        try:
+            yield
+        except BaseException as error:  # noqa: BLE001  # of plugins, frameworks and disks
+            self._note(what, kept(error))
+
+    def _note(self, what: str, error: Exception) -> None:
+        note = f"{what}: {reason_of(error)}"
+        if note in self._notes:
+            return
+        self._notes.append(note)
+        if not self._has_warned:
+            self._has_warned = True
+            _logger.warning("the manifest of this run is incomplete: %s", note)
+
+
+class _RowWatcher:
+    """Begins to hash the rows of the inputs of the outermost modules; implements `CallWatcher`."""
+
+    def __init__(self, framework: DescribingFramework, note: Callable[[str, Exception], None]) -> None:
+        self._framework = framework
+        self._is_tensor = cast("Any", framework).is_tensor
+        self._note = note
+        self._lock = threading.Lock()
+        self._pending: list[_Pending] = []
+        self._num_calls: dict[str, int] = {}
+        self._num_inputs = 0
+        self._names: frozenset[str] = frozenset()
+        self._forwards: ForwardWindow | None = None
+
+    def begin(self, models: Sequence[NamedModel], forwards: ForwardWindow | None) -> None:
+        """Begin a window."""
+        self._names = frozenset(model.name for model in models)
+        self._forwards = forwards
+
+    def wants(self, path: str, type_name: str) -> bool:  # noqa: ARG002
+        """Whether a module is one that was given to ``start``."""
+        return path in self._names
+
+    def before(self, stem: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Begin to hash the rows of the arguments."""
+        if self._forwards is not None and not self._forwards.is_inside:
+            return
+        try:
+            with self._lock:
+                micro_step = self._num_calls.get(stem, 0)
+                self._num_calls[stem] = micro_step + 1
+            path = ".".join(stem.split(".")[1:-1])
+            beginning = f"{path}." if path else ""
+            named = [(f"args.{place}", value) for place, value in enumerate(args)]
+            named += [(f"kwargs.{name}", value) for name, value in kwargs.items()]
+            for name, value in named:
+                for place, tensor in self._tensors_in(f"{beginning}{name}", value, 0):
+                    self._hash(place, tensor, micro_step)
+        except BaseException as error:  # noqa: BLE001  # arguments are objects of the program
+            self._note("data", kept(error))
+
+    def after(self, stem: str) -> None:
+        """Do nothing."""
+
+    def _hash(self, name: str, tensor: Any, micro_step: int) -> None:
+        if self._num_inputs >= _MOST_INPUTS:
+            return
+        rows = self._framework.row_hashes(tensor)
+        if rows is not None:
+            with self._lock:
+                self._num_inputs += 1
+                self._pending.append(_Pending(name, micro_step, rows))
+
+    def _tensors_in(self, path: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
+        if self._is_tensor(value):
+            yield path, value
+        elif depth == _MAX_DEPTH:
+            return
+        elif isinstance(value, Mapping):
+            for name, item in list(cast("Mapping[Any, Any]", value).items()):
+                yield from self._tensors_in(f"{path}.{name}", item, depth + 1)
+        elif isinstance(value, list | tuple):
+            for place, item in enumerate(cast("Sequence[Any]", value)):
+                yield from self._tensors_in(f"{path}.{place}", item, depth + 1)
+
+    def drain(self) -> list[_Pending]:
+        """Return what has been begun since the last call."""
+        with self._lock:
+            pending, self._pending = self._pending, []
+        return pending

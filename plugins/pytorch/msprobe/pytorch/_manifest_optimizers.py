@@ -1,0 +1,236 @@
+"""What the manifest of a run says of optimizers, and how they are found: PyTorch keeps no list of them."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+import time
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import FrameType
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from msprobe.pytorch._compiled import modules_to_hook
+from msprobe.pytorch._masters import master_of
+from msprobe.pytorch._optimizer_steps import all_of, leaves_of
+from msprobe_core.manifest import Optimizer, ParameterGroup, Scalar, flattened, scalar_of
+from msprobe_core.plugin import NamedModel
+
+_MAX_SEARCH_S = 0.2
+_MOST_OUTSIDE = 8
+_EVAL_FRAME = "torch._dynamo.eval_frame"
+
+_WRAPPER_CLASSES = (
+    ("megatron.core.optimizer.optimizer", "MegatronOptimizer"),
+    ("deepspeed.runtime.base_optimizer", "DeepSpeedOptimizer"),
+)
+"""Classes that wrap PyTorch's optimizers and are none themselves."""
+
+_NOT_SETTINGS = frozenset({"params", "param_groups", "state"})
+
+
+class SteppedOptimizers:
+    """The optimizers that have stepped while they were watched, and what scales their gradients."""
+
+    def __init__(self) -> None:
+        """Begin without any."""
+        self._found: dict[int, weakref.ref[Any]] = {}
+        self._handle: Any = None
+
+    def watch(self) -> SteppedOptimizers:
+        """Begin. Not if something may be compiled: a compiler would compile again what a new hook is in."""
+        if self._handle is None and _EVAL_FRAME not in sys.modules:
+            self._handle = register_optimizer_step_pre_hook(self._note)
+        return self
+
+    def detach(self) -> None:
+        """End."""
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+    def settle(self) -> None:
+        """Do nothing: nothing is pending."""
+
+    def release(self) -> None:
+        """Do nothing: no gradients are reported."""
+
+    def _note(self, optimizer: Any, *_: Any) -> None:
+        self._add(optimizer)
+        scaler = _scaler_above(sys._getframe(1))
+        if scaler is not None:
+            self._add(scaler)
+
+    def _add(self, one: Any) -> None:
+        if id(one) not in self._found:
+            self._found[id(one)] = weakref.ref(one)
+
+    @property
+    def all(self) -> list[Any]:
+        """Those that still exist, in the order of their first steps."""
+        return [one for reference in self._found.values() if (one := reference()) is not None]
+
+
+def _scaler_above(frame: FrameType | None) -> Any:
+    """Return the gradient scaler that steps an optimizer, found by the code of the method that does it."""
+    code = getattr(getattr(torch.amp.GradScaler, "_maybe_opt_step", None), "__code__", None)
+    for _ in range(_MOST_OUTSIDE):
+        if frame is None:
+            break
+        if frame.f_code is code:
+            return frame.f_locals.get("self")
+        frame = frame.f_back
+    return None
+
+
+def optimizers_of(models: Sequence[NamedModel], stepped: SteppedOptimizers | None) -> list[Optimizer]:
+    """Return the optimizers that update the models, and what wraps them.
+
+    Those that have stepped are known, as are those of an engine that is the model. Without either, all objects of the
+    process are searched for a short time.
+    """
+    roots: list[Any] = [model.model for model in models if not _is_plain(model.model)]
+    roots += stepped.all if stepped is not None else []
+    if not any(map(leaves_of, roots)) or _has_wrappers():
+        roots += _existing()
+    names = _Names(models, roots)
+    found = [_described(one, names) for one in _distinct(roots)]
+    if any(any(group.parameters) for one in found for group in one.groups):
+        # An optimizer of another model, such as a discriminator's that is not recorded, does not count.
+        found = [one for one in found if not one.groups or any(any(group.parameters) for group in one.groups)]
+    return found
+
+
+def _is_plain(model: nn.Module) -> bool:
+    return not hasattr(model, "optimizer")
+
+
+def _has_wrappers() -> bool:
+    return any(name in sys.modules for name, _ in _WRAPPER_CLASSES)
+
+
+def _existing() -> list[Any]:
+    """Return the optimizers and gradient scalers of this process."""
+    kinds: tuple[Any, ...] = (torch.optim.Optimizer, torch.amp.GradScaler)
+    kinds += tuple(
+        kind for module, name in _WRAPPER_CLASSES if (kind := getattr(sys.modules.get(module), name, None)) is not None
+    )
+    subclasses = _subclasses_of(kinds)
+    began = time.perf_counter()
+    found: list[Any] = []
+    for place, one in enumerate(gc.get_objects()):
+        if type(one) in subclasses:
+            found.append(one)
+        if not place & 0xFFFF and time.perf_counter() - began > _MAX_SEARCH_S:
+            break
+    return found
+
+
+def _subclasses_of(kinds: Iterable[Any]) -> set[type[Any]]:
+    found: set[type[Any]] = set()
+    waiting = list(kinds)
+    while waiting:
+        kind = waiting.pop()
+        if kind not in found:
+            found.add(kind)
+            waiting += type.__subclasses__(kind)
+    return found
+
+
+def _distinct(roots: Iterable[Any]) -> Iterator[Any]:
+    """Yield all optimizers and what wraps them, once each; an engine only for what it wraps."""
+    seen: set[int] = set()
+    for root in roots:
+        for one in all_of(root):
+            if id(one) not in seen and not isinstance(one, nn.Module):
+                seen.add(id(one))
+                yield one
+
+
+class _Names:
+    """Names of what optimizers update: parameters, or copies of them in float32."""
+
+    def __init__(self, models: Sequence[NamedModel], roots: Sequence[Any]) -> None:
+        self._parameters: dict[int, tuple[str, Any]] = {}
+        for model in models:
+            for path, module, _ in modules_to_hook(model.model, model.name):
+                for name, parameter in module._parameters.items():
+                    if parameter is not None:
+                        self._parameters.setdefault(id(parameter), (f"{path}.{name}" if path else name, parameter))
+        self._optimizers = [one for root in roots for one in all_of(root)]
+
+    def of(self, tensor: Any) -> str:
+        """Return the name of the parameter that a tensor stands for; empty if it is not known."""
+        known = self._parameters.get(id(tensor))
+        return self._masters.get(id(tensor), "") if known is None else known[0]
+
+    @functools.cached_property
+    def _masters(self) -> dict[int, str]:
+        found: dict[int, list[str]] = {}
+        for name, parameter in self._parameters.values():
+            try:
+                master = master_of(parameter, self._optimizers)
+            except Exception:  # noqa: BLE001, S112  # of a release of a trainer that is not known
+                continue
+            if master is not None and master.tensor is not None:
+                found.setdefault(id(master.tensor), []).append(name)
+        return {key: ", ".join(names) for key, names in found.items()}
+
+
+def _described(one: Any, names: _Names) -> Optimizer:
+    kind: Any = type(one)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if not isinstance(one, torch.optim.Optimizer):
+        return Optimizer(type=name, defaults=_own_scalars(one))
+    defaults = _scalars(cast("Mapping[str, Any]", getattr(one, "defaults", {})))
+    is_wrapper = next((True for inner in all_of(one) if inner is not one), False)
+    if is_wrapper:  # it shows the groups of what it wraps
+        return Optimizer(type=name, defaults=defaults)
+    groups = tuple(
+        ParameterGroup(
+            settings=_scalars({key: value for key, value in group.items() if key not in _NOT_SETTINGS}),
+            parameters=tuple(names.of(parameter) for parameter in group["params"]),
+        )
+        for group in one.param_groups
+    )
+    return Optimizer(type=name, defaults=defaults, groups=groups, state_dtypes=_state_dtypes(one))
+
+
+def _own_scalars(one: Any) -> dict[str, Scalar]:
+    """Return the settings of a wrapper or of a gradient scaler, and of the loss scaler that it has."""
+    found = _scalars(getattr(one, "__dict__", {}))
+    for name in ("loss_scaler", "grad_scaler"):
+        scaler = getattr(one, name, None)
+        if scaler is not None:
+            found |= {f"{name}.{key}": value for key, value in _scalars(getattr(scaler, "__dict__", {})).items()}
+    found |= flattened(getattr(one, "config", None) or {}, prefix="config")
+    return found
+
+
+def _scalars(content: Mapping[str, Any]) -> dict[str, Scalar]:
+    found: dict[str, Scalar] = {}
+    for name, value in content.items():
+        is_tensor = isinstance(value, Tensor)
+        # A learning rate may be a tensor; one on a device would have to be waited for.
+        if is_tensor and (value.numel() != 1 or value.device.type != "cpu"):
+            continue
+        is_setting, scalar = scalar_of(value.item() if is_tensor else value)
+        if is_setting:
+            found[str(name).lstrip("_")] = scalar
+    return found
+
+
+def _state_dtypes(optimizer: torch.optim.Optimizer) -> dict[str, str]:
+    found: dict[str, set[str]] = {}
+    states: Any = optimizer.state
+    for state in list(states.values()):
+        if isinstance(state, Mapping):
+            for name, value in cast("Mapping[Any, Any]", state).items():
+                if isinstance(value, Tensor):
+                    found.setdefault(str(name), set()).add(str(value.dtype).removeprefix("torch."))
+    return {name: ", ".join(sorted(dtypes)) for name, dtypes in sorted(found.items())}
