@@ -59,7 +59,7 @@ _KNOWN = re.compile(
     | -----BEGIN\b | \bssh-(?:rsa|ed25519|dss)\s | \bPuTTY-User-Key
     | hooks\.slack\.com/services/ | discord(?:app)?\.com/api/webhooks/ | open\.feishu\.cn/open-apis/bot/
     | oapi\.dingtalk\.com/robot/ | qyapi\.weixin\.qq\.com/cgi-bin/webhook
-    | [A-Za-z][A-Za-z0-9+.\-]*://[^\s/@:]*:[^\s/@]+@ | [A-Za-z][A-Za-z0-9+.\-]*://[^\s/@:]{12,}@
+    | ://[^\s/@:]{0,200}:[^\s/@]{1,400}@ | ://[^\s/@:]{12,400}@
     | \b(?:bearer|basic|digest|negotiate|token)\s+[A-Za-z0-9+/=_.\-]{6,}
     | \b(?:password|passwd|pwd)\s+\S{3,}
     | (?i:\b|_|-)(?i:password|passwd|passphrase|pwd|secret|token|api[_-]?key|access[_-]?key|account[_-]?key

@@ -255,8 +255,17 @@ class _Unit:
         names = {path.name for path in self._source.iterdir()} - {layout.TENSOR_DIRECTORY}
         self._done.size_before += sum((self._source / name).stat().st_size for name in names & _CONVERTED)
         self._done.size_after += sum(path.stat().st_size for path in self._target.iterdir())
-        if others := sorted(names - _CONVERTED):
+        for name in sorted(names & _CARRIED):
+            self._carry(name)
+        if others := sorted(names - _CONVERTED - _CARRIED):
             self._note(f"{self._source}: left out {len(others)} files that are of no dump; the first is {others[0]}")
+
+    def _carry(self, name: str) -> None:
+        try:
+            with _saying(self._final):
+                _copy(self._source / name, self._target / name)
+        except DumpError as error:
+            self._note(f"{error}; converted without it")
 
     def _note(self, note: str) -> None:
         self._done.notes.append(note)
@@ -440,6 +449,10 @@ _CONVERTED = frozenset(
         layout.ARROW_STACK_FILE, layout.ARROW_CONSTRUCT_FILE,
     }
 )  # fmt: skip
+
+
+_CARRIED = frozenset({layout.MANIFEST_FILE, layout.DATA_ROWS_FILE})
+"""Files beside the records that are the same in every format."""
 
 
 def _other_fields(path: Path) -> dict[str, Any]:

@@ -475,6 +475,47 @@ def _accuracy_tables(directory: Path) -> None:
         (directory / f"{name}.csv").write_bytes(b"".join(lines[:12]))
 
 
+def _manifests(directory: Path) -> None:
+    from msprobe_core.manifest.facts import (
+        DataRows,
+        Device,
+        Generator,
+        Library,
+        Manifest,
+        Model,
+        Module,
+        Optimizer,
+        Parameter,
+        ParameterGroup,
+        RunFacts,
+    )
+    from msprobe_core.store.manifest_file import write_data_rows, write_manifest
+
+    parameter = Parameter(name="weight", shape=(2, 3), dtype="float32", tied_to="embed.weight")
+    module = Module(
+        path="fc", type="torch.nn.Linear", settings={"bias": True, "p": 0.5}, hooks={"forward": ("f",)},
+        parameters=(parameter,),
+    )  # fmt: skip
+    run = RunFacts(
+        framework=Library(name="torch", version="2.13.0"), device=Device(kind="cpu"), switches={"tf32": False},
+        generators=(Generator(name="python", state="0" * 16, seed=3),), models=(Model(modules=(module,)),),
+        optimizers=(Optimizer(type="Adam", groups=(ParameterGroup(settings={"lr": 0.1}, parameters=("fc.weight",)),)),),
+    )  # fmt: skip
+    rows = DataRows(step=0, name="args.0", count=2, ordered="1" * 16, unordered="2" * 16, rows=("3" * 16, "4" * 16))
+    for step in (0, 1):
+        (directory / f"step{step}" / "rank0").mkdir(parents=True)
+    write_manifest(directory / "step0" / "rank0", Manifest(created="2026-01-01T00:00:00+00:00", run=run, data=(rows,)))
+    write_data_rows(directory / "step1" / "rank0", [rows])
+
+
+def _use_manifests(directory: Path) -> None:
+    from msprobe_core.store.manifest_file import read_data_rows, read_manifest
+
+    read_manifest(directory / "step0" / "rank0" / "manifest.json")
+    read_data_rows(directory / "step0" / "rank0")
+    read_data_rows(directory / "step1" / "rank0" / "data_rows.json")
+
+
 TARGETS = {
     "tensor": Target(["store/tensors", "store/tensor_source"], _tensor, one("x.npy")),
     "pt": Target(["store/pt_files", "store/tensor_source"], _pt, one("x.pt")),
@@ -569,6 +610,7 @@ TARGETS = {
         command("monitor", "analyze", "{}"),
         "*/values_0.arrow",
     ),
+    "manifest": Target(["store/manifest_file"], _manifests, _use_manifests, "step*/rank0/*.json"),
     "monitor coverage": Target(
         ["monitor/coverage"],
         written(

@@ -167,7 +167,20 @@ def _check_settings(path):
     read_settings(path)
 
 
+def _manifest(path):
+    from msprobe_core.store.manifest_file import read_manifest
+
+    return read_manifest(path)
+
+
+def _data_rows(path):
+    from msprobe_core.store.manifest_file import read_data_rows
+
+    return read_data_rows(path.parent)
+
+
 READERS = {
+    "manifest.json": _manifest, "data_rows.json": _data_rows,
     "x.pt": _tensor, "x.npy": _tensor, "shard-0.safetensors": _shard, "dump.json": _dump, "dump.arrow": _arrow,
     "statistic.csv": _kernels, "samples.json": _struct, "config.json": _config, "config.yaml": _config,
     "live.json": _edit, "apis.yaml": _apis, "limits.yaml": _limits, "mapping.yaml": _mapping, "layouts.yaml": _layouts,

@@ -61,7 +61,7 @@ def test_values_are_named_by_order_and_nested_like_the_variable(open_session):
     )  # fmt: skip
     assert second["t"] == [{"type": "float", "value": 0.5}, {"type": "str", "value": "text"}, None]
     assert number == {"type": "int", "value": 7}
-    assert [path.name for path in session.directory.iterdir()] == ["debug.json"]
+    assert {path.name for path in session.directory.iterdir()} == {"debug.json", "manifest.json"}
 
 
 def test_gradients_fill_a_skeleton_of_the_variable(open_session):
@@ -247,13 +247,14 @@ def test_files_of_the_other_kind_of_an_earlier_run_go(open_session, monkeypatch)
     session.start([Network()])
     session.close()
     directory: Path = session.directory
-    assert {path.name for path in directory.iterdir()} == {"dump.json", "stack.json", "construct.json"}
+    records = {"dump.json", "stack.json", "construct.json"}
+    assert {path.name for path in directory.iterdir()} == records | {"manifest.json"}
     record(open_session, "run", 1.0)
-    assert {path.name for path in directory.iterdir()} == {"debug.json"}
+    assert {path.name for path in directory.iterdir()} == {"debug.json", "manifest.json"}
     session = open_session(level="L0")
     session.start([Network()])
     session.close()
-    assert {path.name for path in directory.iterdir()} == {"dump.json", "stack.json", "construct.json"}
+    assert {path.name for path in directory.iterdir()} == records | {"manifest.json"}
 
 
 def test_other_tasks_refuse_saved_values(tmp_path):

@@ -249,7 +249,7 @@ def test_on_a_device_it_is_decided_at_the_end_of_the_window(tmp_path, open_sessi
     call(session, "exp", overwritten, output=array(INF))
     call(session, "exp", array(), output=array(INF))
     overwritten.write(9.0)
-    (watch,) = session._features
+    watch = session._features[-1]
     assert watch._num_kept == 0
     session.stop()
     session.close()
@@ -260,7 +260,7 @@ def test_on_a_device_it_is_decided_at_the_end_of_the_window(tmp_path, open_sessi
 
 def test_only_the_latest_calls_are_copied(tmp_path, open_session, caplog):
     session = open_session(framework=DeferringFramework(), overflow_nums=-1)
-    (watch,) = session._features
+    watch = session._features[-1]
     watch.max_bytes = 4 * 32  # of four tensors
     begin(session)
     call(session, "early", array(), output=array(INF))
@@ -282,7 +282,7 @@ def test_only_the_latest_calls_are_copied(tmp_path, open_session, caplog):
 
 def test_on_the_host_nothing_is_lost_when_memory_is_short(tmp_path, open_session, caplog):
     session = open_session(overflow_nums=-1)
-    (watch,) = session._features
+    watch = session._features[-1]
     watch.max_bytes = 4 * 32
     begin(session)
     for _ in range(20):

@@ -272,7 +272,7 @@ def test_nothing_stays_held(record, tmp_path):
     checks = []
 
     def watched(model):
-        checks.append(PrecisionDebugger._instance._controller.session._features[0])
+        checks.append(PrecisionDebugger._instance._controller.session._features[-1])
         train_step(model)
 
     record("run", faulty_relu, program=watched, bench_path=str(tmp_path / "golden"), diff_nums=-1)

@@ -104,6 +104,8 @@ OWN = {
     "estimate/process.py": "of the kernel, and what the program that it measures has just printed",
     "capture/identity.py": "of the kernel",
     "capture/measure.py": "of the kernel, and of processes that it has started, in a directory of its own",
+    "manifest/libraries.py": "of installed packages, which the process runs",
+    "manifest/process.py": "the program that the process runs",
     "view/page_file.py": "part of the package",
     "findings.py": "part of a package",
     "view/graph_cache.py": "written a moment ago, in a directory of its own",

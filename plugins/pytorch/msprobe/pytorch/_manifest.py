@@ -168,7 +168,7 @@ def _attention_backends() -> dict[str, bool]:
 
 def _compiler() -> dict[str, Any]:
     """Return settings of the compiler that change results, if it is imported."""
-    found: dict[str, Any] = {"imported": "torch._dynamo.eval_frame" in sys.modules}
+    found: dict[str, Any] = {}
     inductor = sys.modules.get("torch._inductor.config")
     for name in ("emulate_precision_casts", "fallback_random", "max_autotune", "force_same_precision", "freezing"):
         if inductor is not None and hasattr(inductor, name):
@@ -201,14 +201,17 @@ _READERS: Mapping[str, _Read] = {
         for name in ("allow_hf32",)
         if (value := getattr(getattr(getattr(torch, "npu", None), "conv", None), name, None)) is not None
     },
-    "blas_library": lambda: str(torch.backends.cuda.preferred_blas_library()).rpartition(".")[2],
-    "linalg_library": lambda: str(torch.backends.cuda.preferred_linalg_library()).rpartition(".")[2],
+    "cuda.libraries": lambda: {
+        name: str(getattr(torch.backends.cuda, f"preferred_{name}_library")()).rpartition(".")[2]
+        for name in ("blas", "linalg")
+        if torch.cuda.is_initialized()  # some releases ask the device
+    },
     "sdp": _attention_backends,
     "autocast": _autocast,
     "grad_enabled": torch.is_grad_enabled,
     "inference_mode": torch.is_inference_mode_enabled,
     "default_dtype": torch.get_default_dtype,
-    "default_device": lambda: torch.get_default_device().type,
+    "default_device": lambda: str(cast("Any", torch.utils)._device.CURRENT_DEVICE),
     "num_threads": torch.get_num_threads,
     "num_interop_threads": torch.get_num_interop_threads,
     "flush_denormal": lambda: cast("Any", torch._C)._get_flush_denormal(),

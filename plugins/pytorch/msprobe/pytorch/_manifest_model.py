@@ -147,7 +147,8 @@ def own_settings(module: nn.Module) -> dict[str, Scalar]:
             found[name] = scalar
     if type(module).extra_repr is not nn.Module.extra_repr:
         for name, value in _shown_by(module).items():
-            found.setdefault(name, value)
+            if not name.isdecimal() or value not in found.values():
+                found.setdefault(name, value)
     return found
 
 

@@ -8,6 +8,7 @@ import sys
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import compress
 from types import FrameType
 from typing import Any, cast
 
@@ -21,7 +22,8 @@ from msprobe.pytorch._optimizer_steps import all_of, leaves_of
 from msprobe_core.manifest import Optimizer, ParameterGroup, Scalar, flattened, scalar_of
 from msprobe_core.plugin import NamedModel
 
-_MAX_SEARCH_S = 0.2
+_MAX_SEARCH_S = 0.5
+_PART = 1 << 16
 _MOST_OUTSIDE = 8
 _EVAL_FRAME = "torch._dynamo.eval_frame"
 
@@ -30,6 +32,8 @@ _WRAPPER_CLASSES = (
     ("deepspeed.runtime.base_optimizer", "DeepSpeedOptimizer"),
 )
 """Classes that wrap PyTorch's optimizers and are none themselves."""
+
+_SCALER: Any = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler
 
 _NOT_SETTINGS = frozenset({"params", "param_groups", "state"})
 
@@ -61,12 +65,13 @@ class SteppedOptimizers:
         """Do nothing: no gradients are reported."""
 
     def _note(self, optimizer: Any, *_: Any) -> None:
-        self._add(optimizer)
+        self.add(optimizer)
         scaler = _scaler_above(sys._getframe(1))
         if scaler is not None:
-            self._add(scaler)
+            self.add(scaler)
 
-    def _add(self, one: Any) -> None:
+    def add(self, one: Any) -> None:
+        """Remember one, as if it had stepped."""
         if id(one) not in self._found:
             self._found[id(one)] = weakref.ref(one)
 
@@ -78,7 +83,7 @@ class SteppedOptimizers:
 
 def _scaler_above(frame: FrameType | None) -> Any:
     """Return the gradient scaler that steps an optimizer, found by the code of the method that does it."""
-    code = getattr(getattr(torch.amp.GradScaler, "_maybe_opt_step", None), "__code__", None)
+    code = getattr(getattr(_SCALER, "_maybe_opt_step", None), "__code__", None)
     for _ in range(_MOST_OUTSIDE):
         if frame is None:
             break
@@ -97,7 +102,10 @@ def optimizers_of(models: Sequence[NamedModel], stepped: SteppedOptimizers | Non
     roots: list[Any] = [model.model for model in models if not _is_plain(model.model)]
     roots += stepped.all if stepped is not None else []
     if not any(map(leaves_of, roots)) or _has_wrappers():
-        roots += _existing()
+        for one in _existing():
+            roots.append(one)
+            if stepped is not None:
+                stepped.add(one)  # so that they are not searched again when the step ends
     names = _Names(models, roots)
     found = [_described(one, names) for one in _distinct(roots)]
     if any(any(group.parameters) for one in found for group in one.groups):
@@ -116,19 +124,21 @@ def _has_wrappers() -> bool:
 
 def _existing() -> list[Any]:
     """Return the optimizers and gradient scalers of this process."""
-    kinds: tuple[Any, ...] = (torch.optim.Optimizer, torch.amp.GradScaler)
+    kinds: tuple[Any, ...] = (torch.optim.Optimizer, _SCALER)
     kinds += tuple(
         kind for module, name in _WRAPPER_CLASSES if (kind := getattr(sys.modules.get(module), name, None)) is not None
     )
     subclasses = _subclasses_of(kinds)
     began = time.perf_counter()
+    objects = gc.get_objects()
     found: list[Any] = []
-    for place, one in enumerate(gc.get_objects()):
-        if type(one) in subclasses:
-            found.append(one)
-        if not place & 0xFFFF and time.perf_counter() - began > _MAX_SEARCH_S:
+    # In C: there are hundreds of thousands. What was made last is looked at first.
+    for end in range(len(objects), 0, -_PART):
+        part = objects[max(end - _PART, 0) : end]
+        found += compress(part, map(subclasses.__contains__, map(type, part)))
+        if time.perf_counter() - began > _MAX_SEARCH_S:
             break
-    return found
+    return found[::-1]
 
 
 def _subclasses_of(kinds: Iterable[Any]) -> set[type[Any]]:
