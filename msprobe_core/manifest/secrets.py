@@ -38,8 +38,8 @@ _OFTEN = frozenset(
 )
 """Words of a name whose text is a secret, but whose numbers are not: ``num_key_value_heads``, ``pad_token_id``."""
 
-_HARMLESS = re.compile(r"<[^<>]{0,40}>|<\|[^<>]{0,40}\|>|\[[A-Z_0-9]{1,12}\]|[a-z_]{1,12}|\d{1,9}|", re.ASCII)
-"""Text under such a name that is none: special tokens of a vocabulary, and words such as ``bpe``."""
+_HARMLESS = re.compile(r"<[^<>]{0,40}>|<\|[^<>]{0,40}\|>|\[[A-Z_0-9]{1,12}\]|\d{1,9}|", re.ASCII)
+"""Text under such a name that is none: special tokens of a vocabulary, and small numbers."""
 
 _KNOWN = re.compile(
     r"""
