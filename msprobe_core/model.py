@@ -52,6 +52,7 @@ class Task(str, Enum):
     STRUCTURE = "structure"
     OVERFLOW_CHECK = "overflow_check"
     ACC_CHECK = "acc_check"
+    FREE_BENCHMARK = "free_benchmark"
 
 
 class SiteKind(str, Enum):

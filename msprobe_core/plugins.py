@@ -41,6 +41,7 @@ _HOOK_PREFIX = "msprobe_"
 _BUILT_IN = (
     "msprobe_core.capture.processors",
     "msprobe_core.api_check.features",
+    "msprobe_core.free_benchmark.perturbing",
     "msprobe_core.store.json_writer",
     "msprobe_core.store.folder_reader",
     "msprobe_core.store.json_reader",

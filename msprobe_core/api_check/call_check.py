@@ -62,6 +62,8 @@ class CallChecker:
         trusts_own: Whether the replay in the call's own precision runs other kernels than the call did. In the process
             of the training it runs the same, and explains no errors that have a direction.
         quantization_apis: See `msprobe_core.api_check.published.published_columns`.
+        own_factor: By how much the replay in the call's own precision may exceed what disturbed replays explain.
+        allows_cancellation: Whether it may also be off by the round-off of the inputs, whose terms may cancel.
     """
 
     framework: ReplayingFramework
@@ -70,6 +72,8 @@ class CallChecker:
     measures_power: bool = True
     trusts_own: bool = True
     quantization_apis: tuple[str, ...] | None = None
+    own_factor: float = OWN_FACTOR
+    allows_cancellation: bool = True
 
     def check(self, call: RecordedCall) -> CallVerdict:
         """Check the recorded result of a call; whatever prevents it is the reason of a `Verdict.CANNOT_TELL`."""
@@ -150,13 +154,13 @@ class CallChecker:
         stage = 1
         if any(_is_undecided(judge.judgement) for judge in judges.values()):
             stage, replays = 2, replayer.disturbed(NUM_DISTURBED)
-            floor = _rounding_of_inputs(call)
+            floor = _rounding_of_inputs(call) if self.allows_cancellation else 0.0
             judges = {path: judge_of(path, value, replays) for path, value in results.items()}
             for path, value in results.items():
                 of_others = judge_of(path, value, replace(replays, own=None))
                 off = _times_off(judges[path].judgement, of_others.judgement, floor)
                 is_same = not self.trusts_own and abs(_bias(value, plain.oracle[path].values) or 0.0) > _DIRECTED
-                if off > OWN_FACTOR or (is_same and off > 1.0):
+                if off > self.own_factor or (is_same and off > 1.0):
                     judges[path] = of_others
                     notes.append(Finding(CheckCode.HOST_IS_OFF_TOO, fields={"output": path, "times": off}))
         elif self.measures_power:

@@ -17,7 +17,8 @@ class Verdict(str, Enum):
     WRONG = "wrong"
     """Off by more than round-off in the call and in its inputs explains."""
     SUSPECT = "suspect"
-    """Wrong for inputs that were made from statistics, which are not those that the call had."""
+    """Wrong for inputs that were made from statistics, which are not those that the call had; or a reaction to a
+    perturbation that arithmetic does not explain, where no float64 replay decides."""
     ILL_CONDITIONED = "ill_conditioned"
     """Off, but by no more than rounding the inputs changes the exact result."""
     RIGHT = "right"
@@ -121,6 +122,7 @@ class OutputVerdict(msgspec.Struct, frozen=True, kw_only=True):
         applied: Mutants that were tried.
         accepted: Those of them that this check would have called right.
         published: Metrics of published standards.
+        ratio: Of a perturbed call: the largest ratio of an element before and after, as published; else ``None``.
     """
 
     path: str
@@ -140,6 +142,7 @@ class OutputVerdict(msgspec.Struct, frozen=True, kw_only=True):
     applied: tuple[Mutant, ...] = ()
     accepted: tuple[Mutant, ...] = ()
     published: PublishedColumns = PublishedColumns()
+    ratio: float | None = None
 
     @property
     def is_weak(self) -> bool:

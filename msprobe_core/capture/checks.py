@@ -43,7 +43,7 @@ def processor_for(config: Config, processors: Mapping[str, Processor]) -> Proces
     Raises:
         ConfigError: there is none of the configured name.
     """
-    if config.task is Task.ACC_CHECK:
+    if config.task in (Task.ACC_CHECK, Task.FREE_BENCHMARK):
         return NoDigests()
     return guarded_processor(choose("summary_mode", str(config.options.summary_mode), processors))
 

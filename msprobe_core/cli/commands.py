@@ -15,6 +15,7 @@ from msprobe_core.cli.control import control
 from msprobe_core.cli.convert import convert
 from msprobe_core.cli.estimate import estimate
 from msprobe_core.cli.export import export
+from msprobe_core.cli.free_benchmark import free_benchmark
 from msprobe_core.cli.graph import graph, graph_visualize
 from msprobe_core.cli.locate import locate
 from msprobe_core.cli.merge import merge_result
@@ -42,6 +43,7 @@ def msprobe_register_commands() -> Sequence[click.Command]:
         data2db,
         estimate,
         export,
+        free_benchmark,
         graph,
         graph_visualize,
         locate,

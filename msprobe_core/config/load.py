@@ -21,8 +21,12 @@ from msprobe_core.config.schema import (
     CommonFields,
     Config,
     DataMode,
+    FuzzDevice,
+    FuzzStage,
+    HandlerType,
     JsonObject,
     LoadOptions,
+    PertMode,
     TaskOptions,
 )
 from msprobe_core.config.text import given_path, is_directory, read_text
@@ -90,6 +94,8 @@ def check_config(fields: JsonObject, where: str, **overrides: Any) -> Config:
     given_path(config.dump_path, f"{where}: 'dump_path'")
     if config.level is not Level.L2:
         config = msgspec.structs.replace(config, options=_as_one_mode(config.options, where))
+    if config.task is Task.FREE_BENCHMARK:
+        config = msgspec.structs.replace(config, options=_as_listed_calls(config.options, where))
     config = as_repetition(config)
     _check_together(config, where)
     if config.task is Task.STRUCTURE and config.level not in {Level.L0, Level.MIX}:
@@ -155,7 +161,7 @@ def _check_block(task: Task, block: object, where: str) -> TaskOptions:
     types = {name: _OPTION_TYPES[name] for name in TASK_FIELDS[task]}
     checked = _check_fields(block, types, f"{where}: '{task.value}'", known_before=former.TASK_FIELDS)  # pyright: ignore[reportUnknownArgumentType]
     options = TaskOptions(**checked)
-    _check_options(options, f"{where}: '{task.value}'")
+    _check_options(options, task, f"{where}: '{task.value}'")
     return options
 
 
@@ -174,6 +180,20 @@ def _as_one_mode(options: TaskOptions, where: str) -> TaskOptions:
         _logger.warning("%s: 'summary_mode' lists counts of zeros, which are kept at level L2 only", where)
     mode = "md5" if set(listed) & set(former.CHECKSUMS) else "statistics"
     return msgspec.structs.replace(options, summary_mode=mode)
+
+
+def _as_listed_calls(options: TaskOptions, where: str) -> TaskOptions:
+    """Return the options of ``free_benchmark`` with its calls as ``list``, and the direction of these as ``data_mode``.
+
+    Raises:
+        ConfigError: ``scope`` has a name that no call has.
+    """
+    for name in options.scope:
+        _check_scope(name, Level.L1, f"{where}: 'free_benchmark'")
+    calls = tuple(name.rpartition(".")[0] + "." for name in options.scope)
+    is_forward = options.fuzz_stage is FuzzStage.FORWARD
+    mode = (DataMode.FORWARD,) if is_forward else (DataMode.ALL,)  # a backward is repeated from its forward's inputs
+    return msgspec.structs.replace(options, scope=(), list=(*options.list, *calls), data_mode=mode)
 
 
 def _check_fields(
@@ -290,8 +310,8 @@ def _suggest(word: str, known: Iterable[str]) -> str:
     return f"did you mean '{lowered[close[0]]}'? ({allowed})" if close else allowed
 
 
-def _check_options(options: TaskOptions, where: str) -> None:
-    if len(options.scope) not in {0, 2}:
+def _check_options(options: TaskOptions, task: Task, where: str) -> None:
+    if len(options.scope) not in {0, 2} and task is not Task.FREE_BENCHMARK:  # which lists single calls there
         raise ConfigError(
             f"{where}: 'scope' is {list(options.scope)!r}, but must be the first and last entry name of the window, "
             "or empty"
@@ -313,6 +333,8 @@ def _check_options(options: TaskOptions, where: str) -> None:
         raise ConfigError(f"{where}: 'sample' is {options.sample}, but must be at least 1")
     if options.bench_path:
         _check_bench(options, where)
+    if task is Task.FREE_BENCHMARK:
+        _check_perturbing(options, where)
     for rule in options.slice:
         if rule.dim < 0 or rule.begin < 0 or (rule.size is not None and rule.size < 0):
             raise ConfigError(f"{where}: 'slice' has a negative 'dim', 'size' or 'begin'")
@@ -326,6 +348,26 @@ def _check_bench(options: TaskOptions, where: str) -> None:
     if not is_directory(given_path(str(options.bench_path), f"{where}: 'bench_path'")):
         raise ConfigError(
             f"{where}: 'bench_path' is {options.bench_path!r}, which is no directory; give that of an earlier run"
+        )
+
+
+def _check_perturbing(options: TaskOptions, where: str) -> None:
+    if options.max_sample < 1 or options.preheat_step < 0:
+        raise ConfigError(f"{where}: 'max_sample' must be at least 1, and 'preheat_step' at least 0")
+    if (options.pert_mode is PertMode.TO_CPU) != (options.fuzz_device is FuzzDevice.CPU):
+        raise ConfigError(
+            f"{where}: 'fuzz_device' is {options.fuzz_device.value!r} and 'pert_mode' is {options.pert_mode.value!r}; "
+            "the host stands for the mode to_cpu, and that mode for the host: give both or neither"
+        )
+    if options.handler_type is HandlerType.FIX:
+        raise ConfigError(
+            f"{where}: 'handler_type' is 'fix', which changes the training and is not available; take 'check', and "
+            "repeat a step in float32 with msprobe.pytorch.shadow_step to see its effect"
+        )
+    if options.if_preheat:
+        _logger.warning(
+            "%s: 'if_preheat' has no effect: limits follow from the arithmetic of each call, and need no calibration",
+            where,
         )
 
 
@@ -362,8 +404,9 @@ def _check_together(config: Config, where: str) -> None:
             f"{where}: 'data_mode' leaves out a side of each call, but 'overflow_check' needs both; use forward or "
             "backward, or leave it out"
         )
-    if config.task is Task.ACC_CHECK and config.level is not Level.L1:
-        raise ConfigError(f"{where}: 'acc_check' checks calls of APIs: take level L1, not {config.level.value}")
+    if config.task in (Task.ACC_CHECK, Task.FREE_BENCHMARK) and config.level is not Level.L1:
+        task = config.task.value
+        raise ConfigError(f"{where}: '{task}' checks calls of APIs: take level L1, not {config.level.value}")
     if config.level is Level.L2 and config.perturb is not None:
         raise ConfigError(f"{where}: 'perturb' does not apply at level L2, whose kernels run compiled; remove one")
     if config.level is Level.L2 and config.options.scope:

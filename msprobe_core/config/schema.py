@@ -40,6 +40,53 @@ class ReduceDevice(str, Enum):
     DEVICE = "device"
 
 
+class PertMode(str, Enum):
+    """How the task ``free_benchmark`` perturbs a call. ``EXCHANGE_VALUE`` is MindSpore's name of ``CHANGE_VALUE``."""
+
+    IMPROVE_PRECISION = "improve_precision"
+    ADD_NOISE = "add_noise"
+    BIT_NOISE = "bit_noise"
+    NO_CHANGE = "no_change"
+    CHANGE_VALUE = "change_value"
+    EXCHANGE_VALUE = "exchange_value"
+    TO_CPU = "to_cpu"
+
+
+class HandlerType(str, Enum):
+    """What the task ``free_benchmark`` does with the result of a perturbed call."""
+
+    CHECK = "check"
+    FIX = "fix"
+
+
+class FuzzStage(str, Enum):
+    """Which calls the task ``free_benchmark`` perturbs."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+
+
+class FuzzDevice(str, Enum):
+    """Where the task ``free_benchmark`` repeats calls: on the device of the training, or on the host."""
+
+    NPU = "npu"
+    CUDA = "cuda"
+    CPU = "cpu"
+
+
+class FuzzLevel(str, Enum):
+    """Which calls the task ``free_benchmark`` repeats: those of APIs."""
+
+    L1 = "L1"
+
+
+class ReactionJudge(str, Enum):
+    """What decides whether a reaction is a fault: what rounding explains, or the published ratios."""
+
+    NOISE = "noise"
+    RATIO = "ratio"
+
+
 class TensorFormat(str, Enum):
     """Storage of whole tensors: one file each, or in safetensors shards that hold each distinct tensor once."""
 
@@ -77,6 +124,15 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     budget: float = 0.05
     sample: int = 64
     seed: int = 0
+    fuzz_device: FuzzDevice = FuzzDevice.NPU
+    pert_mode: PertMode = PertMode.IMPROVE_PRECISION
+    handler_type: HandlerType = HandlerType.CHECK
+    fuzz_level: FuzzLevel = FuzzLevel.L1
+    fuzz_stage: FuzzStage = FuzzStage.FORWARD
+    if_preheat: bool = False
+    preheat_step: int = 15
+    max_sample: int = 20
+    judge: ReactionJudge = ReactionJudge.NOISE
 
 
 _SELECTION = ("scope", "list", "data_mode")
@@ -89,6 +145,10 @@ TASK_FIELDS: dict[Task, tuple[str, ...]] = {
     Task.STRUCTURE: (),
     Task.OVERFLOW_CHECK: (*_SELECTION, "overflow_nums"),
     Task.ACC_CHECK: ("white_list", "black_list", "error_data_path", "budget", "sample", "seed"),
+    Task.FREE_BENCHMARK: (
+        "scope", "list", "fuzz_device", "pert_mode", "handler_type", "fuzz_level", "fuzz_stage", "if_preheat",
+        "preheat_step", "max_sample", "budget", "sample", "seed", "judge",
+    ),
 }  # fmt: skip
 """The fields that the block of each task may have."""
 

@@ -37,8 +37,8 @@ GRADIENT_PROBE: Final = (
     "(….parameters_grad), and `msprobe compare` compares them"
 )
 FREE_BENCHMARK: Final = (
-    "checks without a golden run are made otherwise; `msprobe.pytorch.shadow_step` repeats a step in float32 or "
-    "float64, and `msprobe compare` compares the step with its repetition"
+    "perturbed repetitions of calls are the task 'free_benchmark' of PrecisionDebugger's configuration, with the same "
+    "fields; `msprobe free_benchmark show` reads its results"
 )
 ONLINE_CHECK: Final = (
     "online checks of APIs are not part of msprobe; record two runs and compare them with `msprobe compare`"
@@ -172,7 +172,6 @@ TASKS: Final = {
     "exception_dump": (
         "kernels are not dumped at exceptions; the task 'overflow_check' records the calls that make NaN or Inf"
     ),
-    "free_benchmark": FREE_BENCHMARK,
     "grad_probe": GRADIENT_PROBE,
     "nan_check": "take the task 'overflow_check', which records the calls that make NaN or Inf, on any device",
     "run_ut": "its name is 'acc_check' now, with the same fields",

@@ -35,7 +35,7 @@ from msprobe_core.replay.replays import UNIT_ROUNDOFF, Replays
 FACTOR = 3.0
 """By how much an error may exceed that of the replay; the deviation of an average over elements is far smaller."""
 
-_ROUNDING = 0.4
+ROUNDING = 0.4
 """Root mean square of the relative error of rounding to nearest, in units of u: 1/sqrt(3) of u at the lower end of a
 binade, and a third less on average over a binade."""
 
@@ -45,7 +45,7 @@ ELEMENT_FACTOR = 4.0
 ILL_CONDITIONED = 8.0
 """The amplification of relative errors from which a call is called ill-conditioned."""
 
-_SUBNORMAL = {"float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133, "float64": 2.0**-1074}
+SUBNORMAL = {"float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133, "float64": 2.0**-1074}
 _MAXIMUM = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38}
 
 Array = NDArray[Any]
@@ -159,7 +159,7 @@ class _NumberJudge:
         for each in (*disturbed, *(() if own is None else (own,))):
             finite &= np.isfinite(each)
         self._finite, self._oracle = finite, oracle[finite]
-        self._scale = _norm(self._oracle)
+        self._scale = norm_of(self._oracle)
         self._allowance = _Allowance.of(
             self._oracle, None if own is None else own[finite].astype(self._wide),
             [each[finite] for each in disturbed], recorded.dtype, replays,
@@ -206,7 +206,7 @@ class _NumberJudge:
     def _errors(self, values: Array) -> tuple[float, Array]:
         """Return the norm of the error, and the error of each finite element divided by its allowance."""
         error = np.abs(values.astype(self._wide)[self._finite] - self._oracle)
-        return _norm(error), error / self._allowance.elements
+        return norm_of(error), error / self._allowance.elements
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,12 +222,12 @@ class _Allowance:
     @classmethod
     def of(cls, oracle: Array, own: Array | None, disturbed: list[Array], dtype: str, replays: Replays) -> _Allowance:
         roundoff = max(UNIT_ROUNDOFF.get(dtype, 2.0**-24), replays.result_roundoff)
-        tiny = _SUBNORMAL.get(dtype, 2.0**-9)
+        tiny = SUBNORMAL.get(dtype, 2.0**-9)
         changes = [np.abs(each - oracle) for each in disturbed]
-        condition = max((_norm(change) for change in changes), default=0.0)
+        condition = max((norm_of(change) for change in changes), default=0.0)
         of_own = None if own is None else np.abs(own - oracle)
         last_digit = rounding = FACTOR * max(
-            0.0 if of_own is None else _norm(of_own), _ROUNDING * roundoff * _norm(oracle)
+            0.0 if of_own is None else norm_of(of_own), ROUNDING * roundoff * norm_of(oracle)
         )
         if replays.roundoff:
             of_sums = min(roundoff, UNIT_ROUNDOFF["float32"]) / replays.roundoff * condition
@@ -240,7 +240,7 @@ class _Allowance:
         if of_own is not None:
             elements = elements + of_own
         return cls(
-            own=None if of_own is None else _norm(of_own), rounding=float(rounding), last_digit=last_digit,
+            own=None if of_own is None else norm_of(of_own), rounding=float(rounding), last_digit=last_digit,
             condition=condition, elements=elements,
         )  # fmt: skip
 
@@ -280,7 +280,8 @@ def _unlike(values: Array, expected: Array) -> Array:
     return is_either & ~same
 
 
-def _norm(values: Array) -> float:
+def norm_of(values: Array) -> float:
+    """Return the Euclidean norm of finite values, which neither overflows nor loses small ones."""
     largest = float(np.max(np.abs(values), initial=0.0))
     if largest == 0.0 or not np.isfinite(largest):
         return largest
@@ -348,6 +349,6 @@ def relative_difference(target: ReplayTensor, golden: ReplayTensor) -> float | N
     if np.any(_unlike(values, others)):
         return float("inf")
     finite = np.isfinite(values)
-    scale = _norm(others[finite])
-    difference = _norm(values[finite] - others[finite])
+    scale = norm_of(others[finite])
+    difference = norm_of(values[finite] - others[finite])
     return difference / scale if scale else float("inf") if difference else 0.0

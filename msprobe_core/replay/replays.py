@@ -116,7 +116,7 @@ class Replayer:
         call, framework = self._call, self._framework
         disturbed = [framework.replay(_mapped(self.base, disturb), self._model).values for _ in range(number)]
         is_elementwise = _is_elementwise(call, self.base, self.plain.oracle, framework, self._model)
-        return replace(self.plain, disturbed=disturbed, num_summed=1 if is_elementwise else _num_summed(call))
+        return replace(self.plain, disturbed=disturbed, num_summed=1 if is_elementwise else num_summed(call))
 
     def on_device(self, device: str) -> dict[str, ReplayTensor]:
         """Return the results of the call from another device than the host; see `replay_on_device`."""
@@ -153,17 +153,39 @@ def _first_on_device(
 ) -> dict[str, ReplayTensor]:
     if not isinstance(framework, DeviceReplayingFramework):
         raise ReplayError("calls of this framework are replayed on the host only")
+    found, _ = _first_as_recorded(attempts, call, lambda attempt: framework.replay(attempt, model, device))
+    return {path: found.values[path] for path in call.outputs}
+
+
+def replay_as_recorded(call: RecordedCall, run: Run, max_elements: int) -> tuple[Replayed, ReplayCall]:
+    """Replay a call in the precision that it was recorded in, that of autocast if there was any.
+
+    Args:
+        call: The call, with its results.
+        run: Replays, on the host or a device.
+        max_elements: Calls with more elements in their results are not replayed.
+
+    Returns: the results, and the form of the call that succeeded, to be replayed again.
+
+    Raises:
+        ReplayError: it cannot be replayed, returns other shapes than recorded, or draws random numbers.
+    """
+    return _first_as_recorded(_attempts(_base_of(call, max_elements)), call, run)
+
+
+def _first_as_recorded(attempts: Iterable[ReplayCall], call: RecordedCall, run: Run) -> tuple[Replayed, ReplayCall]:
     failure: ReplayError | None = None
     for attempt in attempts:
         try:
-            found = framework.replay(attempt, model, device)
+            found = run(attempt)
             _refuse_other(found, call)
             if (dtype := _autocast_dtype(call, found.values)) is not None:
-                found = framework.replay(_cast(attempt, dtype), model, device)
+                cast = _cast(attempt, dtype)
+                return run(cast), cast
         except ReplayError as error:
             failure = failure or error
             continue
-        return {path: found.values[path] for path in call.outputs}
+        return found, attempt
     assert failure is not None
     raise failure
 
@@ -349,7 +371,7 @@ def _roundoff(dtype: str) -> float:
     return UNIT_ROUNDOFF.get(dtype, 0.0)
 
 
-def _num_summed(call: RecordedCall) -> int:
+def num_summed(call: RecordedCall) -> int:
     """Return the largest possible number of terms of a sum: along a dimension, or of all elements reduced to one."""
     smallest = min((value.values.size for value in call.outputs.values()), default=1) or 1
     longest = 1

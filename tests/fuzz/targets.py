@@ -382,6 +382,20 @@ def _use_updates(directory: Path) -> None:
     load_updates(directory)
 
 
+def _reactions(place: Path) -> None:
+    output = {"path": "0", "reason": "noisy", "times": 3.5, "amplification": "Infinity"}
+    line = {"step": 0, "call": "Functional.f.0.forward", "verdict": "wrong", "tensors": "f32[2]", "outputs": [output]}
+    directory = place / "run" / "step0" / "rank0"
+    directory.mkdir(parents=True)
+    (directory / "free_benchmark.jsonl").write_text(f"{json.dumps(line)}\n" * 3)
+
+
+def _use_reactions(place: Path) -> None:
+    from msprobe_core.free_benchmark.ranking import read_ranking
+
+    read_ranking(place / "run")
+
+
 def _stored_calls(directory: Path) -> None:
     from msprobe_core import names
     from msprobe_core.api_check.call_records import Header
@@ -631,6 +645,7 @@ TARGETS = {
     ),
     "verl": Target(["verl/_files", "store/json_structs", "store/samples"], _verl, _use_verl),
     "updates": Target(["store/training_metrics"], _updates, _use_updates),
+    "reactions": Target(["free_benchmark/ranking"], _reactions, _use_reactions, "**/*.jsonl"),
     "stored calls": Target(["api_check/call_files"], _stored_calls, _use_stored_calls, "calls/*"),
     "op_generate": Target(["api_check/op_config", "api_check/op_extract"], _op_config, _use_op_config),
     "locks": Target(["capture/place"], _locks, _use_locks, ".rank0.lock"),

@@ -216,7 +216,7 @@ LAYERS = [
     {"capture", "compare"},
     {"replay"},
     {"api_check", "checkpoint", "config_check", "confirm", "gradients", "monitor", "overflow"},
-    {"locate"},
+    {"free_benchmark", "locate"},
     {"report", "estimate"},
     {"calibrate", "view", "compat"},
     {"exports"},

@@ -1,9 +1,9 @@
-"""The task ``acc_check``: samples calls of a training, and checks them when their step ends.
+"""Samples calls of a training, and checks them when their step ends: the task ``acc_check``, and others like it.
 
 Inside of a step the tensors of the sampled calls are copied on their device, like those of the task ``tensor``, and
-nothing is computed or fetched. At `step()` the copies are fetched, and each call is checked as `CallChecker` checks
-calls of a dump, as long as the budget allows. Copies of calls that are right are dropped; those of others are written
-to the dump of the step, which holds nothing else.
+nothing is computed or fetched. At `step()` the copies are fetched, and each call is checked by a `Checker`, for
+``acc_check`` as calls of a dump are, as long as the budget allows. Copies of calls that are right are dropped; those of
+others are written to the dump of the step, which holds nothing else.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -70,6 +70,19 @@ _IS_KEPT = (Verdict.WRONG, Verdict.SUSPECT, Verdict.ILL_CONDITIONED)
 _NOTHING = Batch([], {})
 
 
+class Checker(Protocol):
+    """Checks calls one by one."""
+
+    @property
+    def framework(self) -> ReplayingFramework:
+        """Replays calls."""
+        ...
+
+    def check(self, call: RecordedCall) -> CallVerdict:
+        """Return the verdict on a recorded call; whatever prevents one is its reason."""
+        ...
+
+
 class _Copy(NamedTuple):
     snapshot: Any
     stem: str
@@ -84,26 +97,35 @@ class _Held:
     size_bytes: int = 0
 
 
+def replaying(host: Host) -> ReplayingFramework:
+    """Return the framework of a session, which replays calls.
+
+    Raises:
+        PluginError: its plugin does not.
+    """
+    if isinstance(host.framework, ReplayingFramework):
+        return host.framework
+    task = host.config.task.value
+    raise PluginError(f"the task '{task}' is not available for {host.framework.name}: it replays no calls")
+
+
 class OnlineCheck(Feature):
     """Checks sampled calls between steps; see the module.
 
     Args:
         host: Services of the session.
-        framework: Replays calls.
+        checker: Checks calls.
         budget: Decides which steps are recorded, and how long calls are checked.
+        sample: Chooses calls.
     """
 
-    def __init__(self, host: Host, framework: ReplayingFramework, budget: StepBudget) -> None:
-        options = host.config.options
+    def __init__(self, host: Host, checker: Checker, budget: StepBudget, sample: CallSample) -> None:
         self._host = host
         self._config: Config = host.config
         self._budget = budget
-        self._checker = CallChecker(
-            framework=framework, max_elements=MAX_ELEMENTS, measures_power=False, trusts_own=False
-        )
-        self._sample = CallSample(
-            options.white_list, options.black_list, options.sample, options.seed, framework.why_not_replayed
-        )
+        self._task = host.config.task.value
+        self._checker = checker
+        self._sample = sample
         self._lock = threading.RLock()
         self._entries: dict[str, Entry] = {}
         self._held: dict[str, _Held] = {}
@@ -129,9 +151,12 @@ class OnlineCheck(Feature):
         Raises:
             PluginError: the framework's plugin does not replay calls.
         """
-        if not isinstance(host.framework, ReplayingFramework):
-            raise PluginError(f"the task 'acc_check' is not available for {host.framework.name}: it replays no calls")
-        return cls(host, host.framework, StepBudget(host.config.options.budget))
+        framework, options = replaying(host), host.config.options
+        checker = CallChecker(framework=framework, max_elements=MAX_ELEMENTS, measures_power=False, trusts_own=False)
+        sample = CallSample(
+            options.white_list, options.black_list, options.sample, options.seed, framework.why_not_replayed
+        )
+        return cls(host, checker, StepBudget(options.budget), sample)
 
     # --- which calls ------------------------------------------------------------------------------------------
 
@@ -248,6 +273,8 @@ class OnlineCheck(Feature):
         lines: list[Mapping[str, Any]] = []
         to_keep: dict[str, Entry] = {}
         for name, kind in self._sample.in_order(sampled):
+            if not self._sample.wants(kind):
+                continue
             # One call is checked in any case: otherwise one that takes longer than is ever left would never be.
             if lines and self._budget.left < self._sample.expected_seconds(kind):
                 continue
@@ -255,6 +282,7 @@ class OnlineCheck(Feature):
             kind.note(verdict, step)
             self._verdicts[verdict.verdict] += 1
             lines.append(verdict_line(verdict, kind, step))
+            self.note(verdict, step)
             if self._is_to_keep(kind, verdict, step):
                 entries = (self._entries.get(each) for each in (names.forward_of(name), name) if each is not None)
                 to_keep |= {entry.name: entry for entry in entries if entry is not None}
@@ -262,8 +290,11 @@ class OnlineCheck(Feature):
             if self._problem is not None:
                 break
         if lines and self._unit is not None:
-            write_verdicts(self._unit / VERDICTS_FILE, lines)
+            write_verdicts(self._unit / VERDICTS_FILE.format(task=self._task), lines)
         return self._kept(to_keep)
+
+    def note(self, verdict: CallVerdict, step: int) -> None:
+        """React to the verdict on a call; tasks override this."""
 
     def _opened(self, sampled: Mapping[str, Kind]) -> RecordedCalls:
         """Return the sampled calls as a dump; a backward needs the entry of its forward, too."""
@@ -288,10 +319,12 @@ class OnlineCheck(Feature):
         except BaseException as caught:  # raised by a framework in a replay, or by a fault of ours
             error = kept(caught)
             self._num_failures += 1
-            _logger.debug("acc_check: %s", name, exc_info=caught)
+            _logger.debug("%s: %s", self._task, name, exc_info=caught)
         if self._num_failures == _MAX_FAILURES:
             self._problem = reason_of(error)
-            _logger.warning("acc_check: checking ends after %d failures, the last: %s", _MAX_FAILURES, self._problem)
+            _logger.warning(
+                "%s: checking ends after %d failures, the last: %s", self._task, _MAX_FAILURES, self._problem
+            )
         found = unchecked(call, Finding(OnlineCode.FAILED, fields={"why": reason_of(error)}))
         return call, msgspec.structs.replace(found, seconds=time.perf_counter() - begin)
 
@@ -305,8 +338,8 @@ class OnlineCheck(Feature):
         worst = found.worst
         if found.verdict is not Verdict.ILL_CONDITIONED and self._verdicts[found.verdict] <= _NUM_LOGGED:
             _logger.warning(
-                "step %d: acc_check: %s is %s%s",
-                step, found.entry, found.verdict.value, "" if worst is None else f": {worst.reason.text}",
+                "step %d: %s: %s is %s%s",
+                step, self._task, found.entry, found.verdict.value, "" if worst is None else f": {worst.reason.text}",
             )  # fmt: skip
         return self._num_kept[kind.name, found.verdict] <= _NUM_KEPT_PER_KIND
 
@@ -335,7 +368,7 @@ class OnlineCheck(Feature):
             replays = Replayer(call, self._checker.framework, None, MAX_ELEMENTS).plain
             save_error_data(directory, call, {path: replays.oracle[path] for path in call.outputs})
         except (MsprobeError, OSError) as error:
-            _logger.warning("acc_check: data of %s are not written to %s (%s)", call.entry, directory, error)
+            _logger.warning("%s: data of %s are not written to %s (%s)", self._task, call.entry, directory, error)
 
     # --- the end ----------------------------------------------------------------------------------------------
 
@@ -357,7 +390,7 @@ class OnlineCheck(Feature):
         if self._unit is None:
             return
         self._written = self._budget.clock()
-        path = self._unit.parent.parent / COVERAGE_FILE.format(unit=self._unit.name)
+        path = self._unit.parent.parent / COVERAGE_FILE.format(task=self._task, unit=self._unit.name)
         write_coverage(path, self.totals, self._sample.kinds.values())
 
     def close(self) -> None:
@@ -367,9 +400,9 @@ class OnlineCheck(Feature):
         self._write_coverage()
         totals = self.totals
         _logger.warning(
-            "acc_check: %d calls checked in %d of %d steps, %d wrong; of %d kinds of calls %d were judged; it took "
+            "%s: %d calls checked in %d of %d steps, %d wrong; of %d kinds of calls %d were judged; it took "
             "%.1f %% of the time; see %s",
-            totals.num_calls, totals.num_recorded, totals.num_steps, totals.verdicts.get(Verdict.WRONG.value, 0),
-            totals.num_kinds, totals.num_kinds_checked, 100 * totals.share,
-            self._unit.parent.parent / COVERAGE_FILE.format(unit=self._unit.name),
+            self._task, totals.num_calls, totals.num_recorded, totals.num_steps,
+            totals.verdicts.get(Verdict.WRONG.value, 0), totals.num_kinds, totals.num_kinds_checked, 100 * totals.share,
+            self._unit.parent.parent / COVERAGE_FILE.format(task=self._task, unit=self._unit.name),
         )  # fmt: skip

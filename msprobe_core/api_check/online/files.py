@@ -14,10 +14,10 @@ from msprobe_core.findings import Finding
 from msprobe_core.store.atomic_file import whole_file, write_json
 from msprobe_core.store.json_writer import finite_number
 
-VERDICTS_FILE = "acc_check.jsonl"
+VERDICTS_FILE = "{task}.jsonl"
 """In the directory of a step and rank; one line per checked call."""
 
-COVERAGE_FILE = "acc_check_coverage_{unit}.json"
+COVERAGE_FILE = "{task}_coverage_{unit}.json"
 """In the directory of the run; ``unit`` is the name of the rank's directory."""
 
 
@@ -86,7 +86,7 @@ def verdict_line(found: CallVerdict, kind: Kind, step: int) -> dict[str, Any]:
 def _output_line(output: OutputVerdict) -> dict[str, Any]:
     numbers = {
         name: finite_number(getattr(output, name))
-        for name in ("error", "rounding", "condition", "own_error", "times", "amplification", "bias")
+        for name in ("error", "rounding", "condition", "own_error", "times", "amplification", "bias", "ratio")
     }
     return {
         "path": output.path, "dtype": output.dtype, "shape": output.shape, "verdict": output.verdict.value, **numbers,

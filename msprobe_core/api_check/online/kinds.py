@@ -6,7 +6,7 @@ import math
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, NamedTuple, cast
@@ -111,12 +111,16 @@ class CallSample:
         number: Maximum number of calls per step.
         seed: Of the choice among equal candidates.
         why_not_replayed: Returns why an API is not replayed, or ``None``.
+        phases: Phases of the calls that are checked; the forward is needed to check a backward.
+        most: How often calls of one kind are checked; ``None`` without a limit.
     """
 
     def __init__(
         self, white_list: Sequence[str], black_list: Sequence[str], number: int, seed: int,
-        why_not_replayed: Callable[[Site], str | None],
+        why_not_replayed: Callable[[Site], str | None], phases: Container[Phase] = (Phase.FORWARD, Phase.BACKWARD),
+        most: int | None = None,
     ) -> None:  # fmt: skip
+        self._phases, self._most = phases, most
         self._white, self._black = tuple(white_list), tuple(black_list)
         self._number = number
         self._random = random.Random(seed)  # noqa: S311  # the choice is no secret
@@ -194,6 +198,8 @@ class CallSample:
             tensors, api = self._tensors.get(forward), names.stem_of(forward)
             if tensors is None or api is None or not tensors:
                 continue  # without tensors there is nothing to judge
+            if entry.phase not in self._phases:
+                continue
             kind = self._kind(KindName(api, entry.phase.value, tensors), forward)
             if kind is None:
                 self.num_left_out += 1
@@ -221,6 +227,10 @@ class CallSample:
             return kind.seconds
         known = [each.seconds for each in self.kinds.values() if each.seconds is not None]
         return median(known) if known else _FIRST_SECONDS
+
+    def wants(self, kind: Kind) -> bool:
+        """Whether a further call of a kind is to be checked."""
+        return not kind.is_closed and (self._most is None or kind.num_tried < self._most)
 
     def in_order(self, entries: Mapping[str, Kind]) -> Iterator[tuple[str, Kind]]:
         """Yield entries with their kinds in the order in which to check them."""
@@ -250,7 +260,7 @@ class CallSample:
     def _choose(self, seconds: float, size_bytes: int) -> list[str]:
         calls: list[str] = []
         for kind in sorted(self.kinds.values(), key=self._rank):
-            if kind.is_closed or not kind.calls:
+            if not self.wants(kind) or not kind.calls:
                 continue
             seconds -= self.expected_seconds(kind)
             if calls and (seconds < 0 or len(calls) >= self._number):
