@@ -5,7 +5,7 @@ import pytest
 from msprobe_core.capture import Session
 from msprobe_core.config import load_config
 from msprobe_core.plugins import registry
-from msprobe_core.testing import FrameworkContract, MonitorContract, ReplayContract
+from msprobe_core.testing import FrameworkContract, ManifestContract, MonitorContract, ReplayContract
 from msprobe_core.testing.contract import MODES
 
 pytest.importorskip("mindspore")
@@ -85,3 +85,11 @@ class TestReplays(ReplayContract):
         import mindspore
 
         return mindspore.get_rng_state().asnumpy()  # the CPU has no kernel that draws from it
+
+
+class TestManifest(ManifestContract):
+    @pytest.fixture(params=[False, True], ids=["host", "deferred"])
+    def rig(self, request):
+        from mindspore_rig import MindSporeRig
+
+        return MindSporeRig(defers=request.param)

@@ -10,8 +10,8 @@ from mindspore import Parameter, nn
 from msprobe.mindspore._compiling import Compiling
 from msprobe.mindspore._gradients import CallGradients, builds_graph, is_in_backward
 from msprobe.mindspore._quiet import RecordingGuard
-from msprobe_core.interception import FoundModule, Handle, Hook, ModuleCalls, module_stem, register_after
-from msprobe_core.plugin import CallRecorder, NamedModel
+from msprobe_core.interception import FoundModule, Handle, Hook, ModuleCalls, WatchHooks, module_stem, register_after
+from msprobe_core.plugin import CallRecorder, CallWatcher, NamedModel
 
 PREFIX = "Cell"
 
@@ -173,6 +173,38 @@ class CellHooks(ParameterHooks):
     def _show(self) -> None:
         while self._hidden:
             self._hidden.pop()()
+
+
+class CellWatch:
+    """Hooks for a `CallWatcher`, absent during compilation; see `msprobe_core.plugin.Removable`."""
+
+    def __init__(self, models: Sequence[NamedModel], watcher: CallWatcher) -> None:
+        """Install the hooks."""
+        found = list(cells_of(models))
+        self._cells = [each.module for each in found]
+        self._hidden: list[Callable[[], None]] = []
+        self._hooks = WatchHooks(PREFIX, found, watcher)
+        self._compiling = Compiling(self._step_aside, self._come_back)
+        self._compiling.install()
+
+    def _step_aside(self) -> None:
+        self._hidden = [_hide_hooks(cell) for cell in self._cells]
+
+    def _come_back(self) -> None:
+        while self._hidden:
+            self._hidden.pop()()
+
+    def detach(self) -> None:
+        """Remove all hooks."""
+        self._compiling.remove()
+        self._come_back()
+        self._hooks.detach()
+
+    def release(self) -> None:
+        """Do nothing: no gradients are reported."""
+
+    def settle(self) -> None:
+        """Do nothing: no gradients are pending."""
 
 
 def _remove_all(handles: list[Handle]) -> None:

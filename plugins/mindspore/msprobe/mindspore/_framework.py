@@ -15,12 +15,13 @@ from mindspore import Tensor, nn
 from mindspore.communication import GlobalComm, get_rank
 
 from msprobe.mindspore._calls import SPARSE, ApiCalls
-from msprobe.mindspore._cells import PREFIX, CellHooks, cells_of
+from msprobe.mindspore._cells import CellHooks, CellWatch
 from msprobe.mindspore._communication import CommunicationPatches
 from msprobe.mindspore._device import WITH_ARITHMETIC, check_target, device_target, is_host
 from msprobe.mindspore._functions import ApiPatches
 from msprobe.mindspore._gradients import takes_gradient, watch_gradient
 from msprobe.mindspore._jit import JitPatches, is_tracing
+from msprobe.mindspore._manifest import Describing
 from msprobe.mindspore._measuring import Measuring
 from msprobe.mindspore._monitor import Monitoring
 from msprobe.mindspore._perturb import perturb
@@ -32,7 +33,7 @@ from msprobe.mindspore._unwritten import Unwritten
 from msprobe.mindspore.graph.attachment import GraphTaps, check_level, graph_mode, prepare
 from msprobe.mindspore.graph.values import GraphValues
 from msprobe.mindspore.kernel import dump_kernels
-from msprobe_core.interception import HostValues, PlacedAttachment, WatchHooks
+from msprobe_core.interception import HostValues, PlacedAttachment
 from msprobe_core.plugin import (
     Argument,
     Attachment,
@@ -66,7 +67,7 @@ _TENSORS = (Tensor, *SPARSE, GraphValues, Unwritten)
 _DTYPE: Any = ms.common.dtype.Type
 
 
-class MindSporeFramework(Monitoring, Measuring):
+class MindSporeFramework(Monitoring, Measuring, Describing):
     """See `msprobe_core.plugin.Framework`."""
 
     name = "mindspore"
@@ -85,6 +86,7 @@ class MindSporeFramework(Monitoring, Measuring):
         self._dtypes: dict[Any, str] = {}
         self._apis: dict[RiskLevel, ApiPatches] = {}
         self._said: set[str] = set()
+        self._graph_watchers: list[CallWatcher] = []
 
     def is_tensor(self, value: object) -> bool:
         """Whether ``value`` is a ``mindspore.Tensor``, dense or sparse."""
@@ -165,7 +167,7 @@ class MindSporeFramework(Monitoring, Measuring):
         """Hook Cells, patch APIs, or both, depending on the level; in GRAPH_MODE, receive values from graphs."""
         graphs = None
         if options.level.has_modules and options.inside_graphs:
-            graphs = GraphTaps(models, recorder, self.describe, self._say)
+            graphs = GraphTaps(models, recorder, self.describe, self._say, tuple(self._graph_watchers))
         return _Attachment(models, options, recorder, self._apis_for(options), graphs)
 
     def _apis_for(self, options: AttachOptions) -> ApiPatches | None:
@@ -221,7 +223,11 @@ class MindSporeFramework(Monitoring, Measuring):
                 "token_range and the setting 'load' follow calls of Cells in Python, and in GRAPH_MODE there are none; "
                 "leave them away, or run with ms.set_context(mode=ms.PYNATIVE_MODE)"
             )
-        return WatchHooks(PREFIX, cells_of(models), watcher)
+        return CellWatch(models, watcher)
+
+    def watch_data(self, models: Sequence[NamedModel], watcher: CallWatcher) -> Removable:
+        """Hook the Cells that the watcher wants; in GRAPH_MODE, pass it what comes out of the graphs in this window."""
+        return _GraphWatch(self._graph_watchers, watcher) if graph_mode() else self.watch(models, watcher)
 
     def perturb(self, models: Sequence[NamedModel], perturbation: Perturbation, seed: int) -> Removable:
         """Hook Cells.
@@ -336,6 +342,26 @@ class _Attachment(PlacedAttachment[ApiCalls]):
     def is_compiling(self) -> bool:
         """Whether a function runs only to be traced; other compilers read source instead of calling."""
         return is_tracing()
+
+
+class _GraphWatch:
+    """See `msprobe_core.plugin.Removable`."""
+
+    def __init__(self, watchers: list[CallWatcher], watcher: CallWatcher) -> None:
+        self._watchers = watchers
+        self._watcher = watcher
+        watchers.append(watcher)
+
+    def detach(self) -> None:
+        """End."""
+        if self._watcher in self._watchers:
+            self._watchers.remove(self._watcher)
+
+    def release(self) -> None:
+        """Do nothing: no gradients are reported."""
+
+    def settle(self) -> None:
+        """Do nothing: no gradients are pending."""
 
 
 @cache

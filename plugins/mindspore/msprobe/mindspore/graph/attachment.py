@@ -16,7 +16,7 @@ from msprobe.mindspore.graph.compiling import compilation
 from msprobe.mindspore.graph.recording import Recording
 from msprobe.mindspore.graph.tensordump import arrivals
 from msprobe_core.interception import Function, FunctionPatch, module_stem
-from msprobe_core.plugin import AttachOptions, CallRecorder, ConfigError, NamedModel, TensorMeta
+from msprobe_core.plugin import AttachOptions, CallRecorder, CallWatcher, ConfigError, NamedModel, TensorMeta
 
 
 def graph_mode() -> bool:
@@ -58,6 +58,7 @@ class GraphTaps:
         recorder: CallRecorder,
         describe: Callable[[Parameter], TensorMeta],
         say: Callable[[str], None],
+        watchers: Sequence[CallWatcher] = (),
     ) -> None:
         """Begin; graphs compiled from now on have points, even if ``prepare`` has not been called before.
 
@@ -66,6 +67,7 @@ class GraphTaps:
             recorder: Receives every call.
             describe: See `msprobe_core.plugin.Framework.describe`.
             say: Informs the user, once, about what is not recorded.
+            watchers: See `msprobe.mindspore.graph.recording.Recording`.
         """
         self._models = models
         self._say = say
@@ -81,7 +83,7 @@ class GraphTaps:
                 number = station().number_of_parameter(parameter)
                 parameters.setdefault(number, (module_stem(PREFIX, path, type_name), name, describe(parameter)))
         self._recorder = recorder
-        self._recording = Recording(recorder, cells, parameters)
+        self._recording = Recording(recorder, cells, parameters, watchers)
         if compilation().has_files:
             arrivals().drop()
         station().add(self._recording)

@@ -14,7 +14,7 @@ from msprobe.mindspore._cells import PREFIX
 from msprobe.mindspore.graph.layouts import Layout, Place, Tree
 from msprobe.mindspore.graph.values import GraphValues
 from msprobe_core.interception import module_stem
-from msprobe_core.plugin import Call, CallRecorder, GradientSlot, TensorMeta
+from msprobe_core.plugin import Call, CallRecorder, CallWatcher, GradientSlot, TensorMeta
 
 _Array = NDArray[Any]
 
@@ -76,6 +76,7 @@ class Recording:
         recorder: CallRecorder,
         cells: Mapping[int, tuple[str, str]],
         parameters: Mapping[int, tuple[str, str, TensorMeta]],
+        watchers: Sequence[CallWatcher] = (),
     ) -> None:
         """Begin without any calls.
 
@@ -83,8 +84,10 @@ class Recording:
             recorder: Receives every call.
             cells: Path and class of each recorded Cell, by the Cell's number.
             parameters: Stem of its Cell, name and description of each parameter, by the parameter's number.
+            watchers: Get the arguments of calls, when they have come out of the graph; they cannot replace them.
         """
         self._recorder = recorder
+        self._watchers = watchers
         self._cells = cells
         self._parameters = parameters
         self._own = {(stem, name): meta for stem, name, meta in parameters.values()}
@@ -128,13 +131,17 @@ class Recording:
         self._num_open += 1
         call = recorder.open_module(PREFIX, path, type_name)
         graph_call = self._calls[number] = _GraphCall(call, self._run)
-        if not (call.wants_forward or call.wants_gradients):
+        watchers = [watcher for watcher in self._watchers if watcher.wants(path, type_name)]
+        if not (call.wants_forward or call.wants_gradients or watchers):
             return
         filled = _Filled(layout, arrays)
         args, kwargs = filled.tree(layout.tree)
+        stem = module_stem(PREFIX, path, type_name)
+        for watcher in watchers:
+            watcher.before(stem, tuple(args), dict(kwargs))
+            watcher.after(stem)
         if call.wants_forward:
             recorder.record_inputs(call, args, kwargs)
-            stem = module_stem(PREFIX, path, type_name)
             own = {name: filled.value(place, self._own.get((stem, name))) for name, place in layout.parameters.items()}
             recorder.record_parameters(call, own)
         if call.wants_gradients:
