@@ -71,6 +71,7 @@ from msprobe_core.protocols.capabilities import (
     CheckingFramework,
     CommunicatingFramework,
     CompilingFramework,
+    DataWatchingFramework,
     DescribingFramework,
     DeviceGauge,
     DeviceReplayingFramework,
@@ -149,11 +150,11 @@ __all__ = [  # noqa: RUF022  # by purpose
     # Frameworks
     "Framework", "FrameworkOffer", "NamedModel", "AttachOptions", "Attachment", "Reducer", "Removable",
     # Optional capabilities of a framework
-    "CallWatcher", "CheckingFramework", "CommunicatingFramework", "CompilingFramework", "DescribingFramework",
-    "DeviceGauge", "DeviceReplayingFramework", "Fp8Reducer", "KernelChecker", "KernelDump", "KernelDumper",
-    "LinearFramework", "MeasuringFramework", "MonitoringFramework", "OperatorFramework", "PendingRows",
-    "PerturbingFramework", "ReplayingFramework", "ScriptingFramework", "TrainerFramework", "TrainingState",
-    "UpdateObservingFramework", "WatchingFramework",
+    "CallWatcher", "CheckingFramework", "CommunicatingFramework", "CompilingFramework", "DataWatchingFramework",
+    "DescribingFramework", "DeviceGauge", "DeviceReplayingFramework", "Fp8Reducer", "KernelChecker", "KernelDump",
+    "KernelDumper", "LinearFramework", "MeasuringFramework", "MonitoringFramework", "OperatorFramework",
+    "PendingRows", "PerturbingFramework", "ReplayingFramework", "ScriptingFramework", "TrainerFramework",
+    "TrainingState", "UpdateObservingFramework", "WatchingFramework",
     # Recording
     "Call", "CallRecorder", "FeatureOffer",
     # Storage

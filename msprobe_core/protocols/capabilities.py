@@ -460,6 +460,15 @@ class UpdateObservingFramework(Protocol):
 
 
 @runtime_checkable
+class DataWatchingFramework(Protocol):
+    """Optional part of a `DescribingFramework` whose models may be compiled whole: hooks would not see their calls."""
+
+    def watch_data(self, models: Sequence[NamedModel], watcher: CallWatcher) -> Removable:
+        """Report calls like `WatchingFramework.watch`, but possibly after them: what ``before`` returns is not used."""
+        ...
+
+
+@runtime_checkable
 class DeviceGauge(Protocol):
     """Optional, for ``msprobe estimate``; called at the end of a step, outside of windows."""
 

@@ -16,17 +16,18 @@ from msprobe_core.capture.attachments import Attachments
 from msprobe_core.capture.features.feature import Feature, Host
 from msprobe_core.capture.forward_window import ForwardWindow
 from msprobe_core.fingerprint.rows import ordered_hash, unordered_hash
-from msprobe_core.guard import kept, reason_of
+from msprobe_core.guard import UserCodeError, kept, reason_of
 from msprobe_core.manifest.cleaning import cleaned_optimizers
 from msprobe_core.manifest.facts import DataRows, Device, Library, Manifest, RunFacts
 from msprobe_core.manifest.process import manifest_of
 from msprobe_core.protocols.capabilities import (
+    DataWatchingFramework,
     DescribingFramework,
     PendingRows,
     UpdateObservingFramework,
     WatchingFramework,
 )
-from msprobe_core.protocols.framework import NamedModel
+from msprobe_core.protocols.framework import NamedModel, Removable
 from msprobe_core.store.manifest_file import DATA_ROWS_FILE, MANIFEST_FILE, write_data_rows, write_manifest
 
 _logger = logging.getLogger(__name__)
@@ -120,11 +121,12 @@ class ManifestRecording(Feature):
         if self._describes is None:
             return
         with self._noting("data"):
-            if models and isinstance(framework, WatchingFramework):
+            watch = _watch_of(framework)
+            if models and watch is not None:
                 if self._rows is None:
                     self._rows = _RowWatcher(self._describes, self._note)
                 self._rows.begin(models, forwards)
-                attachments.put_in_place(framework.watch, models, self._rows)
+                attachments.put_in_place(watch, models, self._rows)
         with self._noting("optimizers"):
             if self._is_first and isinstance(framework, UpdateObservingFramework):
                 attachments.put_in_place(framework.watch_optimizers)
@@ -210,6 +212,13 @@ class ManifestRecording(Feature):
             _logger.warning("the manifest of this run is incomplete: %s", note)
 
 
+def _watch_of(framework: object) -> Callable[..., Removable] | None:
+    """Return how to observe the inputs of models; ``None`` if the framework cannot."""
+    if isinstance(framework, DataWatchingFramework):
+        return framework.watch_data
+    return framework.watch if isinstance(framework, WatchingFramework) else None
+
+
 class _RowWatcher:
     """Begins to hash the rows of the inputs of the outermost modules; implements `CallWatcher`."""
 
@@ -248,6 +257,8 @@ class _RowWatcher:
             for name, value in named:
                 for place, tensor in self._tensors_in(f"{beginning}{name}", value, 0):
                     self._hash(place, tensor, micro_step)
+        except UserCodeError as error:
+            raise error.error from None  # into the training, which it is of
         except BaseException as error:  # noqa: BLE001  # arguments are objects of the program
             self._note("data", kept(error))
 
