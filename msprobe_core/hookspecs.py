@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from msprobe_core.protocols.presentation import Export, TableFormat
     from msprobe_core.protocols.recording import FeatureOffer
     from msprobe_core.protocols.storage import Processor, Reader, WriterFactory
-    from msprobe_core.protocols.trainers import ApiMap, ModuleMap, TrainerStages
+    from msprobe_core.protocols.trainers import ApiMap, ModuleMap, RunSettings, TrainerStages
 
 PROJECT = "msprobe"
 
@@ -169,6 +169,15 @@ class HookSpecs:
         Called: once, when a session opens, on the thread that called ``start``.
         Cost: start-up. ``make`` returns ``None`` for configurations that do not ask for the feature.
         Returns: `FeatureOffer` objects; each ``name`` is that of the setting or task that asks for it.
+        """
+
+    @hookspec
+    def msprobe_register_run_settings(self) -> Sequence[RunSettings]:  # pyright: ignore[reportReturnType]
+        """Offer what a trainer or another part of the program was told, for the manifest of a run.
+
+        Called: once in a process, when the first recorded step begins, on the thread that called ``start``.
+        Cost: start-up; must not import the trainer.
+        Returns: `RunSettings` objects; each ``name`` is that of the trainer, as manifests have it.
         """
 
 

@@ -10,7 +10,7 @@ Everything else is private.
   of `msprobe_core.protocols.capabilities`. It reports calls to a `CallRecorder`.
 * A format offers a `WriterFactory` and a `Reader`, which returns a `Dump`; a reduction offers a `Processor`.
 * A comparison is extended with a `Metric`, an `Executor`, an `ApiMap` or a `ModuleMap`; a `TableFormat` and an `Export`
-  show its results; a trainer has `TrainerStages`.
+  show its results; a trainer has `TrainerStages` and `RunSettings`.
 * A block around user code lets the exceptions of `is_of_the_program` pass and handles what `kept` returns;
   `UserCodeError` carries an error of the training through the probe's code.
 * The package of a plugin calls `refuse_shadowing`, and gives its names with `lazy_names`, which imports them on first
@@ -126,7 +126,7 @@ from msprobe_core.protocols.storage import (
     WriterFactory,
 )
 from msprobe_core.protocols.trainer_tools import Reductions, TrainerFramework, TrainerTools
-from msprobe_core.protocols.trainers import ApiMap, ModuleMap, TrainerStages
+from msprobe_core.protocols.trainers import ApiMap, ModuleMap, RunSettings, TrainerStages
 
 if TYPE_CHECKING:
     from msprobe_core.compare.map_files import load_api_map
@@ -162,7 +162,8 @@ __all__ = [  # noqa: RUF022  # by purpose
     # Training monitor
     "BeforeUpdate", "MonitorWriter", "MonitorWriterFactory", "MonitoredValue", "Part", "Reductions", "TrainerTools",
     # Comparison, pages and trainers
-    "Executor", "Metric", "Export", "Page", "PageGraphs", "ApiMap", "ModuleMap", "TrainerStages",
+    "Executor", "Metric", "Export", "Page", "PageGraphs", "ApiMap", "ModuleMap", "RunSettings",
+    "TrainerStages",
     # Tables of results
     "Colours", "Column", "Companion", "Table", "TableChoices", "TableFormat", "Width",
     # Data

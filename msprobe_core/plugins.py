@@ -29,7 +29,7 @@ from msprobe_core.protocols.monitoring import MonitorWriterFactory
 from msprobe_core.protocols.presentation import Export, TableFormat
 from msprobe_core.protocols.recording import FeatureOffer
 from msprobe_core.protocols.storage import Processor, Reader, WriterFactory
-from msprobe_core.protocols.trainers import ApiMap, ModuleMap, TrainerStages
+from msprobe_core.protocols.trainers import ApiMap, ModuleMap, RunSettings, TrainerStages
 
 _logger = logging.getLogger(__name__)
 
@@ -148,6 +148,10 @@ class Registry:
         """Return the stages of trainers by trainer."""
         return self._offers("msprobe_register_stages")
 
+    def run_settings(self) -> dict[str, RunSettings]:
+        """Return what trainers were told, by trainer."""
+        return self._offers("msprobe_register_run_settings")
+
     def features(self) -> dict[str, FeatureOffer]:
         """Return the features of recordings by name."""
         return self._offers("msprobe_register_features")
@@ -249,6 +253,7 @@ _OFFERED: dict[str, type] = {
     "msprobe_register_commands": _Command,
     "msprobe_register_stages": TrainerStages,
     "msprobe_register_features": FeatureOffer,
+    "msprobe_register_run_settings": RunSettings,
 }
 
 

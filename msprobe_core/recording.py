@@ -8,7 +8,8 @@
   goes wrong.
 * Monitor: `TrainerMon` and `TrainerMonitorV2` monitor a whole training; a plugin's own are those that name its
   framework.
-* Other: `module_dump` records one module; `kernel_options` is what a configuration of level L2 asks of a framework.
+* Other: `module_dump` records one module; `kernel_options` is what a configuration of level L2 asks of a framework;
+  `ProcessManifest` writes the manifest of a process that records something else than calls.
 
 Names are imported on first use.
 """
@@ -19,6 +20,7 @@ from msprobe_core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from msprobe_core.capture.debugger import module_dump, module_dump_end
+    from msprobe_core.capture.described_process import ProcessManifest
     from msprobe_core.capture.kernel_dump import kernel_options
     from msprobe_core.capture.repetition import Run, Variant, calibration, listed, repeated, shadow_variant
     from msprobe_core.capture.ring_recorder import DEFAULT_SIGNALS, Emergency, FlightRing, FlightStep, Seen
@@ -35,6 +37,7 @@ else:
         __name__,
         {
             "msprobe_core.capture.debugger": "module_dump module_dump_end",
+            "msprobe_core.capture.described_process": "ProcessManifest",
             "msprobe_core.capture.kernel_dump": "kernel_options",
             "msprobe_core.capture.repetition": "Run Variant calibration listed repeated shadow_variant",
             "msprobe_core.capture.ring_recorder": "DEFAULT_SIGNALS Emergency FlightRing FlightStep Seen",
@@ -60,6 +63,6 @@ __all__ = [  # noqa: RUF022  # by purpose
     "DEFAULT_SIGNALS", "Emergency", "FlightRing", "FlightStep", "Seen",
     # Monitor
     "TrainerMon", "TrainerMonitorV2",
-    # Modules and kernels
-    "module_dump", "module_dump_end", "kernel_options", "without_wrappers",
+    # Modules, kernels and processes
+    "ProcessManifest", "module_dump", "module_dump_end", "kernel_options", "without_wrappers",
 ]  # fmt: skip

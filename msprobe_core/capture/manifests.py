@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 
-from msprobe_core.manifest.facts import Library, Scalar
+from msprobe_core.manifest.facts import Library
 from msprobe_core.manifest.libraries import installed_libraries
 from msprobe_core.store.layout import MANIFEST_FILE
 
@@ -19,18 +18,12 @@ class Manifests:
 
     def __init__(self) -> None:
         """Begin without any."""
-        self.settings: dict[str, dict[str, Scalar]] = {}
-        """Settings of trainers by name, as `msprobe_core.manifest.flattened` returns them."""
         self._written: dict[tuple[Path, str], Path] = {}
 
     @cached_property
     def libraries(self) -> tuple[Library, ...]:
         """Installed libraries that can change results."""
         return installed_libraries()
-
-    def add_settings(self, trainer: str, settings: Mapping[str, Scalar]) -> None:
-        """Add what a trainer was told, before the first step is recorded."""
-        self.settings[trainer] = dict(settings)
 
     def is_first(self, unit: Path) -> bool:
         """Whether a dump gets the manifest: no other dump of this process and run has one that still exists."""

@@ -185,7 +185,7 @@ class StageRecorder:
         self._framework = framework
         self._on_failure = on_failure
         self.manifests = Manifests()
-        """The manifests of the stages; a trainer adds its settings."""
+        """The manifests of the stages."""
         self._steps: dict[str, _Step] = {}
         self._current: Stage | None = None
         self._opened: list[Stage] = []

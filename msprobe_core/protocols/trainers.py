@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from msprobe_core.manifest.facts import Scalar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,3 +87,18 @@ class TrainerStages:
 
     name: str
     stages: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """What a trainer was told, for the manifest of a run; secrets among it need no attention, since they are not kept.
+
+    Attributes:
+        name: Name of the trainer, for example ``verl``.
+        read: Returns the settings by dotted path, ``{"actor.optim.lr": 1e-6}``; ``None`` if the process does not use
+            the trainer. Called when the first recorded step begins; `msprobe_core.manifest.flattened` makes them of
+            configurations of any kind.
+    """
+
+    name: str
+    read: Callable[[], Mapping[str, Scalar] | None]

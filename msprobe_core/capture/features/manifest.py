@@ -13,13 +13,13 @@ from typing import Any, cast
 import msgspec
 
 from msprobe_core.capture.attachments import Attachments
+from msprobe_core.capture.described_process import described_process
 from msprobe_core.capture.features.feature import Feature, Host
 from msprobe_core.capture.forward_window import ForwardWindow
 from msprobe_core.fingerprint.rows import ordered_hash, unordered_hash
 from msprobe_core.guard import UserCodeError, kept, reason_of
 from msprobe_core.manifest.cleaning import cleaned_optimizers
-from msprobe_core.manifest.facts import DataRows, Device, Library, Manifest, RunFacts
-from msprobe_core.manifest.process import manifest_of
+from msprobe_core.manifest.facts import DataRows, Manifest
 from msprobe_core.protocols.capabilities import (
     DataWatchingFramework,
     DescribingFramework,
@@ -93,24 +93,13 @@ class ManifestRecording(Feature):
         if not self._is_first or self._manifest is not None or self._unit is None:
             return
         self._models = models
-        run: RunFacts | None = None
         if self._describes is None:
             self._notes.append(f"the plugin for {self._framework.name} does not describe runs")
-        else:
-            if not models:
-                self._notes.append("start() got no model, so no modules are described")
-            with self._noting("the program"):
-                run = self._describes.run_facts(models)
-        libraries: tuple[Library, ...] = ()
-        with self._noting("installed libraries"):
-            libraries = self._host.manifests.libraries
-        run = run or RunFacts(
-            framework=Library(name=self._framework.name, version=""), device=Device(kind="unknown")
-        )  # fmt: skip
-        with self._noting("the process"):
-            self._manifest = manifest_of(
-                run, rank=self._rank, libraries=libraries, settings=self._host.manifests.settings
-            )  # fmt: skip
+        elif not models:
+            self._notes.append("start() got no model, so no modules are described")
+        self._manifest = described_process(
+            self._framework, models, self._rank, lambda: self._host.manifests.libraries, self._noting
+        )
         self._write()  # now already: the step may never end
 
     def attach_recording(
