@@ -7,11 +7,13 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from msprobe_core.capture.described_process import ProcessManifest
+from msprobe_core.capture.window import Model
 from msprobe_core.config import Config
 from msprobe_core.config.schema import CommonFields, DataMode, Precision, ReduceDevice, TaskOptions
 from msprobe_core.errors import ConfigError, SessionError
 from msprobe_core.model import KernelOptions, Task
-from msprobe_core.protocols.capabilities import KernelChecker, KernelDumper
+from msprobe_core.protocols.capabilities import DescribingFramework, KernelChecker, KernelDumper
 from msprobe_core.protocols.framework import Framework
 
 _logger = logging.getLogger(__name__)
@@ -105,6 +107,8 @@ class KernelSession:
         if isinstance(framework, KernelChecker):
             framework.check_kernels(self._options)
         self._dump = dumper.dump_kernels(self._options) if config.dump_enable else None
+        self._has_manifest = config.manifest
+        self._manifest: ProcessManifest | None = None
 
     def start(
         self,
@@ -131,13 +135,26 @@ class KernelSession:
                     "none is needed"
                 )
         if self._dump is not None:
+            self._describe(models)
             self._dump.begin()
+
+    def _describe(self, models: Sequence[Any]) -> None:
+        """Write the manifest beside the kernels of this process, once; it says what is known at that time."""
+        if self._manifest is not None or not self._has_manifest or not isinstance(self.framework, DescribingFramework):
+            return
+        rank = self.framework.rank()
+        if self._options.ranks and (rank or 0) not in self._options.ranks:
+            return
+        directory = self._options.directory / f"rank_{rank or 0}"
+        named = [Model("" if len(models) == 1 else str(place), model) for place, model in enumerate(models)]
+        self._manifest = ProcessManifest(directory, self.framework, named, rank)
 
     def stop(self) -> None:
         """Do nothing: the framework dumps whole steps."""
 
     def step(self) -> None:
         """Have the framework count the next step."""
+        self._complete_manifest()
         if self._dump is not None:
             self._dump.next_step()
 
@@ -169,10 +186,17 @@ class KernelSession:
 
     def close(self) -> None:
         """End; the framework reports if nothing was dumped."""
+        self._complete_manifest()
         dump, self._dump = self._dump, None
         if dump is not None:
             dump.finish()
 
+    def _complete_manifest(self) -> None:
+        if self._manifest is not None:
+            self._manifest.complete()
+            self._manifest = None
+            self._has_manifest = False
+
     def abandon(self) -> None:
         """Drop the dump without a report, in a forked child."""
-        self._dump = None
+        self._dump = self._manifest = None

@@ -22,6 +22,9 @@ DATA_ROWS_FILE = layout.DATA_ROWS_FILE
 
 _MAX_BYTES = 256 << 20
 
+_KERNEL_LEVELS = 4
+"""Levels of directories below that of a process, ``rank_0``, in a dump of kernels by the framework."""
+
 
 class _Head(msgspec.Struct):
     schema: int
@@ -89,6 +92,9 @@ def find_manifest(unit: Path) -> Path | None:
     directory = unit if unit.is_dir() else unit.parent
     if (directory / MANIFEST_FILE).is_file():
         return directory / MANIFEST_FILE
+    for above in directory.parents[:_KERNEL_LEVELS]:
+        if above.name.startswith("rank_") and (above / MANIFEST_FILE).is_file():
+            return above / MANIFEST_FILE
     run = directory.parent.parent
     if not layout.is_unit(directory.name) or not directory.parent.name.startswith("step"):
         return None

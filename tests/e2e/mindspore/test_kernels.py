@@ -15,6 +15,7 @@ import pytest
 import msprobe_core
 from msprobe_core.cli import main
 from msprobe_core.errors import ConfigError
+from msprobe_core.store.manifest_file import find_manifest, read_manifest
 from msprobe_core.store.reading import read_dump
 
 PROGRAM = Path(__file__).parents[2] / "support" / "kernel_training.py"
@@ -74,6 +75,17 @@ def compare(capsys, *arguments):
     with pytest.raises(SystemExit) as ended:
         main(["compare", *map(str, arguments)])
     return ended.value.code, capsys.readouterr().out
+
+
+def test_the_process_has_a_manifest_beside_its_kernels(runs):
+    """Which a program without a debugger has not."""
+    path = find_manifest(runs["target"].root / "rank_0" / "Net" / "0" / "1")
+    assert path == runs["target"].root / "rank_0" / "manifest.json"
+    manifest = read_manifest(path)
+    assert manifest.notes == ()
+    assert manifest.run.switches["mode"] == "GRAPH"
+    assert runs["target"].losses != runs["golden"].losses == runs["chosen"].losses
+    assert not list(runs["golden"].root.rglob("manifest.json"))
 
 
 def test_the_training_is_the_same_and_every_kernel_of_both_steps_is_there(runs):
