@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from msprobe.verl import Part, watch_engine
 from msprobe.verl import _files as files
+from msprobe.verl import hooks as verl_hooks
 from msprobe.verl._config import check_verl_config, inherited_environment, load_verl_config
 from msprobe.verl._doctor import check
 from msprobe.verl._hooks import HOOK_POINTS, HookPoint, attach_all
@@ -21,6 +22,7 @@ from msprobe.verl.boot import boot
 from numpy_layers import Array, ArrayFramework, Network, train_step
 
 from msprobe_core.errors import ConfigError
+from msprobe_core.store.manifest_file import MANIFEST_FILE, read_manifest
 from msprobe_core.store.training_metrics import load_updates
 
 
@@ -202,6 +204,61 @@ def entries(tmp_path, stage, **where):
 
 
 # --- workers ---------------------------------------------------------------------------------------------------------
+
+
+class TestManifests:
+    def settings(self, tmp_path, stage):
+        return read_manifest(directory(tmp_path, stage) / MANIFEST_FILE).settings["verl"]
+
+    def test_every_stage_has_the_settings_of_the_trainer_and_of_its_worker(self, tmp_path, switch_on):
+        probe = switch_on()
+        put_hooks("verl.workers.engine.fsdp.transformer_impl", Fsdp=Fsdp)
+
+        class RayPPOTrainer:
+            config = Config(
+                {
+                    "actor_rollout_ref": Config({"rollout": {"temperature": 0.7}}),
+                    "data": {"seed": 7, "train_files": ["a.parquet"]},
+                    "wandb": {"api_key": "local-0123456789abcdef"},
+                }
+            )
+
+            def fit(self):
+                return worker.compute_log_prob({"micro": batch(*SAMPLES)})
+
+        put_hooks("verl.trainer.ppo.ray_trainer", RayPPOTrainer=RayPPOTrainer)
+        worker = workers(Fsdp)[0]()
+        worker.config, worker.role = {"actor": {"optim": {"lr": 1e-6}}}, "actor_rollout_ref"
+        RayPPOTrainer().fit()
+        assert probe.role == "driver"  # all in one process here
+        settings = self.settings(tmp_path, "actor_compute_log_prob")
+        assert settings["actor_rollout_ref.rollout.temperature"] == 0.7
+        assert settings["data.train_files"] == "[a.parquet]"
+        assert settings["workers.actor_rollout_ref.actor.optim.lr"] == 1e-6
+        assert "0123456789abcdef" not in repr(settings)
+        worker.compute_ref_log_prob({"micro": batch(*SAMPLES)})
+        worker.update_actor({"minis": [batch(*SAMPLES)]})
+        for stage in ("ref_compute_log_prob", "actor_update"):
+            assert self.settings(tmp_path, stage) == settings
+
+    def test_a_critic_has_its_own(self, tmp_path, switch_on):
+        switch_on()
+        put_hooks("verl.workers.engine.fsdp.transformer_impl", Fsdp=Fsdp)
+        critic = workers(Fsdp)[1]("value_model")
+        critic.config = SimpleNamespace(model_type="value_model", to_dict=lambda: {"optim": {"lr": 2e-5}})
+        critic.infer_batch({"micro": batch(*SAMPLES)})
+        assert self.settings(tmp_path, "compute_values")["workers.value_model.optim.lr"] == 2e-5
+
+    def test_a_process_without_the_trainer_has_none(self):
+        (offer,) = verl_hooks.msprobe_register_run_settings()
+        assert offer.name == "verl"
+        assert offer.read() is None
+
+
+class Config(dict):
+    """A configuration with fields, like OmegaConf's."""
+
+    __getattr__ = dict.__getitem__
 
 
 class TestWorkers:
@@ -549,6 +606,8 @@ class TestRewards:
         assert (reward.uid, reward.score, reward.extra) == ("u", 0.5, {"acc": 1.0, "why": "digits"})
         assert files.load_rewards(tmp_path / "run", 4) == []
         assert len(files.load_rewards(tmp_path / "run", 5)) == 1  # the one behind the policy's version
+        (path,) = (tmp_path / "run" / "reward").rglob(MANIFEST_FILE)  # one of the process
+        assert read_manifest(path).settings["verl"]["msprobe.role"] == "reward"
 
 
 # --- switching on ----------------------------------------------------------------------------------------------------

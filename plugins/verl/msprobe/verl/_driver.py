@@ -25,6 +25,7 @@ from msprobe.verl._files import (
     trainer_directory,
 )
 from msprobe.verl._probe import STEP_KEY, Probe
+from msprobe.verl._settings import container
 from msprobe_core.plugin import DumpError
 
 Method = Callable[..., Any]
@@ -98,25 +99,33 @@ def environment_method(original: Method) -> Method:
     return call
 
 
-def _tell_step(probe: Probe, trainer: Any, batch: Any) -> None:
-    step = int(trainer.global_steps)
+def fit_method(original: Method) -> Method:
+    """Wrap the method that runs the whole training: describes the run before any process of it records a stage."""
+
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        probe = Probe.current()
+        if probe is not None:
+            with probe.guard("the run"):
+                _describe(probe, self)
+        return original(self, *args, **kwargs)
+
+    return call
+
+
+def _describe(probe: Probe, trainer: Any) -> None:
     if probe.role == "process":
         probe.act_as("driver")
-    probe.describe_run(_container(trainer.config), sampling_of(trainer.config))
+    probe.describe_run(container(trainer.config), sampling_of(trainer.config))
+
+
+def _tell_step(probe: Probe, trainer: Any, batch: Any) -> None:
+    step = int(trainer.global_steps)
+    _describe(probe, trainer)
     for name in ("extra_info", "meta_info"):  # key metadata of TransferQueue, and DataProto
         info = getattr(batch, name, None)
         if isinstance(info, dict):
             info[STEP_KEY] = step
-
-
-def _container(config: Any) -> Mapping[str, Any]:
-    try:
-        from omegaconf import OmegaConf  # pyright: ignore[reportMissingImports]  # part of verl's environment
-    except ImportError:
-        return cast("Mapping[str, Any]", config)
-    if not OmegaConf.is_config(config):  # a plain dict, from a trainer that is not verl's own
-        return cast("Mapping[str, Any]", config)
-    return cast("Mapping[str, Any]", OmegaConf.to_container(config, resolve=True))
 
 
 def sampling_of(config: Any) -> Sampling:

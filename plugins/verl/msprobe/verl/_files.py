@@ -341,6 +341,11 @@ def load_run(run: Path) -> RunInfo:
     return msgspec.structs.replace(info, processes=processes)
 
 
+def recorded_config(run: Path) -> Mapping[str, Any]:
+    """Return the trainer's configuration in ``run.json``; empty before the driver has written it."""
+    return load_struct(run / RUN_FILE, RunInfo).config if (run / RUN_FILE).exists() else {}
+
+
 def save_weights(directory: Path, weights: WeightsFile) -> None:
     """Write ``weights.json`` into the directory of a rank.
 
@@ -377,6 +382,11 @@ class RewardWriter:
         make_directory(directory, below=run)
         self._path = directory / f"{tensor_file_name(name, '')}.jsonl"
         create_file(self._path).close()
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self._path
 
     def add(self, reward: Reward) -> None:
         """Write one reward.

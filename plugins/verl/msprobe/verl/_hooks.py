@@ -145,6 +145,7 @@ def _step_points(engine: str) -> list[HookPoint]:
 def _driver_points(module: str, owner: str, since: str) -> list[HookPoint]:
     tells = ("_compute_old_log_prob", "_compute_ref_log_prob", "_compute_values")
     return [
+        HookPoint("run", module, owner, "fit", _driver("fit_method"), since),
         *(HookPoint("trainer step", module, owner, name, _driver("driver_method"), since) for name in tells),
         *(
             HookPoint("batch", module, owner, name, _driver("update_method"), since)

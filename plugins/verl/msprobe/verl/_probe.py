@@ -46,6 +46,8 @@ class Probe:
         """Whether stages are recorded now; verl's profiler closes it between the steps that it selects."""
         self.trainer_step: int | None = None
         """The trainer's step, where something other than the data determines it."""
+        self.workers: dict[str, Any] = {}
+        """Configurations of the workers in this process, by role."""
         self._capabilities: dict[tuple[str, str], Capability] = {}
         self._errors: list[str] = []
         self._recorder: StageRecorder | None = None
@@ -138,6 +140,13 @@ class Probe:
         if (self.role, self.rank) != (role, rank):
             self.role, self.rank = role, rank
             self.save()
+
+    def note_worker(self, worker: Any) -> None:
+        """Remember the configuration of a worker, whose stage begins."""
+        config = getattr(worker, "config", None)
+        if config is not None:
+            role = getattr(worker, "role", None) or getattr(config, "model_type", None) or type(worker).__name__
+            self.workers.setdefault(str(role), config)
 
     def next_step(self, stage: str) -> int:
         """Return a step number, counted from 1 for each stage, for use when nothing determines the step."""

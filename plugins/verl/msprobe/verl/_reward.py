@@ -11,6 +11,7 @@ from typing import Any, cast
 from msprobe.verl._files import Reward, RewardWriter, Stage
 from msprobe.verl._probe import Probe
 from msprobe.verl._samples import policy_version_of
+from msprobe_core.recording import ProcessManifest
 from msprobe_core.store import sample_id
 
 Method = Callable[..., Any]
@@ -45,7 +46,10 @@ def _save(probe: Probe, writers: dict[int, RewardWriter], data: Any, result: Map
     writer = writers.get(int(step))
     if writer is None:
         name = f"{platform.node() or 'host'}-{os.getpid()}"
+        is_first = not writers
         writer = writers[int(step)] = RewardWriter(probe.out, int(step), name)
+        if is_first:  # of this process, which computes no model: there is no dump that it could be beside
+            ProcessManifest(writer.path.with_suffix(""), probe.framework)
     writer.add(_reward(data, others, result))
 
 

@@ -30,6 +30,7 @@ def stage_method(name: str) -> Callable[[Method], Method]:
             probe = Probe.current()
             if probe is None:
                 return original(self, *args, **kwargs)
+            probe.note_worker(self)
             with probe.stage(name):
                 return original(self, *args, **kwargs)
 
@@ -57,6 +58,7 @@ def older_stage_method(name: str) -> Callable[[Method], Method]:
             probe = Probe.current()
             if probe is None:
                 return original(self, data, *args, **kwargs)
+            probe.note_worker(self)
             with probe.stage(name) as stage:
                 if stage is not None:
                     with probe.guard(name):
@@ -87,6 +89,7 @@ def critic_method(name: str) -> Callable[[Method], Method]:
             is_critic = getattr(getattr(self, "config", None), "model_type", None) == "value_model"
             if running is not None or not is_critic:
                 return original(self, *args, **kwargs)
+            probe.note_worker(self)
             with probe.stage(name):
                 return original(self, *args, **kwargs)
 

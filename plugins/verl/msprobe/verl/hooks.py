@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from msprobe_core.plugin import ModuleMap, TrainerStages, hookimpl
+from msprobe_core.plugin import ModuleMap, RunSettings, TrainerStages, hookimpl
 
 if TYPE_CHECKING:
     import click
+
+    from msprobe_core.manifest import Scalar
 
 __version__ = "0.1.0"
 
@@ -30,6 +33,20 @@ _STAGES = {
 def msprobe_register_stages() -> Sequence[TrainerStages]:
     """Offer verl's stages."""
     return [TrainerStages("verl", _STAGES)]
+
+
+@hookimpl
+def msprobe_register_run_settings() -> Sequence[RunSettings]:
+    """Offer the configuration of the trainer and of its workers."""
+    return [RunSettings("verl", _settings)]
+
+
+def _settings() -> Mapping[str, Scalar] | None:
+    if "msprobe.verl._probe" not in sys.modules:  # nothing of verl is recorded here
+        return None
+    from msprobe.verl._settings import settings_of_process
+
+    return settings_of_process()
 
 
 @hookimpl
