@@ -9,6 +9,7 @@ import pytest
 import torch
 from msprobe.verl import _files as files
 
+from msprobe_core.store.manifest_file import MANIFEST_FILE, read_manifest
 from msprobe_core.store.training_metrics import load_updates
 
 STATISTICS = "out: {out}\nlevel: L0\n"
@@ -68,6 +69,27 @@ def test_every_stage_of_every_step_is_recorded(padded):
         assert any(name.startswith("Functional.linear") for name in data)
         assert (f"{LAST}.backward.0" in data) == (stage == "actor_update")
         assert not any("FSDP" in name for name in data if name.startswith("Module"))
+
+
+def test_every_stage_has_a_manifest_of_its_process(padded, packed):
+    """With the model, the optimizer of an update only if it steps, settings of the worker, and rows of token ids."""
+    run = padded[0].out
+    for stage in STAGES:
+        manifest = read_manifest(files.rank_directory(run, stage, 1, 0) / MANIFEST_FILE)
+        assert manifest.notes == ()
+        assert manifest.run.framework.name == "torch"
+        assert {"model.layers.1.mlp.down_proj"} <= {module.path for module in manifest.run.models[0].modules}
+        settings = manifest.settings["verl"]
+        assert settings["msprobe.role"] == "worker"
+        (lr,) = {value for name, value in settings.items() if name.endswith("actor.optim.lr")}
+        assert lr == 1e-3
+        assert {library.name for library in manifest.libraries} >= {"torch", "transformers", "verl"}
+        assert any(rows.name.endswith("input_ids") for rows in manifest.data)
+        assert not list((run / stage / "step2").rglob(MANIFEST_FILE))
+    assert [each.type for each in manifest.run.optimizers] == ["torch.optim.adamw.AdamW"]
+    for rank in (0, 1):
+        directory = files.rank_directory(packed[0].out, "actor_update", 1, rank)
+        assert read_manifest(directory / MANIFEST_FILE).world_size == 2
 
 
 def test_calls_are_micro_batches_through_all_mini_batches(padded):
