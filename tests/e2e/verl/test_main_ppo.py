@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from msprobe.verl import _files as files
 
+from msprobe_core.store.manifest_file import MANIFEST_FILE, read_manifest
+
 STAGES = [
     "rollout_generate", "reward", "actor_compute_log_prob", "ref_compute_log_prob", "compute_values", "critic_update",
     "actor_update", "update_weights_send", "update_weights_recv", "trainer",
@@ -42,6 +44,25 @@ def test_every_process_tells_of_its_hooks_and_of_no_failure(healthy_run):
     assert info.versions["verl"].startswith("0.9")
     assert info.config["algorithm"]["adv_estimator"] == "gae"
     assert (info.sampling.temperature, info.sampling.top_p, info.sampling.do_sample) == (1.0, 1.0, True)
+
+
+def test_every_stage_has_a_manifest_with_the_settings_of_the_trainer(healthy_run):
+    """In each process from the first step on: the driver has told them before."""
+    run = healthy_run.out
+    paths = [files.rank_directory(run, stage, 1, rank) / MANIFEST_FILE for stage in DUMPED for rank in (0, 1)]
+    (scored,) = (run / "reward").rglob(MANIFEST_FILE)
+    for path in (*paths, scored):
+        manifest = read_manifest(path)
+        settings = manifest.settings["verl"]
+        assert settings["algorithm.adv_estimator"] == "gae", path
+        assert settings["actor_rollout_ref.rollout.temperature"] == 1.0, path
+        roles = {name.split(".")[1] for name in settings if name.startswith("workers.")}
+        is_worker = "rollout_generate" not in str(path) and path != scored
+        assert bool(roles) == is_worker, path
+        if path != scored:
+            assert len(manifest.run.models) == 1, path
+            assert manifest.data, path
+    assert len(list(run.rglob(MANIFEST_FILE))) == len(paths) + 1
 
 
 @pytest.mark.parametrize("step", [1, 2])
