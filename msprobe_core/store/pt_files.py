@@ -9,9 +9,11 @@ Source: the format that ``torch.save`` of PyTorch 1.6 and later writes.
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import struct
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -23,9 +25,15 @@ from msprobe_core.store.tensor_source import Storage, StoredTensor
 from msprobe_core.store.tensor_values import DTYPES
 from msprobe_core.untrusted.files import open_plain
 from msprobe_core.untrusted.malformed import MalformedError
-from msprobe_core.untrusted.pickles import Called, Named, Outside, read_pickle
+from msprobe_core.untrusted.pickles import Called, Entries, Named, Outside, read_pickle
 
-_MAX_PICKLE_BYTES = 1 << 20
+_MAX_TENSOR_PICKLE_BYTES = 1 << 20
+"""Of the description of one tensor."""
+
+MAX_PICKLE_BYTES = 256 << 20
+"""Of the description of many; each tensor takes about 150 bytes."""
+
+ZIP_SIGNATURE = b"PK\x03\x04"
 
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 """Signature, and the lengths of the name and the extra field. Source: PKWARE APPNOTE 6.3, 4.3.7."""
@@ -41,26 +49,59 @@ def open_pt(path: Path) -> StoredTensor:
         Exception: of any kind, if it is damaged.
     """
     with open_plain(path) as file:
-        if file.read(4) != b"PK\x03\x04":
+        if file.read(4) != ZIP_SIGNATURE:
             raise DumpError(f"{path}: is not a tensor file of PyTorch 1.6 or later; load it there and save it again")
         with zipfile.ZipFile(file) as archive:
-            return _Archive(archive, file, path).tensor()
+            return PtArchive(archive, file, path).tensor()
 
 
-class _Archive:
-    """One opened ``.pt`` file."""
+class PtArchive:
+    """One opened archive of ``torch.save``, which is a file or a range of bytes in one."""
 
-    def __init__(self, archive: zipfile.ZipFile, file: IO[bytes], path: Path) -> None:
+    def __init__(self, archive: zipfile.ZipFile, file: IO[bytes], path: Path, begin: int = 0) -> None:
+        """Use an opened archive.
+
+        Args:
+            archive: The archive.
+            file: What it is read from; its position 0 is the archive's start.
+            path: The file that it is in.
+            begin: Position of the archive in that file.
+        """
         self._file = file
         self._path = path
+        self._begin = begin
         self._members = {info.filename.partition("/")[2]: info for info in archive.infolist()}
+        self._places: dict[str, Storage] = {}
+
+    def pickled(self) -> bytes:
+        """Return the pickle.
+
+        Raises:
+            DumpError: it is missing, damaged or too large, or the archive is of a big-endian machine.
+        """
+        self._check_order()
+        return self._content("data.pkl", MAX_PICKLE_BYTES)
+
+    def place(self, key: str) -> Storage:
+        """Return the location of a storage.
+
+        Raises:
+            DumpError: it is missing or damaged.
+        """
+        if key not in self._places:
+            place = self._storage(f"data/{key}")
+            self._places[key] = dataclasses.replace(place, begin=place.begin + self._begin)
+        return self._places[key]
+
+    def _check_order(self) -> None:
+        if "byteorder" in self._members and self._content("byteorder", 16) != b"little":
+            raise DumpError(f"{self._path}: was written on a big-endian machine, which is not supported")
 
     def tensor(self) -> StoredTensor:
         """Return the tensor that the archive describes."""
-        if "byteorder" in self._members and self._content("byteorder", 16) != b"little":
-            raise DumpError(f"{self._path}: was written on a big-endian machine, which is not supported")
+        self._check_order()
         try:
-            return self._evaluate(read_pickle(self._content("data.pkl", _MAX_PICKLE_BYTES), _check_name))
+            return self._evaluate(read_pickle(self._content("data.pkl", _MAX_TENSOR_PICKLE_BYTES), _check_name))
         except MalformedError as error:
             raise DumpError(f"{self._path}: {error}") from error
         except DumpError:
@@ -71,38 +112,19 @@ class _Archive:
     def _evaluate(self, value: Any) -> StoredTensor:
         if not isinstance(value, Called):
             raise MalformedError(f"holds {type(value).__name__}, not one tensor")
-        if value.function == _PARAMETER:
+        if value.function == PARAMETER:
             return self._evaluate(value.args[0])
-        if value.function == _FROM_TYPE:
+        if value.function == FROM_TYPE:
             function, _, args, *_ = value.args
             if not isinstance(function, Named) or type(args) is not tuple:
                 raise MalformedError("describes a tensor subclass with a constructor of its own")
             return self._evaluate(Called(function, cast("tuple[Any, ...]", args)))
-        if value.function not in _REBUILDING:
+        if value.function not in REBUILDING:
             raise MalformedError(f"calls {value.function.name}, not what makes one tensor")
         return self._view(*value.args)
 
-    def _view(self, storage: Any, offset: Any, size: Any, stride: Any, *rest: Any) -> StoredTensor:
-        if type(size) is not tuple or type(stride) is not tuple or not isinstance(storage, Outside):
-            raise TypeError
-        numbers = cast("tuple[Any, ...]", (*size, *stride, offset))
-        if any(type(number) is not int for number in numbers):
-            raise TypeError
-        kind, key = _storage_of(storage)
-        dtype = _dtype_of(kind, rest)
-        flags = [cast("dict[object, object]", argument) for argument in rest if type(argument) is dict]
-        return StoredTensor(
-            name=self._path,
-            storage=self._storage(f"data/{key}"),
-            stored=np.dtype(DTYPES[dtype]),
-            dtype=dtype,
-            shape=cast("tuple[int, ...]", size),
-            strides=cast("tuple[int, ...]", stride),
-            offset=offset,
-            # Lazy negation and conjugation are flags next to the bytes.
-            is_negated=any(each.get("neg") is True for each in flags),
-            is_conjugated=any(each.get("conj") is True for each in flags),
-        )
+    def _view(self, *args: Any) -> StoredTensor:
+        return described_view(self._path, self.place, *args)
 
     def _storage(self, member: str) -> Storage:
         """Return the location of a member: after its own header, whose length is not in the archive's directory."""
@@ -117,7 +139,7 @@ class _Archive:
         self._file.seek(info.header_offset)
         signature, *lengths = _LOCAL_HEADER.unpack(self._file.read(_LOCAL_HEADER.size))
         begin = info.header_offset + _LOCAL_HEADER.size + sum(lengths)
-        if signature != b"PK\x03\x04" or begin + info.file_size > self._file.seek(0, io.SEEK_END):
+        if signature != ZIP_SIGNATURE or begin + info.file_size > self._file.seek(0, io.SEEK_END):
             raise DumpError(f"{self._path}: the part {member!r} is not where it should be; the file is damaged")
         # PyTorch can omit checksums; it then writes 0.
         return Storage(file=self._path, begin=begin, num_bytes=info.file_size, crc=info.CRC or None)
@@ -134,6 +156,56 @@ class _Archive:
 
     def _refusal(self, member: str) -> DumpError:
         return DumpError(f"{self._path}: the part {member!r} is compressed or too large; torch.save writes none such")
+
+
+def described_view(
+    name: Path, place: Callable[[str], Storage], storage: Any, offset: Any, size: Any, stride: Any, *rest: Any
+) -> StoredTensor:
+    """Return a tensor by the arguments of the function that would make it.
+
+    Args:
+        name: Name in messages.
+        place: Returns the location of a storage by its key.
+        storage: What the pickle says of its storage; the other arguments as PyTorch's ``_rebuild_tensor_v2`` has them.
+        offset: Index of the first element.
+        size: Sizes of its dimensions.
+        stride: In elements.
+        rest: Flags, hooks, a dtype.
+
+    Raises:
+        DumpError: its storage is missing or too small.
+        MalformedError, TypeError: the arguments describe no tensor.
+    """
+    if type(size) is not tuple or type(stride) is not tuple or not isinstance(storage, Outside):
+        raise TypeError
+    numbers = cast("tuple[Any, ...]", (*size, *stride, offset))
+    if any(type(number) is not int for number in numbers):
+        raise TypeError
+    kind, key = _storage_of(storage)
+    dtype = _dtype_of(kind, rest)
+    return StoredTensor(
+        name=name,
+        storage=place(key),
+        stored=np.dtype(DTYPES[dtype]),
+        dtype=dtype,
+        shape=cast("tuple[int, ...]", size),
+        strides=cast("tuple[int, ...]", stride),
+        offset=offset,
+        # Lazy negation and conjugation are flags next to the bytes.
+        is_negated=_has_flag("neg", rest),
+        is_conjugated=_has_flag("conj", rest),
+    )
+
+
+def _has_flag(name: str, rest: tuple[Any, ...]) -> bool:
+    for argument in rest:
+        if type(argument) is dict and cast("dict[object, object]", argument).get(name) is True:
+            return True
+        if isinstance(argument, Entries) and any(
+            type(key) is str and key == name and on is True for key, on in argument
+        ):
+            return True
+    return False
 
 
 def _check_name(named: Named) -> None:
@@ -154,9 +226,14 @@ def _storage_of(outside: Outside) -> tuple[object, str]:
     return storage_type, key
 
 
+def storage_dtype(kind: object) -> str | None:
+    """Return the dtype of a typed storage class; ``None`` for bytes, or what is no such class."""
+    return _STORAGES.get(kind.name.removesuffix("Storage")) if isinstance(kind, Named) else None
+
+
 def _dtype_of(kind: object, rest: tuple[Any, ...]) -> str:
     """Return the dtype of the storage's type or, if it has none, the description's last argument that is not a flag."""
-    dtype = _STORAGES.get(kind.name.removesuffix("Storage")) if isinstance(kind, Named) else None
+    dtype = storage_dtype(kind)
     if dtype is not None:
         return dtype
     named = [argument.name for argument in rest if isinstance(argument, Named) and argument.name in DTYPES]
@@ -172,11 +249,11 @@ _STORAGES = {
 }  # fmt: skip
 """Dtype of each typed storage class of PyTorch, without its suffix ``Storage``."""
 
-_PARAMETER = Named("torch._utils", "_rebuild_parameter")
-_FROM_TYPE = Named("torch._tensor", "_rebuild_from_type_v2")
-_REBUILDING = frozenset({Named("torch._utils", "_rebuild_tensor_v2"), Named("torch._utils", "_rebuild_tensor_v3")})
+PARAMETER = Named("torch._utils", "_rebuild_parameter")
+FROM_TYPE = Named("torch._tensor", "_rebuild_from_type_v2")
+REBUILDING = frozenset({Named("torch._utils", "_rebuild_tensor_v2"), Named("torch._utils", "_rebuild_tensor_v3")})
 
-_FUNCTIONS = frozenset({*_REBUILDING, _PARAMETER, _FROM_TYPE})
+_FUNCTIONS = frozenset({*REBUILDING, PARAMETER, FROM_TYPE})
 """Functions that the description of a tensor may name."""
 
 _TYPES = frozenset({

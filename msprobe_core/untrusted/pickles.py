@@ -7,13 +7,16 @@ operations.
 
 A value may refer to one part many times. Callers traverse the result step by step, and display or compare only text and
 numbers.
+
+`read_pickle` accepts only what describes one tensor. `read_objects` accepts any names, because nothing is imported, and
+keeps what is done to objects: their state, and what is added to them.
 """
 
 from __future__ import annotations
 
 import pickletools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, cast
+from typing import IO, Any, NamedTuple, TypeAlias, cast
 
 from msprobe_core.untrusted.malformed import MalformedError
 
@@ -38,6 +41,38 @@ class Outside(NamedTuple):
     id: Any
 
 
+class Entries(list[tuple[Any, Any]]):
+    """A dictionary of a pickle: keys and values in their order. Keys are not hashed; they may be any values."""
+
+    __slots__ = ()
+
+
+class Built:
+    """An object of a pickle, which was not made.
+
+    Attributes:
+        function: What would be called: a `Named`, or another object.
+        args: Its arguments.
+        state: What would be given to the object then; ``None`` if nothing.
+        items: What would be appended or added to it.
+        entries: What would be set as its items by key.
+    """
+
+    __slots__ = ("args", "entries", "function", "items", "state")
+
+    def __init__(self, function: Any, args: tuple[Any, ...]) -> None:
+        self.function = function
+        self.args = args
+        self.state: Any = None
+        self.items: list[Any] | None = None
+        self.entries: Entries | None = None
+
+    @property
+    def name(self) -> Named | None:
+        """Name of the function; ``None`` if it is another object."""
+        return self.function if isinstance(self.function, Named) else None
+
+
 def read_pickle(content: bytes, check: Callable[[Named], None]) -> Any:
     """Return the value that a pickle describes, as plain containers, `Named`, `Called` and `Outside`.
 
@@ -48,21 +83,36 @@ def read_pickle(content: bytes, check: Callable[[Named], None]) -> Any:
     Raises:
         MalformedError: it is not a pickle, or has other operations.
     """
-    machine = _Machine(check)
+    return _run(content, _Machine(check), _ACTIONS)
+
+
+def read_objects(content: bytes | IO[bytes]) -> Any:
+    """Return the value that a pickle describes, with all names: also `Built`, and `Entries` for dictionaries.
+
+    Args:
+        content: Protocol 2 to 5; a buffered file is read to the end of the pickle that begins at its position.
+
+    Raises:
+        MalformedError: it is not a pickle, or has operations of earlier protocols.
+    """
+    return _run(content, _ObjectMachine(), _OBJECT_ACTIONS)
+
+
+def _run(content: bytes | IO[bytes], machine: _Machine, actions: _Actions) -> Any:
     try:
         for operation, argument, _ in pickletools.genops(content):
-            _action(operation.name)(machine, argument)
+            _action(operation.name, actions)(machine, argument)
         return machine.stack.pop()
     except MalformedError:
         raise
-    except (ValueError, TypeError, IndexError, KeyError) as error:
+    except (ValueError, TypeError, IndexError, KeyError, AttributeError, OverflowError) as error:
         raise MalformedError("is no pickle, or a damaged one") from error
 
 
-def _action(operation: str) -> Callable[[_Machine, Any], None]:
-    if operation not in _ACTIONS:
+def _action(operation: str, actions: _Actions) -> Callable[[_Machine, Any], None]:
+    if operation not in actions:
         raise MalformedError(f"has the operation {operation}, which no tensor needs; it was not run")
-    return _ACTIONS[operation]
+    return actions[operation]
 
 
 class _Machine:
@@ -112,6 +162,17 @@ class _Machine:
         """Discard a value: attributes of objects are not kept."""
         self.stack.pop()
 
+    def drop_top(self) -> None:
+        """Discard the last value, or the last mark if there is none after it."""
+        if self.stack:
+            self.stack.pop()
+        else:
+            self.since_mark()
+
+    def drop_marked(self) -> None:
+        """Discard the values since the mark."""
+        self.since_mark()
+
     def fill_list(self, values: list[Any]) -> None:
         """Append values to the list before them."""
         target = self.stack[-1]
@@ -134,6 +195,58 @@ class _Machine:
             cast("dict[Any, Any]", target).update(zip(keys, values[1::2], strict=True))
         elif not isinstance(target, Called):
             raise MalformedError("adds to what is no dictionary")
+
+
+class _ObjectMachine(_Machine):
+    """A machine that accepts all names, and keeps objects with what is done to them."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda _: None)
+
+    def call(self) -> None:
+        """Note a call of anything."""
+        args, function = self.stack.pop(), self.stack.pop()
+        if type(args) is not tuple:
+            raise MalformedError("calls something with arguments that are no tuple")
+        self.stack.append(Built(function, cast("tuple[Any, ...]", args)))
+
+    def call_with_names(self) -> None:
+        """Note a call with arguments by name, which are kept as one more argument."""
+        names, args, function = self.stack.pop(), self.stack.pop(), self.stack.pop()
+        if type(args) is not tuple:
+            raise MalformedError("calls something with arguments that are no tuple")
+        self.stack.append(Built(function, (*cast("tuple[Any, ...]", args), names)))
+
+    def drop(self) -> None:
+        """Keep the state of an object."""
+        state = self.stack.pop()
+        if isinstance(self.stack[-1], Built):
+            self.stack[-1].state = state
+
+    def fill_list(self, values: list[Any]) -> None:
+        """Append values to the list or object before them."""
+        target = self.stack[-1]
+        if isinstance(target, Built):
+            if target.items is None:
+                target.items = []
+            target.items.extend(values)
+        else:
+            super().fill_list(values)
+
+    def fill_set(self, values: list[Any]) -> None:
+        """Add values to the set before them, which is a list here."""
+        self.fill_list(values)
+
+    def fill_dict(self, values: list[Any]) -> None:
+        """Add keys and values to the dictionary or object before them."""
+        target = self.stack[-1]
+        if isinstance(target, Built):
+            if target.entries is None:
+                target.entries = Entries()
+            target = target.entries
+        if not isinstance(target, Entries):
+            raise MalformedError("adds to what is no dictionary")
+        target.extend(zip(values[::2], values[1::2], strict=True))
 
 
 def _plain(key: Any) -> Any:
@@ -166,7 +279,9 @@ def _constant(make: Callable[[], Any]) -> Callable[[_Machine, Any], None]:
     return lambda machine, _: machine.push(make())
 
 
-_ACTIONS: Mapping[str, Callable[[_Machine, Any], None]] = {
+_Actions: TypeAlias = Mapping[str, Callable[[_Machine, Any], None]]
+
+_ACTIONS: _Actions = {
     **dict.fromkeys(("PROTO", "FRAME", "STOP"), lambda _machine, _: None),
     **dict.fromkeys(
         ("BININT", "BININT1", "BININT2", "LONG1", "LONG4", "BINFLOAT", "SHORT_BINSTRING", "BINSTRING", "BINUNICODE",
@@ -200,3 +315,15 @@ _ACTIONS: Mapping[str, Callable[[_Machine, Any], None]] = {
     "BINPERSID": lambda machine, _: machine.push(Outside(machine.stack.pop())),
 }  # fmt: skip
 """Effect of each operation."""
+
+_OBJECT_ACTIONS: _Actions = {
+    **_ACTIONS,
+    "BYTEARRAY8": lambda machine, argument: machine.push(argument),
+    "EMPTY_DICT": _constant(Entries),
+    "EMPTY_SET": _constant(list),
+    "FROZENSET": lambda machine, _: machine.push(machine.since_mark()),
+    "NEWOBJ_EX": lambda machine, _: cast("_ObjectMachine", machine).call_with_names(),
+    "POP": lambda machine, _: machine.drop_top(),
+    "POP_MARK": lambda machine, _: machine.drop_marked(),
+}
+"""Effect of each operation that describes objects; sets are lists."""

@@ -93,6 +93,20 @@ def _pt(directory: Path) -> None:
     pt_writer.write_pt(directory / "x.pt", pt_writer.tensor(), {"0": np.arange(6, dtype=np.float32).tobytes()})
 
 
+def _pt_tree(directory: Path) -> None:
+    import pt_writer
+
+    state = {"model": {"w": pt_writer.tensor()}, "state": {0: [1, 2.5, "x", None]}, "key": {(1, "a"): b"x"}}
+    pt_writer.write_pt(directory / "state.bin", state, {"0": np.arange(6, dtype=np.float32).tobytes()})
+
+
+def _legacy_tree(directory: Path) -> None:
+    import pt_writer
+
+    state = {"model": {"w": pt_writer.tensor()}, "step": 3}
+    pt_writer.write_legacy(directory / "legacy.bin", state, {"0": np.arange(6, dtype=np.float32)})
+
+
 def _shard(directory: Path) -> None:
     header = json.dumps({"x": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}).encode()
     (directory / "shard-0.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(24))
@@ -533,6 +547,8 @@ def _use_manifests(directory: Path) -> None:
 TARGETS = {
     "tensor": Target(["store/tensors", "store/tensor_source"], _tensor, one("x.npy")),
     "pt": Target(["store/pt_files", "store/tensor_source"], _pt, one("x.pt")),
+    "pt tree": Target(["store/pt_trees", "store/pt_files"], _pt_tree, one("state.bin")),
+    "legacy pt tree": Target(["store/pt_trees"], _legacy_tree, one("legacy.bin")),
     "shard": Target(["store/tensors"], _shard, one("shard-0.safetensors")),
     "config": Target(["config/load", "config/text"], written("config.json", json.dumps(_CONFIG)), one("config.json")),
     "config yaml": Target(

@@ -11,6 +11,13 @@ def _tensor(path):
     read_tensor(path)
 
 
+def _tree(path):
+    from msprobe_core.store.pt_trees import open_pt_tree
+
+    for _, tensor in open_pt_tree(path).tensors():
+        tensor.read()
+
+
 def _shard(path):
     _tensor(Path(f"{path}#x"))
 
@@ -181,6 +188,7 @@ def _data_rows(path):
 
 READERS = {
     "manifest.json": _manifest, "data_rows.json": _data_rows,
+    "state.bin": _tree, "legacy.bin": _tree,
     "x.pt": _tensor, "x.npy": _tensor, "shard-0.safetensors": _shard, "dump.json": _dump, "dump.arrow": _arrow,
     "statistic.csv": _kernels, "samples.json": _struct, "config.json": _config, "config.yaml": _config,
     "live.json": _edit, "apis.yaml": _apis, "limits.yaml": _limits, "mapping.yaml": _mapping, "layouts.yaml": _layouts,

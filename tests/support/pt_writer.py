@@ -33,6 +33,20 @@ class Pickler(pickle._Pickler):
             self.save(value.function)
             self.save(value.args)
             self.write(b"R")
+        elif isinstance(value, Made):
+            self.save(value.function)
+            self.save(value.args)
+            self.write(b"\x81")
+            for item in value.items:
+                self.save(item)
+                self.write(b"a")
+            for pair in value.entries:
+                for part in pair:
+                    self.save(part)
+                self.write(b"s")
+            if value.state is not None:
+                self.save(value.state)
+                self.write(b"b")
         else:
             super().save(value, save_persistent_id)
 
@@ -51,6 +65,26 @@ def write_pt(path, value, storages=None, *, compression=zipfile.ZIP_STORED, byte
         for key, content in (storages or {}).items():
             archive.writestr(f"archive/data/{key}", content)
     return path
+
+
+def write_legacy(path, value, storages, *, version=1001, little_endian=True):
+    """Write a file as ``torch.save`` did before version 1.6; storages are arrays by key."""
+    buffer = io.BytesIO()
+    sizes = {"short": 2, "int": 4, "long": 4}
+    system = {"protocol_version": version, "little_endian": little_endian, "type_sizes": sizes}
+    for part in (0x1950A86A20F9469CFC6C, version, system, value, sorted(storages)):
+        Pickler(buffer, 2).dump(part)
+    for key in sorted(storages):
+        buffer.write(storages[key].size.to_bytes(8, "little") + storages[key].tobytes())
+    path.write_bytes(buffer.getvalue())
+    return path
+
+
+class Made:
+    """Pickles as an object of any class: its constructor's arguments, its state, what is appended and set."""
+
+    def __init__(self, function, args=(), state=None, items=(), entries=()):
+        self.function, self.args, self.state, self.items, self.entries = function, args, state, items, entries
 
 
 V2 = Global("torch._utils", "_rebuild_tensor_v2")
