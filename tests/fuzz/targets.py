@@ -107,6 +107,12 @@ def _legacy_tree(directory: Path) -> None:
     pt_writer.write_legacy(directory / "legacy.bin", state, {"0": np.arange(6, dtype=np.float32)})
 
 
+def _mindspore_checkpoint(directory: Path) -> None:
+    from mindspore_files import write_checkpoint
+
+    write_checkpoint(directory / "model.ckpt", {"w": np.ones((2, 3), np.float32), "b": np.arange(3)}, text="x")
+
+
 def _shard(directory: Path) -> None:
     header = json.dumps({"x": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}).encode()
     (directory / "shard-0.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(24))
@@ -549,6 +555,9 @@ TARGETS = {
     "pt": Target(["store/pt_files", "store/tensor_source"], _pt, one("x.pt")),
     "pt tree": Target(["store/pt_trees", "store/pt_files"], _pt_tree, one("state.bin")),
     "legacy pt tree": Target(["store/pt_trees"], _legacy_tree, one("legacy.bin")),
+    "mindspore checkpoint": Target(
+        ["tensor_files/mindspore_checkpoint", "untrusted/protobuf_wire"], _mindspore_checkpoint, one("model.ckpt")
+    ),
     "shard": Target(["store/tensors"], _shard, one("shard-0.safetensors")),
     "config": Target(["config/load", "config/text"], written("config.json", json.dumps(_CONFIG)), one("config.json")),
     "config yaml": Target(

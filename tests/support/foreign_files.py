@@ -18,6 +18,14 @@ def _tree(path):
         tensor.read()
 
 
+def _mindspore_checkpoint(path):
+    from msprobe_core.tensor_files.mindspore_checkpoint import open_mindspore_checkpoint
+
+    for value in open_mindspore_checkpoint(path).values:
+        if value.source is not None:
+            value.source.read()
+
+
 def _shard(path):
     _tensor(Path(f"{path}#x"))
 
@@ -189,6 +197,7 @@ def _data_rows(path):
 READERS = {
     "manifest.json": _manifest, "data_rows.json": _data_rows,
     "state.bin": _tree, "legacy.bin": _tree,
+    "state.bin": _tree, "legacy.bin": _tree, "model.ckpt": _mindspore_checkpoint,
     "x.pt": _tensor, "x.npy": _tensor, "shard-0.safetensors": _shard, "dump.json": _dump, "dump.arrow": _arrow,
     "statistic.csv": _kernels, "samples.json": _struct, "config.json": _config, "config.yaml": _config,
     "live.json": _edit, "apis.yaml": _apis, "limits.yaml": _limits, "mapping.yaml": _mapping, "layouts.yaml": _layouts,
