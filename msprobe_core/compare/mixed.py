@@ -6,7 +6,6 @@ reading every tensor, while statistics are in the records.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +15,6 @@ from typing import Any, TypeAlias
 import msgspec
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
 from msprobe_core.compare.derived import DerivedDump
 from msprobe_core.errors import DumpError
@@ -27,6 +25,7 @@ from msprobe_core.judge.statistics_columns import STATISTICS
 from msprobe_core.model import RunHeader, Task
 from msprobe_core.protocols.storage import Dump, TensorSource
 from msprobe_core.store.frame import RowKind
+from msprobe_core.store.tensor_statistics import statistics_of
 
 Cells: TypeAlias = Mapping[str, float | int | str | None]
 
@@ -96,34 +95,6 @@ def _cells_of(dump: Dump, compute: Callable[[TensorSource], Cells], file_name: s
         return dict(compute(dump.open_tensor(file_name)))
     except DumpError as error:
         return str(error)
-
-
-# --- Statistics -------------------------------------------------------------------------------------------------
-
-
-def statistics_of(source: TensorSource) -> Mapping[str, float | int | str | None]:
-    """Return the fields of `msprobe_core.model.Stats`, with sums in float64; empty for a tensor without numbers."""
-    if source.dtype == "text" or 0 in source.shape:
-        return {}
-    parts = [_part_of(values) for values in source.chunks(_CHUNK) if values.size]
-    numel = math.prod(source.shape)
-    maxima, minima, totals, norms, nans, infinities = zip(*parts, strict=True)
-    counts = {"num_nan": sum(nans), "num_inf": sum(infinities)}
-    if sum(nans):
-        return dict.fromkeys(STATISTICS, math.nan) | counts
-    return {
-        "max": max(maxima), "min": min(minima), "mean": sum(totals) / numel, "norm": math.hypot(*norms),
-    } | counts  # fmt: skip
-
-
-def _part_of(values: NDArray[Any]) -> tuple[float, float, float, float, int, int]:
-    """Return maximum, minimum, sum, norm, and the numbers of NaN and Inf."""
-    num_nan = int(np.count_nonzero(np.isnan(values)))
-    num_inf = int(np.count_nonzero(np.isinf(values)))
-    reals: Any = np.abs(values) if np.iscomplexobj(values) else values
-    wide: Any = reals.astype(np.float64)
-    with np.errstate(over="ignore", invalid="ignore"):
-        return float(wide.max()), float(wide.min()), float(wide.sum()), float(np.linalg.norm(wide)), num_nan, num_inf
 
 
 # --- Checksums --------------------------------------------------------------------------------------------------

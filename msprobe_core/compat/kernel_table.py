@@ -12,7 +12,6 @@ from pathlib import Path
 
 import polars as pl
 
-from msprobe_core.compare.mixed import statistics_of
 from msprobe_core.compare.result import Mode, UnitResult
 from msprobe_core.compare.tensor_pass import NOT_AVAILABLE
 from msprobe_core.compat.spellings import METRICS, RELATIVE_STATISTICS, SIDES, STATISTIC_TITLES
@@ -22,6 +21,7 @@ from msprobe_core.judge.columns import Match
 from msprobe_core.judge.statistics_columns import STATISTICS
 from msprobe_core.protocols.presentation import Column, Table, Width
 from msprobe_core.store.kernel_files import STATISTIC_FILE, holds_kernels
+from msprobe_core.store.tensor_statistics import statistics_of
 from msprobe_core.store.tensors import open_tensor
 
 _OTHER_DTYPE = "Dtype of NPU and bench Tensor do not match. Skipped.\n"

@@ -156,6 +156,26 @@ class Line:
     checksum: str | None = None
 
 
+def is_tensor_name(name: str) -> bool:
+    """Whether a file is called like a value of a kernel."""
+    return _TENSOR_FILE.fullmatch(name) is not None
+
+
+def tensor_file(name: str, stored_name: str | None = None) -> TensorFile | None:
+    """Return the value in a file; ``None`` if it is not called like one.
+
+    Args:
+        name: The name that says what it is.
+        stored_name: Name of the existing file, if that name was too long.
+    """
+    found = _TENSOR_FILE.fullmatch(name)
+    if found is None:
+        return None
+    op_type, op_name, task, _, time, side, slot, dtype = found.groups()
+    place = _place(op_type, op_name, task, side, slot)
+    return TensorFile(place, int(time), None if dtype is None else dtype.lower(), stored_name or name)
+
+
 def list_tensor_files(directory: Path, notes: list[str]) -> list[TensorFile]:
     """Return the values with their own files, in directory order.
 
@@ -171,13 +191,11 @@ def list_tensor_files(directory: Path, notes: list[str]) -> list[TensorFile]:
     files: list[TensorFile] = []
     others: list[str] = []
     for name in sorted(names):
-        found = _TENSOR_FILE.fullmatch(long_names.get(name, name))
+        found = tensor_file(long_names.get(name, name), name)
         if found is None:
             others.append(name)
-            continue
-        op_type, op_name, task, _, time, side, slot, dtype = found.groups()
-        place = _place(op_type, op_name, task, side, slot)
-        files.append(TensorFile(place, int(time), None if dtype is None else dtype.lower(), name))
+        else:
+            files.append(found)
     if others:
         notes.append(
             f"{directory}: files that are not called like values of kernels, and were left out: {len(others):,}; the "

@@ -35,7 +35,7 @@ MAX_PICKLE_BYTES = 256 << 20
 
 ZIP_SIGNATURE = b"PK\x03\x04"
 
-_LOCAL_HEADER = struct.Struct("<4s22xHH")
+LOCAL_HEADER = struct.Struct("<4s22xHH")
 """Signature, and the lengths of the name and the extra field. Source: PKWARE APPNOTE 6.3, 4.3.7."""
 
 _ENCRYPTED = 1
@@ -137,8 +137,8 @@ class PtArchive:
         if info.flag_bits & _ENCRYPTED:
             raise DumpError(f"{self._path}: the part {member!r} is encrypted; torch.save writes none such")
         self._file.seek(info.header_offset)
-        signature, *lengths = _LOCAL_HEADER.unpack(self._file.read(_LOCAL_HEADER.size))
-        begin = info.header_offset + _LOCAL_HEADER.size + sum(lengths)
+        signature, *lengths = LOCAL_HEADER.unpack(self._file.read(LOCAL_HEADER.size))
+        begin = info.header_offset + LOCAL_HEADER.size + sum(lengths)
         if signature != ZIP_SIGNATURE or begin + info.file_size > self._file.seek(0, io.SEEK_END):
             raise DumpError(f"{self._path}: the part {member!r} is not where it should be; the file is damaged")
         # PyTorch can omit checksums; it then writes 0.
@@ -213,7 +213,7 @@ def _check_name(named: Named) -> None:
     module, name = named
     if named in _FUNCTIONS or named in _TYPES or named == ("collections", "OrderedDict"):
         return
-    if module == "torch" and (name.removesuffix("Storage") in _STORAGES or name in DTYPES):
+    if module == "torch" and (name.removesuffix("Storage") in STORAGES or name in DTYPES):
         return
     raise MalformedError(f"refers to {clip(f'{module}.{name}')}, which no tensor needs; it was not run")
 
@@ -228,7 +228,7 @@ def _storage_of(outside: Outside) -> tuple[object, str]:
 
 def storage_dtype(kind: object) -> str | None:
     """Return the dtype of a typed storage class; ``None`` for bytes, or what is no such class."""
-    return _STORAGES.get(kind.name.removesuffix("Storage")) if isinstance(kind, Named) else None
+    return STORAGES.get(kind.name.removesuffix("Storage")) if isinstance(kind, Named) else None
 
 
 def _dtype_of(kind: object, rest: tuple[Any, ...]) -> str:
@@ -242,7 +242,7 @@ def _dtype_of(kind: object, rest: tuple[Any, ...]) -> str:
     return named[0]
 
 
-_STORAGES = {
+STORAGES = {
     "Double": "float64", "Float": "float32", "Half": "float16", "BFloat16": "bfloat16", "ComplexDouble": "complex128",
     "ComplexFloat": "complex64", "Long": "int64", "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8",
     "Bool": "bool",

@@ -100,3 +100,20 @@ SAFETENSORS_DTYPES = {
     "F8_E5M2FNUZ": "float8_e5m2fnuz", "F8_E8M0": "float8_e8m0fnu",
 }  # fmt: skip
 """Dtype of each of the names in a shard's header. Source: safetensors 0.8."""
+
+_CODES: dict[str, tuple[int | None, int | None]] = {
+    "float32": (0, 1), "float16": (1, 2), "int8": (2, 3), "uint8": (4, 4), "int16": (6, 5), "uint16": (7, 6),
+    "int32": (3, 7), "int64": (9, 8), "uint32": (8, 9), "uint64": (10, 10), "bool": (12, 11), "float64": (11, 12),
+    "complex64": (16, 16), "complex128": (17, 17), "bfloat16": (27, 27), "complex32": (33, None),
+    "float8_e5m2": (35, 34), "float8_e4m3fn": (36, 35), "float8_e8m0fnu": (37, 36),
+}  # fmt: skip
+"""Numbers of each dtype in files that CANN writes: its ``aclDataType``, and the ``OutputDataType`` of its dumps.
+
+Sources: CANN's interface reference, aclDataType; the enumeration of data types of its dump data, which is another one.
+"""
+
+ACL_DTYPES = {acl: dtype for dtype, (acl, _) in _CODES.items() if acl is not None}
+"""Dtype of each number of ``aclDataType`` that NumPy can read; others, such as 4-bit types, are missing."""
+
+DUMP_DTYPES = {dump: dtype for dtype, (_, dump) in _CODES.items() if dump is not None}
+"""Dtype of each number in the header of a dump of CANN."""

@@ -32,17 +32,18 @@ _READABLE_KINDS = "biufcSU"
 """Kinds of NumPy dtypes that files may have: numbers, booleans, text."""
 
 
-def open_tensor(path: Path) -> StoredTensor:
+def open_tensor(path: Path, suffix: str | None = None) -> StoredTensor:
     """Return the tensor in ``path``; its elements are read on demand.
 
     Args:
         path: A ``.pt`` or ``.npy`` file with one tensor, or one tensor in a shard: see `layout.shard_reference`.
+        suffix: Which of the two it is; ``None`` if its name says so.
 
     Raises:
         DumpError: the file is missing, damaged, not a single tensor, or would run code.
     """
-    member = layout.shard_member(path.name)
-    open_file = _OPENERS.get(path.suffix) if member is None else _open_safetensors
+    member = None if suffix else layout.shard_member(path.name)
+    open_file = _OPENERS.get(suffix or path.suffix) if member is None else _open_safetensors
     if open_file is None:
         raise DumpError(f"{path}: unknown kind of tensor file; expected .pt, .npy, or a tensor of a .safetensors")
     return _opened(path, lambda: open_file(path))
@@ -145,7 +146,16 @@ def read_npy_header(path: Path) -> NpyHeader:
         OSError, ValueError: it cannot be read, or is not such a file.
     """
     with open_plain(path) as file:
-        start = file.read(_MAX_NPY_HEADER_BYTES)
+        return npy_header_in(path, file.read(MAX_NPY_HEADER_BYTES))
+
+
+def npy_header_in(path: Path, start: bytes) -> NpyHeader:
+    """Return the header of a ``.npy`` file, given its first bytes: as many as it has, or `MAX_NPY_HEADER_BYTES`.
+
+    Raises:
+        DumpError: it has values that are not numbers.
+        OSError, ValueError: it is not such a file.
+    """
     is_bfloat16 = _BFLOAT16 in start.partition(b"}")[0]
     content = io.BytesIO(start.replace(_BFLOAT16, _UINT16, 1) if is_bfloat16 else start)
     version = np.lib.format.read_magic(content)
@@ -157,7 +167,7 @@ def read_npy_header(path: Path) -> NpyHeader:
     return NpyHeader(shape, is_fortran, stored, dtype, content.tell())
 
 
-_MAX_NPY_HEADER_BYTES = 1 << 14
+MAX_NPY_HEADER_BYTES = 1 << 14
 """NumPy rejects longer ones."""
 
 _BFLOAT16, _UINT16 = b"'descr': '<E2'", b"'descr': '<u2'"
