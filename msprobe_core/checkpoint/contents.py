@@ -69,6 +69,7 @@ class LogicalTensor:
         rule: The rule by which its pieces were put together, for people: ``column parallel, dim 0``; empty if it is in
             one piece.
         damage: Why it cannot be read whole: a missing file, a gap, an overlap, another shape.
+        replicas: Copies of pieces that other ranks stored, which should be equal to the pieces in the same place.
     """
 
     name: str
@@ -78,6 +79,7 @@ class LogicalTensor:
     kind: Kind = Kind.WEIGHT
     rule: str = ""
     damage: Finding | None = None
+    replicas: Sequence[Piece] = ()
 
     @property
     def numel(self) -> int:

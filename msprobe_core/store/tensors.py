@@ -19,7 +19,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 import numpy as np
 
-from msprobe_core.errors import DumpError
+from msprobe_core.errors import DumpError, clip
 from msprobe_core.store import layout
 from msprobe_core.store.pt_files import open_pt
 from msprobe_core.store.tensor_source import MAX_DIMS, Storage, StoredTensor, c_strides
@@ -69,6 +69,35 @@ def shard_keys(shard: Path) -> list[str]:
         status = shard.stat()
         members = _read_shard_header(shard, status.st_size, status.st_mtime_ns)[1]
         return [key for key in members if key != "__metadata__"]
+
+    return _opened(shard, read)
+
+
+def shard_tensors(shard: Path) -> tuple[dict[str, StoredTensor | str], dict[str, str]]:
+    """Return all tensors of a ``.safetensors`` file, and its metadata.
+
+    Returns: by key each tensor, or why it cannot be read; the metadata is empty if it has none.
+
+    Raises:
+        DumpError: the file cannot be read, or is not such a file.
+    """
+
+    def read() -> tuple[dict[str, StoredTensor | str], dict[str, str]]:
+        status = shard.stat()
+        start, members = _read_shard_header(shard, status.st_size, status.st_mtime_ns)
+        found: dict[str, StoredTensor | str] = {}
+        metadata: dict[str, str] = {}
+        for key, raw in members.items():
+            try:
+                if key == "__metadata__":
+                    metadata = msgspec.json.decode(raw, type=dict[str, str])
+                else:
+                    found[key] = _member_tensor(shard, key, start, msgspec.json.decode(raw, type=_Member), status.st_size)
+            except DumpError as error:
+                found[key] = str(error)
+            except (msgspec.MsgspecError, UnicodeDecodeError, OverflowError) as error:
+                found[key] = f"{shard}: describes {clip(key)} wrongly ({error})"
+        return found, metadata
 
     return _opened(shard, read)
 
@@ -192,12 +221,15 @@ def _open_safetensors(path: Path) -> StoredTensor:
 
 
 def _open_member(shard: Path, key: str) -> StoredTensor:
-    path = Path(layout.shard_reference(str(shard), key))
     status = shard.stat()
     start, members = _read_shard_header(shard, status.st_size, status.st_mtime_ns)
     if key not in members:
         raise DumpError(f"{shard}: does not hold the tensor {key!r}; the file is damaged or of another run")
-    found = msgspec.json.decode(members[key], type=_Member)
+    return _member_tensor(shard, key, start, msgspec.json.decode(members[key], type=_Member), status.st_size)
+
+
+def _member_tensor(shard: Path, key: str, start: int, found: _Member, size: int) -> StoredTensor:
+    path = Path(layout.shard_reference(str(shard), key))
     dtype = SAFETENSORS_DTYPES.get(found.dtype)
     if dtype is None:
         raise DumpError(f"{path}: holds values of the type {found.dtype}, which is not known here")
@@ -209,7 +241,7 @@ def _open_member(shard: Path, key: str) -> StoredTensor:
         or end - begin != math.prod(found.shape) * stored.itemsize
     ):
         raise DumpError(f"{path}: its place in the file does not fit its shape; the file is damaged")
-    if start + end > status.st_size:
+    if start + end > size:
         raise DumpError(f"{path}: is cut off: the file ends before it")
     return StoredTensor(
         name=path,
