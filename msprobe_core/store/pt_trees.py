@@ -85,14 +85,20 @@ class PtTree:
     size_bytes: int
     num_values: int
 
-    def leaves(self) -> Iterator[tuple[PathInTree, Any]]:
+    def leaves(self, *within: Key) -> Iterator[tuple[PathInTree, Any]]:
         """Yield every value that is no container, with its path, in the order of the file.
+
+        Args:
+            within: Keys that lead to the part of interest; paths begin there.
 
         Raises:
             DumpError: values are referred to more often than their number justifies.
         """
         left = _FREE_VISITS + _MOST_VISITS * self.num_values
-        waiting: list[tuple[PathInTree, Any]] = [((), self.value)]
+        start = self.value
+        for key in within:
+            start = cast("dict[Key, Any]", start)[key]
+        waiting: list[tuple[PathInTree, Any]] = [((), start)]
         while waiting:
             left -= 1
             if left < 0:

@@ -92,7 +92,9 @@ def shard_tensors(shard: Path) -> tuple[dict[str, StoredTensor | str], dict[str,
                 if key == "__metadata__":
                     metadata = msgspec.json.decode(raw, type=dict[str, str])
                 else:
-                    found[key] = _member_tensor(shard, key, start, msgspec.json.decode(raw, type=_Member), status.st_size)
+                    found[key] = _member_tensor(
+                        shard, key, start, msgspec.json.decode(raw, type=_Member), status.st_size
+                    )
             except DumpError as error:
                 found[key] = str(error)
             except (msgspec.MsgspecError, UnicodeDecodeError, OverflowError) as error:
