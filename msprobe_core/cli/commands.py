@@ -23,8 +23,10 @@ from msprobe_core.cli.monitor import monitor
 from msprobe_core.cli.monitor_export import data2db
 from msprobe_core.cli.op_generate import op_generate
 from msprobe_core.cli.overflow import nan_analyze, overflow_check
+from msprobe_core.cli.parse import identify, parse
 from msprobe_core.cli.plugins import plugins
 from msprobe_core.cli.run_overflow_check import run_overflow_check
+from msprobe_core.cli.show_tensors import show
 from msprobe_core.cli.view import view
 from msprobe_core.hookspecs import hookimpl
 
@@ -46,6 +48,7 @@ def msprobe_register_commands() -> Sequence[click.Command]:
         free_benchmark,
         graph,
         graph_visualize,
+        identify,
         locate,
         merge_result,
         monitor,
@@ -54,8 +57,10 @@ def msprobe_register_commands() -> Sequence[click.Command]:
         nan_analyze,
         op_generate,
         overflow_check,
+        parse,
         plugins,
         run_overflow_check,
         run_ut,
+        show,
         view,
     ]

@@ -17,8 +17,8 @@ CONFIG_CHECK: Final = (
     "whether two recorded runs begin with equal inputs and parameters"
 )
 PARSER: Final = (
-    "converters of ATB and adump files are not part of msprobe yet; `msprobe compare` and `msprobe view` read "
-    "dump.json, dump.arrow and the tensors beside them without conversion"
+    "its commands are `msprobe show FILE` (pk), `msprobe show FILE --against OTHER` (vc, cn, and cad for directories) and "
+    "`msprobe parse -d PATH` (dc, pt)"
 )
 OFFLINE_MODELS: Final = (
     "ONNX, OM, ATB and torchair dumps are not part of msprobe; keep mindstudio-probe in a virtual environment of its "
@@ -76,6 +76,8 @@ MOVED: Final = {
     "msprobe.pytorch.monitor.csv2tb.csv2tensorboard_by_step": (
         "msprobe_core.exports.monitor_events:csv2tensorboard_by_step"
     ),
+    "msprobe.core.parse.identify": "msprobe_core.tensor_files.recognition:identify",
+    "msprobe.core.parse.open_tensors": "msprobe_core.tensor_files.recognition:open_tensors",
     "msprobe.core.monitor_v2.trainer.TrainerMonitorV2": "msprobe_core.recording:TrainerMonitorV2",
     "msprobe.pytorch.common.utils.seed_all": _SEED.format("pytorch"),
     "msprobe.pytorch.compare": _COMPARE,
@@ -149,7 +151,6 @@ COMMANDS: Final = {
     "config_check": CONFIG_CHECK,
     "install_deps": EXTRA_DEPENDENCIES,
     "offline_dump": OFFLINE_MODELS,
-    "parse": PARSER,
 }
 """Subcommands of mindstudio-probe 26.x and mstt that msprobe does not have. A plugin may offer one of that name."""
 

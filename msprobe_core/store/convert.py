@@ -120,8 +120,8 @@ def convert(
     units = _units_in(source)
     found = next((form for unit in units if (form := _format_of(source / unit)) is not None), Format.JSON)
     done = Conversion(to or found.other)
-    _check_places(source, destination, overwrite=overwrite)
-    with _replaced(destination) as scratch:
+    check_places(source, destination, overwrite=overwrite)
+    with replaced_directory(destination) as scratch:
         for number, unit in enumerate(units):
             if progress is not None:
                 progress(number, len(units), str(unit))
@@ -159,7 +159,17 @@ def _format_of(directory: Path) -> Format | None:
     return Format.JSON if has_json else None
 
 
-def _check_places(source: Path, destination: Path, *, overwrite: bool) -> None:
+def check_places(source: Path, destination: Path, *, overwrite: bool) -> None:
+    """Raise if a run in ``source`` cannot be converted into ``destination``.
+
+    Args:
+        source: Is not changed.
+        destination: A new directory or, with ``overwrite``, one with a run; neither contains the other.
+        overwrite: Whether an existing run is replaced.
+
+    Raises:
+        StoreError: it cannot.
+    """
     if destination.is_symlink():
         raise StoreError(f"{destination}: is a symbolic link; give the directory itself")
     places = source.resolve(), destination.resolve()
@@ -180,7 +190,7 @@ def _check_places(source: Path, destination: Path, *, overwrite: bool) -> None:
 
 
 @contextmanager
-def _replaced(destination: Path) -> Generator[Path, None, None]:
+def replaced_directory(destination: Path) -> Generator[Path, None, None]:
     """Provide a new directory that replaces ``destination`` at the end, or is removed on an error."""
     destination = destination.absolute()
     scratch = destination.with_name(f".{destination.name}.{os.getpid()}.new")

@@ -79,10 +79,17 @@ class JsonObjectStream:
 class JsonWriter:
     """The writer of one step of one rank."""
 
-    def __init__(self, directory: Path, header: RunHeader) -> None:
+    def __init__(self, directory: Path, header: RunHeader, place: Path | None = None) -> None:
+        """Begin the files.
+
+        Args:
+            directory: Where they are written.
+            header: Of the dump.
+            place: The directory that they will be in; ``None`` for the same.
+        """
         layout.remove_dump(directory)
         name = layout.DEBUG_FILE if header.level == Level.DEBUG.value else layout.DUMP_FILE
-        self._dump = JsonObjectStream(directory / name, dump_head(directory, header), DUMP_TAIL)
+        self._dump = JsonObjectStream(directory / name, dump_head(place or directory, header), DUMP_TAIL)
         self._stacks: JsonObjectStream | None = None
         self._construct: JsonObjectStream | None = None
         if header.has_extra_info:
