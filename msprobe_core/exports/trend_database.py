@@ -1,4 +1,6 @@
-"""The database of trends that the established viewer's plugin for TensorBoard reads: ``monitor_data.trend.db``.
+"""The database of trends that the established viewer's plugin for TensorBoard reads.
+
+Its name is ``monitor_data.trend.db``, or ``dump_data.trend.db`` for what `msprobe_core.exports.trends_of_dumps` finds.
 
 ``monitoring_targets`` are modules and parameters, ``monitoring_metrics`` quantities, ``trend_data`` has a row for each
 rank, step, target and metric with a column for each statistic. ``monitoring_tags`` are parts of names by which targets
@@ -9,7 +11,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -58,7 +60,13 @@ def read_mapping(path: Path) -> Mapping[str, str]:
 
 
 def write_trends(
-    run: Monitored, path: Path, *, mapping: Mapping[str, str] | None = None, by_micro_step: bool = False
+    run: Monitored,
+    path: Path,
+    *,
+    mapping: Mapping[str, str] | None = None,
+    by_micro_step: bool = False,
+    metrics: Sequence[str] = (),
+    tags_of: Callable[[str, str], Iterable[tuple[str, str]]] | None = None,
 ) -> None:
     """Write the file.
 
@@ -68,15 +76,19 @@ def write_trends(
         mapping: Replaces parts of names.
         by_micro_step: Whether micro-batches count as steps: of two, those of step 3 are steps 6 and 7. A value of the
             whole step belongs to the first.
+        metrics: Names of metrics that are in the file even if it has no value of them.
+        tags_of: Returns category and name of the tags of a target, by its name and metric; ``None`` for those of a
+            monitor.
 
     Raises:
         StoreError: it cannot be written.
     """
     frame = _prepared(run.frame, mapping or {}, by_micro_step=by_micro_step)
-    metrics = {name: i for i, name in enumerate(frame["quantity"].unique(maintain_order=True).to_list(), 1)}
+    found = dict.fromkeys([*metrics, *frame["quantity"].unique(maintain_order=True).to_list()])
+    numbers = {name: i for i, name in enumerate(found, 1)}
     targets = frame.select("name", "stage", "micro_step").unique(maintain_order=True).with_row_index("target", 1)
     frame = frame.join(targets, on=["name", "stage", "micro_step"], maintain_order="left").with_columns(
-        metric=pl.col("quantity").replace_strict(metrics, return_dtype=pl.Int64)
+        metric=pl.col("quantity").replace_strict(numbers, return_dtype=pl.Int64)
     )
     keys = ["rank", "step", "target", "metric"]
     data = frame.select(*keys, *run.statistics).unique(keys, keep="last", maintain_order=True)
@@ -87,10 +99,10 @@ def write_trends(
             targets.select("target", "name", "stage", "micro_step").rows(),
         )
         connection.executemany(
-            "INSERT INTO monitoring_metrics VALUES (?, ?)", [(number, name) for name, number in metrics.items()]
+            "INSERT INTO monitoring_metrics VALUES (?, ?)", [(number, name) for name, number in numbers.items()]
         )
-        _write_tags(connection, frame)
-        _write_extent(connection, data, metrics, run.statistics)
+        _write_tags(connection, frame, tags_of or _tags_of)
+        _write_extent(connection, data, numbers, run.statistics)
         _write_data(connection, data, run.statistics)
 
 
@@ -109,11 +121,16 @@ def _prepared(frame: pl.DataFrame, mapping: Mapping[str, str], *, by_micro_step:
     )
 
 
-def _write_tags(connection: sqlite3.Connection, frame: pl.DataFrame) -> None:
+def _write_tags(
+    connection: sqlite3.Connection,
+    frame: pl.DataFrame,
+    tags_of: Callable[[str, str], Iterable[tuple[str, str]]],
+) -> None:
     numbers: dict[tuple[str, str, int], int] = {}
     pairs: dict[tuple[int, int], None] = {}
-    for name, target, metric in frame.select("name", "target", "metric").unique(maintain_order=True).rows():
-        for category, tag in _tags_of(name):
+    columns = ("name", "quantity", "target", "metric")
+    for name, quantity, target, metric in frame.select(columns).unique(maintain_order=True).rows():
+        for category, tag in tags_of(name, quantity):
             number = numbers.setdefault((tag, category, metric), len(numbers) + 1)
             pairs[number, target] = None
     rows = [(number, *tag) for tag, number in numbers.items()]
@@ -121,7 +138,7 @@ def _write_tags(connection: sqlite3.Connection, frame: pl.DataFrame) -> None:
     connection.executemany("INSERT INTO tag_target_mapping VALUES (?, ?)", list(pairs))
 
 
-def _tags_of(name: str) -> Iterator[tuple[str, str]]:
+def _tags_of(name: str, _metric: str) -> Iterator[tuple[str, str]]:
     """Yield category and name of the tags of a target: ``layers.3``, and ``layers``, ``mlp``, ``input``."""
     yield from (("layer", part) for part in _NUMBERED.findall(name))
     yield from (("module", part) for part in dict.fromkeys(name.split(".")) if part and not part.isdecimal())

@@ -303,11 +303,13 @@ def test_what_is_not_of_a_monitor_says_what_to_use(tmp_path):
     for command, arguments in (
         (data2db, ["--data", str(tmp_path), "--db", str(tmp_path)]),
         (data2db, ["--data", str(DATA / "trends"), "--db", str(tmp_path), "--format", "dump"]),
+        (data2db, ["--data", str(tmp_path), "--db", str(tmp_path), "--format", "monitor"]),
         (to_db, [str(tmp_path)]),
     ):
         done = CliRunner().invoke(command, arguments)
         assert isinstance(done.exception, DumpError)
-        assert "`msprobe export DIR --tensorboard`" in str(done.exception)
+        is_of_monitor = command is to_db or "monitor" in arguments
+        assert ("`msprobe export DIR --tensorboard`" in str(done.exception)) == is_of_monitor
     assert isinstance(CliRunner().invoke(to_tensorboard, [str(tmp_path)]).exception, DumpError)
 
 

@@ -1,0 +1,301 @@
+BEGIN TRANSACTION;
+CREATE TABLE global_stats (
+            max_rank INTEGER DEFAULT 0, min_step INTEGER DEFAULT 0, max_step INTEGER DEFAULT 0, forward TEXT DEFAULT NULL, backward TEXT DEFAULT NULL, recompute TEXT DEFAULT NULL, parameters_grad TEXT DEFAULT NULL
+        );
+INSERT INTO "global_stats" VALUES(0,0,0,'norm,max,min,mean','norm,max,min,mean','norm,max,min,mean','norm,max,min,mean');
+CREATE TABLE monitoring_metrics (
+            metric_id INTEGER PRIMARY KEY AUTOINCREMENT,
+            metric_name TEXT UNIQUE NOT NULL
+        );
+INSERT INTO "monitoring_metrics" VALUES(1,'forward');
+INSERT INTO "monitoring_metrics" VALUES(2,'backward');
+INSERT INTO "monitoring_metrics" VALUES(3,'recompute');
+INSERT INTO "monitoring_metrics" VALUES(4,'parameters_grad');
+CREATE TABLE monitoring_tags (
+            tag_id INTEGER PRIMARY KEY AUTOINCREMENT,
+            tag_name TEXT NOT NULL,
+            category TEXT NOT NULL,
+            metric_id INTEGER NOT NULL,
+            UNIQUE(tag_name, category, metric_id),
+            FOREIGN KEY (metric_id) REFERENCES monitoring_metrics(metric_id)
+        );
+INSERT INTO "monitoring_tags" VALUES(1,'parameters','default',1);
+INSERT INTO "monitoring_tags" VALUES(2,'norm.LayerNorm','module',1);
+INSERT INTO "monitoring_tags" VALUES(3,'output.0','index',1);
+INSERT INTO "monitoring_tags" VALUES(4,'parameters.weight','index',1);
+INSERT INTO "monitoring_tags" VALUES(5,'input.0','index',1);
+INSERT INTO "monitoring_tags" VALUES(6,'fc2.Linear','module',1);
+INSERT INTO "monitoring_tags" VALUES(7,'fc1.Linear','module',1);
+INSERT INTO "monitoring_tags" VALUES(8,'Module','default',1);
+INSERT INTO "monitoring_tags" VALUES(9,'parameters.bias','index',1);
+INSERT INTO "monitoring_tags" VALUES(10,'Linear.weight','index',4);
+INSERT INTO "monitoring_tags" VALUES(11,'Linear.bias','index',4);
+INSERT INTO "monitoring_tags" VALUES(12,'norm','module',4);
+INSERT INTO "monitoring_tags" VALUES(13,'fc2','module',4);
+INSERT INTO "monitoring_tags" VALUES(14,'LayerNorm.bias','index',4);
+INSERT INTO "monitoring_tags" VALUES(15,'Module','default',4);
+INSERT INTO "monitoring_tags" VALUES(16,'fc1','module',4);
+INSERT INTO "monitoring_tags" VALUES(17,'LayerNorm.weight','index',4);
+INSERT INTO "monitoring_tags" VALUES(18,'norm.LayerNorm','module',2);
+INSERT INTO "monitoring_tags" VALUES(19,'output.0','index',2);
+INSERT INTO "monitoring_tags" VALUES(20,'input.0','index',2);
+INSERT INTO "monitoring_tags" VALUES(21,'fc2.Linear','module',2);
+INSERT INTO "monitoring_tags" VALUES(22,'fc1.Linear','module',2);
+INSERT INTO "monitoring_tags" VALUES(23,'Module','default',2);
+CREATE TABLE monitoring_targets (
+            target_id INTEGER PRIMARY KEY AUTOINCREMENT,
+            target_name TEXT NOT NULL,
+            vpp_stage INTEGER NOT NULL,
+            micro_step INTEGER NOT NULL DEFAULT 0,
+            UNIQUE(target_name, vpp_stage, micro_step)
+        );
+INSERT INTO "monitoring_targets" VALUES(1,'Module.fc1.Linear.input.0',0,0);
+INSERT INTO "monitoring_targets" VALUES(2,'Module.fc1.Linear.output.0',0,0);
+INSERT INTO "monitoring_targets" VALUES(3,'Module.fc1.Linear.parameters.weight',0,0);
+INSERT INTO "monitoring_targets" VALUES(4,'Module.fc1.Linear.parameters.bias',0,0);
+INSERT INTO "monitoring_targets" VALUES(5,'Module.norm.LayerNorm.input.0',0,0);
+INSERT INTO "monitoring_targets" VALUES(6,'Module.norm.LayerNorm.output.0',0,0);
+INSERT INTO "monitoring_targets" VALUES(7,'Module.norm.LayerNorm.parameters.weight',0,0);
+INSERT INTO "monitoring_targets" VALUES(8,'Module.norm.LayerNorm.parameters.bias',0,0);
+INSERT INTO "monitoring_targets" VALUES(9,'Module.fc2.Linear.input.0',0,0);
+INSERT INTO "monitoring_targets" VALUES(10,'Module.fc2.Linear.output.0',0,0);
+INSERT INTO "monitoring_targets" VALUES(11,'Module.fc2.Linear.parameters.weight',0,0);
+INSERT INTO "monitoring_targets" VALUES(12,'Module.fc2.Linear.parameters.bias',0,0);
+INSERT INTO "monitoring_targets" VALUES(13,'Module.fc1.Linear.input.0',0,1);
+INSERT INTO "monitoring_targets" VALUES(14,'Module.fc1.Linear.output.0',0,1);
+INSERT INTO "monitoring_targets" VALUES(15,'Module.fc1.Linear.parameters.weight',0,1);
+INSERT INTO "monitoring_targets" VALUES(16,'Module.fc1.Linear.parameters.bias',0,1);
+INSERT INTO "monitoring_targets" VALUES(17,'Module.norm.LayerNorm.input.0',0,1);
+INSERT INTO "monitoring_targets" VALUES(18,'Module.norm.LayerNorm.output.0',0,1);
+INSERT INTO "monitoring_targets" VALUES(19,'Module.norm.LayerNorm.parameters.weight',0,1);
+INSERT INTO "monitoring_targets" VALUES(20,'Module.norm.LayerNorm.parameters.bias',0,1);
+INSERT INTO "monitoring_targets" VALUES(21,'Module.fc2.Linear.input.0',0,1);
+INSERT INTO "monitoring_targets" VALUES(22,'Module.fc2.Linear.output.0',0,1);
+INSERT INTO "monitoring_targets" VALUES(23,'Module.fc2.Linear.parameters.weight',0,1);
+INSERT INTO "monitoring_targets" VALUES(24,'Module.fc2.Linear.parameters.bias',0,1);
+INSERT INTO "monitoring_targets" VALUES(35,'Module.fc2.Linear.bias',0,0);
+INSERT INTO "monitoring_targets" VALUES(36,'Module.fc2.Linear.weight',0,0);
+INSERT INTO "monitoring_targets" VALUES(37,'Module.norm.LayerNorm.weight',0,0);
+INSERT INTO "monitoring_targets" VALUES(38,'Module.norm.LayerNorm.bias',0,0);
+INSERT INTO "monitoring_targets" VALUES(39,'Module.fc1.Linear.bias',0,0);
+INSERT INTO "monitoring_targets" VALUES(40,'Module.fc1.Linear.weight',0,0);
+INSERT INTO "monitoring_targets" VALUES(41,'Module.fc2.Linear.bias',0,1);
+INSERT INTO "monitoring_targets" VALUES(42,'Module.fc2.Linear.weight',0,1);
+INSERT INTO "monitoring_targets" VALUES(43,'Module.norm.LayerNorm.weight',0,1);
+INSERT INTO "monitoring_targets" VALUES(44,'Module.norm.LayerNorm.bias',0,1);
+INSERT INTO "monitoring_targets" VALUES(45,'Module.fc1.Linear.bias',0,1);
+INSERT INTO "monitoring_targets" VALUES(46,'Module.fc1.Linear.weight',0,1);
+CREATE TABLE tag_target_mapping (
+            tag_id INTEGER NOT NULL,
+            target_id INTEGER NOT NULL,
+            PRIMARY KEY (tag_id, target_id),
+            FOREIGN KEY (tag_id) REFERENCES monitoring_tags(tag_id),
+            FOREIGN KEY (target_id) REFERENCES monitoring_target(target_id)
+        );
+INSERT INTO "tag_target_mapping" VALUES(5,1);
+INSERT INTO "tag_target_mapping" VALUES(8,1);
+INSERT INTO "tag_target_mapping" VALUES(7,1);
+INSERT INTO "tag_target_mapping" VALUES(3,2);
+INSERT INTO "tag_target_mapping" VALUES(8,2);
+INSERT INTO "tag_target_mapping" VALUES(7,2);
+INSERT INTO "tag_target_mapping" VALUES(1,3);
+INSERT INTO "tag_target_mapping" VALUES(4,3);
+INSERT INTO "tag_target_mapping" VALUES(8,3);
+INSERT INTO "tag_target_mapping" VALUES(7,3);
+INSERT INTO "tag_target_mapping" VALUES(1,4);
+INSERT INTO "tag_target_mapping" VALUES(8,4);
+INSERT INTO "tag_target_mapping" VALUES(9,4);
+INSERT INTO "tag_target_mapping" VALUES(7,4);
+INSERT INTO "tag_target_mapping" VALUES(5,5);
+INSERT INTO "tag_target_mapping" VALUES(8,5);
+INSERT INTO "tag_target_mapping" VALUES(2,5);
+INSERT INTO "tag_target_mapping" VALUES(2,6);
+INSERT INTO "tag_target_mapping" VALUES(3,6);
+INSERT INTO "tag_target_mapping" VALUES(8,6);
+INSERT INTO "tag_target_mapping" VALUES(1,7);
+INSERT INTO "tag_target_mapping" VALUES(4,7);
+INSERT INTO "tag_target_mapping" VALUES(8,7);
+INSERT INTO "tag_target_mapping" VALUES(2,7);
+INSERT INTO "tag_target_mapping" VALUES(1,8);
+INSERT INTO "tag_target_mapping" VALUES(2,8);
+INSERT INTO "tag_target_mapping" VALUES(8,8);
+INSERT INTO "tag_target_mapping" VALUES(9,8);
+INSERT INTO "tag_target_mapping" VALUES(5,9);
+INSERT INTO "tag_target_mapping" VALUES(6,9);
+INSERT INTO "tag_target_mapping" VALUES(8,9);
+INSERT INTO "tag_target_mapping" VALUES(3,10);
+INSERT INTO "tag_target_mapping" VALUES(6,10);
+INSERT INTO "tag_target_mapping" VALUES(8,10);
+INSERT INTO "tag_target_mapping" VALUES(1,11);
+INSERT INTO "tag_target_mapping" VALUES(4,11);
+INSERT INTO "tag_target_mapping" VALUES(8,11);
+INSERT INTO "tag_target_mapping" VALUES(6,11);
+INSERT INTO "tag_target_mapping" VALUES(1,12);
+INSERT INTO "tag_target_mapping" VALUES(6,12);
+INSERT INTO "tag_target_mapping" VALUES(8,12);
+INSERT INTO "tag_target_mapping" VALUES(9,12);
+INSERT INTO "tag_target_mapping" VALUES(5,13);
+INSERT INTO "tag_target_mapping" VALUES(8,13);
+INSERT INTO "tag_target_mapping" VALUES(7,13);
+INSERT INTO "tag_target_mapping" VALUES(3,14);
+INSERT INTO "tag_target_mapping" VALUES(8,14);
+INSERT INTO "tag_target_mapping" VALUES(7,14);
+INSERT INTO "tag_target_mapping" VALUES(1,15);
+INSERT INTO "tag_target_mapping" VALUES(4,15);
+INSERT INTO "tag_target_mapping" VALUES(8,15);
+INSERT INTO "tag_target_mapping" VALUES(7,15);
+INSERT INTO "tag_target_mapping" VALUES(1,16);
+INSERT INTO "tag_target_mapping" VALUES(8,16);
+INSERT INTO "tag_target_mapping" VALUES(9,16);
+INSERT INTO "tag_target_mapping" VALUES(7,16);
+INSERT INTO "tag_target_mapping" VALUES(5,17);
+INSERT INTO "tag_target_mapping" VALUES(8,17);
+INSERT INTO "tag_target_mapping" VALUES(2,17);
+INSERT INTO "tag_target_mapping" VALUES(2,18);
+INSERT INTO "tag_target_mapping" VALUES(3,18);
+INSERT INTO "tag_target_mapping" VALUES(8,18);
+INSERT INTO "tag_target_mapping" VALUES(1,19);
+INSERT INTO "tag_target_mapping" VALUES(4,19);
+INSERT INTO "tag_target_mapping" VALUES(8,19);
+INSERT INTO "tag_target_mapping" VALUES(2,19);
+INSERT INTO "tag_target_mapping" VALUES(1,20);
+INSERT INTO "tag_target_mapping" VALUES(2,20);
+INSERT INTO "tag_target_mapping" VALUES(8,20);
+INSERT INTO "tag_target_mapping" VALUES(9,20);
+INSERT INTO "tag_target_mapping" VALUES(5,21);
+INSERT INTO "tag_target_mapping" VALUES(6,21);
+INSERT INTO "tag_target_mapping" VALUES(8,21);
+INSERT INTO "tag_target_mapping" VALUES(3,22);
+INSERT INTO "tag_target_mapping" VALUES(6,22);
+INSERT INTO "tag_target_mapping" VALUES(8,22);
+INSERT INTO "tag_target_mapping" VALUES(1,23);
+INSERT INTO "tag_target_mapping" VALUES(4,23);
+INSERT INTO "tag_target_mapping" VALUES(8,23);
+INSERT INTO "tag_target_mapping" VALUES(6,23);
+INSERT INTO "tag_target_mapping" VALUES(1,24);
+INSERT INTO "tag_target_mapping" VALUES(6,24);
+INSERT INTO "tag_target_mapping" VALUES(8,24);
+INSERT INTO "tag_target_mapping" VALUES(9,24);
+INSERT INTO "tag_target_mapping" VALUES(11,35);
+INSERT INTO "tag_target_mapping" VALUES(15,35);
+INSERT INTO "tag_target_mapping" VALUES(13,35);
+INSERT INTO "tag_target_mapping" VALUES(10,36);
+INSERT INTO "tag_target_mapping" VALUES(15,36);
+INSERT INTO "tag_target_mapping" VALUES(13,36);
+INSERT INTO "tag_target_mapping" VALUES(15,37);
+INSERT INTO "tag_target_mapping" VALUES(17,37);
+INSERT INTO "tag_target_mapping" VALUES(12,37);
+INSERT INTO "tag_target_mapping" VALUES(15,38);
+INSERT INTO "tag_target_mapping" VALUES(14,38);
+INSERT INTO "tag_target_mapping" VALUES(12,38);
+INSERT INTO "tag_target_mapping" VALUES(16,39);
+INSERT INTO "tag_target_mapping" VALUES(11,39);
+INSERT INTO "tag_target_mapping" VALUES(15,39);
+INSERT INTO "tag_target_mapping" VALUES(16,40);
+INSERT INTO "tag_target_mapping" VALUES(10,40);
+INSERT INTO "tag_target_mapping" VALUES(15,40);
+INSERT INTO "tag_target_mapping" VALUES(11,41);
+INSERT INTO "tag_target_mapping" VALUES(15,41);
+INSERT INTO "tag_target_mapping" VALUES(13,41);
+INSERT INTO "tag_target_mapping" VALUES(10,42);
+INSERT INTO "tag_target_mapping" VALUES(15,42);
+INSERT INTO "tag_target_mapping" VALUES(13,42);
+INSERT INTO "tag_target_mapping" VALUES(15,43);
+INSERT INTO "tag_target_mapping" VALUES(17,43);
+INSERT INTO "tag_target_mapping" VALUES(12,43);
+INSERT INTO "tag_target_mapping" VALUES(15,44);
+INSERT INTO "tag_target_mapping" VALUES(14,44);
+INSERT INTO "tag_target_mapping" VALUES(12,44);
+INSERT INTO "tag_target_mapping" VALUES(16,45);
+INSERT INTO "tag_target_mapping" VALUES(11,45);
+INSERT INTO "tag_target_mapping" VALUES(15,45);
+INSERT INTO "tag_target_mapping" VALUES(16,46);
+INSERT INTO "tag_target_mapping" VALUES(10,46);
+INSERT INTO "tag_target_mapping" VALUES(15,46);
+INSERT INTO "tag_target_mapping" VALUES(20,9);
+INSERT INTO "tag_target_mapping" VALUES(21,9);
+INSERT INTO "tag_target_mapping" VALUES(23,9);
+INSERT INTO "tag_target_mapping" VALUES(19,10);
+INSERT INTO "tag_target_mapping" VALUES(21,10);
+INSERT INTO "tag_target_mapping" VALUES(23,10);
+INSERT INTO "tag_target_mapping" VALUES(20,5);
+INSERT INTO "tag_target_mapping" VALUES(23,5);
+INSERT INTO "tag_target_mapping" VALUES(18,5);
+INSERT INTO "tag_target_mapping" VALUES(18,6);
+INSERT INTO "tag_target_mapping" VALUES(19,6);
+INSERT INTO "tag_target_mapping" VALUES(23,6);
+INSERT INTO "tag_target_mapping" VALUES(20,1);
+INSERT INTO "tag_target_mapping" VALUES(23,1);
+INSERT INTO "tag_target_mapping" VALUES(22,1);
+INSERT INTO "tag_target_mapping" VALUES(20,21);
+INSERT INTO "tag_target_mapping" VALUES(21,21);
+INSERT INTO "tag_target_mapping" VALUES(23,21);
+INSERT INTO "tag_target_mapping" VALUES(19,22);
+INSERT INTO "tag_target_mapping" VALUES(21,22);
+INSERT INTO "tag_target_mapping" VALUES(23,22);
+INSERT INTO "tag_target_mapping" VALUES(20,17);
+INSERT INTO "tag_target_mapping" VALUES(23,17);
+INSERT INTO "tag_target_mapping" VALUES(18,17);
+INSERT INTO "tag_target_mapping" VALUES(18,18);
+INSERT INTO "tag_target_mapping" VALUES(19,18);
+INSERT INTO "tag_target_mapping" VALUES(23,18);
+INSERT INTO "tag_target_mapping" VALUES(20,13);
+INSERT INTO "tag_target_mapping" VALUES(23,13);
+INSERT INTO "tag_target_mapping" VALUES(22,13);
+CREATE TABLE trend_data (
+            rank INTEGER NOT NULL,
+            step INTEGER NOT NULL,
+            target_id INTEGER NOT NULL,
+            metric_id INTEGER NOT NULL,
+            norm REAL DEFAULT NULL, max REAL DEFAULT NULL, min REAL DEFAULT NULL, mean REAL DEFAULT NULL,
+            PRIMARY KEY (rank, step, target_id, metric_id),
+            FOREIGN KEY (target_id) REFERENCES monitoring_targets(target_id),
+            FOREIGN KEY (metric_id) REFERENCES monitoring_metrics(metric_id)
+        ) WITHOUT ROWID;
+INSERT INTO "trend_data" VALUES(0,0,1,1,5.56900691986084,2.6890869140625,-1.60948479175567626953e+00,-1.22250698506832122802e-01);
+INSERT INTO "trend_data" VALUES(0,0,1,2,4.82132770121097564697e-02,1.95458456873893737792e-02,-2.64791268855333328247e-02,3.88051084321272554689e-11);
+INSERT INTO "trend_data" VALUES(0,0,2,1,4.08856678009033203125e+00,1.43852138519287109375e+00,-1.53693890571594238281e+00,1.03960961103439331054e-01);
+INSERT INTO "trend_data" VALUES(0,0,3,1,2.32697725296020507812e+00,3.51479113101959228515e-01,-3.52679371833801269531e-01,-1.41890402883291244506e-02);
+INSERT INTO "trend_data" VALUES(0,0,4,1,7.49650478363037109375e-01,3.35668355226516723632e-01,-2.89780020713806152343e-01,4.37741056084632873535e-02);
+INSERT INTO "trend_data" VALUES(0,0,5,1,4.08856678009033203125e+00,1.43852138519287109375e+00,-1.53693890571594238281e+00,1.03960961103439331054e-01);
+INSERT INTO "trend_data" VALUES(0,0,5,2,3.1936861574649810791e-02,1.33715206757187843322e-02,-4.81416657567024230957e-03,1.97028578259050846099e-03);
+INSERT INTO "trend_data" VALUES(0,0,6,1,6.92806673049926757812e+00,1.86734104156494140625e+00,-2.03303670883178710937e+00,-4.96705387931228870002e-09);
+INSERT INTO "trend_data" VALUES(0,0,6,2,4.82132770121097564697e-02,1.95458456873893737792e-02,-2.64791268855333328247e-02,3.88051084321272554689e-11);
+INSERT INTO "trend_data" VALUES(0,0,7,1,4.0,1.0,1.0,1.0);
+INSERT INTO "trend_data" VALUES(0,0,8,1,0.0,0.0,0.0,0.0);
+INSERT INTO "trend_data" VALUES(0,0,9,1,2.45272111892700195312e+00,9.33670520782470703125e-01,0.0,2.06057265400886535644e-01);
+INSERT INTO "trend_data" VALUES(0,0,9,2,1.21356599032878875732e-01,5.41134029626846313476e-02,-6.20616301894187927246e-02,-6.84448564425110816955e-03);
+INSERT INTO "trend_data" VALUES(0,0,10,1,7.28139579296112060546e-01,3.24680417776107788085e-01,-3.723697662353515625e-01,-4.1066903620958328247e-02);
+INSERT INTO "trend_data" VALUES(0,0,10,2,0.0764092430472374,2.67430413514375686645e-02,-1.98304150253534317016e-02,2.8737802058458328247e-03);
+INSERT INTO "trend_data" VALUES(0,0,11,1,1.18649172782897949218e+00,2.25750774145126342773e-01,-2.41107970476150512695e-01,-2.92736459523439407348e-02);
+INSERT INTO "trend_data" VALUES(0,0,12,1,1.07798300683498382568e-01,9.04018878936767578125e-02,-4.94203865528106689453e-02,1.76942497491836547851e-02);
+INSERT INTO "trend_data" VALUES(0,0,13,1,4.55677080154418945312e+00,2.02420210838317871093e+00,-1.88214254379272460937e+00,-2.26849541068077087402e-01);
+INSERT INTO "trend_data" VALUES(0,0,13,2,3.75641174614429473876e-02,1.33506106212735176086e-02,-1.53402369469404220581e-02,3.10440867457018043751e-10);
+INSERT INTO "trend_data" VALUES(0,0,14,1,3.86305356025695800781e+00,1.17427873611450195312e+00,-1.06928658485412597656e+00,2.89494488388299942016e-02);
+INSERT INTO "trend_data" VALUES(0,0,15,1,2.32697725296020507812e+00,3.51479113101959228515e-01,-3.52679371833801269531e-01,-1.41890402883291244506e-02);
+INSERT INTO "trend_data" VALUES(0,0,16,1,7.49650478363037109375e-01,3.35668355226516723632e-01,-2.89780020713806152343e-01,4.37741056084632873535e-02);
+INSERT INTO "trend_data" VALUES(0,0,17,1,3.86305356025695800781e+00,1.17427873611450195312e+00,-1.06928658485412597656e+00,2.89494488388299942016e-02);
+INSERT INTO "trend_data" VALUES(0,0,17,2,0.0240461565554142,0.00961870327591896,-4.66807745397090911865e-03,1.39591365586966276168e-03);
+INSERT INTO "trend_data" VALUES(0,0,18,1,6.92801427841186523437e+00,1.96175098419189453125e+00,-1.83587539196014404296e+00,7.450580596923828125e-09);
+INSERT INTO "trend_data" VALUES(0,0,18,2,3.75641174614429473876e-02,1.33506106212735176086e-02,-1.53402369469404220581e-02,3.10440867457018043751e-10);
+INSERT INTO "trend_data" VALUES(0,0,19,1,4.0,1.0,1.0,1.0);
+INSERT INTO "trend_data" VALUES(0,0,20,1,0.0,0.0,0.0,0.0);
+INSERT INTO "trend_data" VALUES(0,0,21,1,2.4595546722412109375e+00,9.80875492095947265625e-01,0.0,2.13467121124267578125e-01);
+INSERT INTO "trend_data" VALUES(0,0,21,2,1.05600602924823760986e-01,0.0425272099673748,-5.92014640569686889648e-02,-9.57567151635885238647e-03);
+INSERT INTO "trend_data" VALUES(0,0,22,1,6.33603632450103759765e-01,2.5516325235366821289e-01,-3.55208784341812133789e-01,-5.74540235102176666259e-02);
+INSERT INTO "trend_data" VALUES(0,0,22,2,6.60902559757232666015e-02,1.92374065518379211425e-02,-1.30613138899207115173e-02,3.90491425059735774993e-03);
+INSERT INTO "trend_data" VALUES(0,0,23,1,1.18649172782897949218e+00,2.25750774145126342773e-01,-2.41107970476150512695e-01,-2.92736459523439407348e-02);
+INSERT INTO "trend_data" VALUES(0,0,24,1,1.07798300683498382568e-01,9.04018878936767578125e-02,-4.94203865528106689453e-02,1.76942497491836547851e-02);
+INSERT INTO "trend_data" VALUES(0,0,35,4,1.32363408803939819335e-01,6.77062571048736572265e-02,-1.09056562185287475585e-01,-2.05334573984146118164e-02);
+INSERT INTO "trend_data" VALUES(0,0,36,4,1.72956407070159912109e-01,4.00034449994564056396e-02,-6.6296920180320739746e-02,-4.65718936175107955932e-03);
+INSERT INTO "trend_data" VALUES(0,0,37,4,3.11545748263597488403e-02,1.67982876300811767578e-02,-0.000560145708732307,5.31166186556220054626e-03);
+INSERT INTO "trend_data" VALUES(0,0,38,4,3.45930941402912139892e-02,1.60563308745622634887e-02,-4.81416657567024230957e-03,5.91085711494088172912e-03);
+INSERT INTO "trend_data" VALUES(0,0,39,4,0.0470251590013504,2.18817554414272308349e-02,-3.19588780403137207031e-02,-2.32830643653869628906e-10);
+INSERT INTO "trend_data" VALUES(0,0,40,4,1.75794333219528198242e-01,6.0968093574047088623e-02,-6.18899613618850708007e-02,2.05091055249795317649e-10);
+INSERT INTO "trend_data" VALUES(0,0,41,4,2.43952944874763488769e-01,1.14448070526123046875e-01,-1.82636380195617675781e-01,-4.92604710161685943603e-02);
+INSERT INTO "trend_data" VALUES(0,0,42,4,2.99843102693557739257e-01,6.95956647396087646484e-02,-9.46211516857147216796e-02,-1.10202440991997718811e-02);
+INSERT INTO "trend_data" VALUES(0,0,43,4,4.89826127886772155761e-02,2.4865668267011642456e-02,-0.00117935286834836,0.00982433371245861);
+INSERT INTO "trend_data" VALUES(0,0,44,4,5.51361218094825744628e-02,3.44468951225280761718e-02,-4.50369343161582946777e-03,1.00985970348119735717e-02);
+INSERT INTO "trend_data" VALUES(0,0,45,4,6.23699724674224853515e-02,4.13918122649192810058e-02,-2.85177323967218399047e-02,9.02218744158744812011e-10);
+INSERT INTO "trend_data" VALUES(0,0,46,4,2.09353670477867126464e-01,7.88656771183013916015e-02,-7.48410671949386596679e-02,1.45519152283668518066e-10);
+COMMIT;
