@@ -294,7 +294,9 @@ def _dump_in(path: Path) -> FileContent:
     from msprobe_core.store.reading import read_dump  # imports polars
 
     if not is_dump(path):
-        raise DumpError(f"{path}: is a directory without a dump; give its files, or `msprobe identify {path}`")
+        raise DumpError(
+            f"{path}: cannot be read (it is a directory without a dump); give its files, or `msprobe identify {path}`"
+        )
     dump = read_dump(path)
     rows = dump.frame.filter(dump.frame["file_name"].is_not_null()).select("name", "role", "file_name").rows()
     tensors: list[NamedTensor] = []

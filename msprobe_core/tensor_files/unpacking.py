@@ -101,9 +101,11 @@ def find_sources(path: Path) -> list[SourceFile]:
     """Return the files in a directory and below, or the one that is given; directories of dumps are one each.
 
     Raises:
-        DumpError: there is none, or more than `MAX_FILES`.
+        DumpError: it does not exist or cannot be read, or there are more than `MAX_FILES`.
     """
     if not path.is_dir():
+        if not path.exists():
+            raise DumpError(f"{path}: does not exist")
         return [SourceFile(path, Path(path.name), _stem_of(path.name), is_given=True)]
     if is_dump(path):
         return [SourceFile(path, Path(path.name), path.name, is_given=True)]

@@ -8,10 +8,12 @@ import json
 import random
 import re
 import shutil
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import foreign_dumps
 import numpy as np
 from dumps import api, tensor, write_dump
 from foreign_files import READERS
@@ -548,6 +550,35 @@ def _use_manifests(directory: Path) -> None:
     read_manifest(directory / "step0" / "rank0" / "manifest.json")
     read_data_rows(directory / "step0" / "rank0")
     read_data_rows(directory / "step1" / "rank0" / "data_rows.json")
+def _atb(directory: Path) -> None:
+    content = foreign_dumps.elements("float16", (2, 3))
+    (directory / "tensors.bin").write_bytes(foreign_dumps.atb(content, 1, (2, 3)))
+
+
+def _cann_dump(directory: Path) -> None:
+    content = foreign_dumps.elements("float32", (2, 3))
+    blocks = foreign_dumps.to_nz(np.arange(12, dtype=np.float16).reshape(3, 4))
+    inputs = [(content, 1, (2, 3)), (blocks.tobytes(), 2, blocks.shape, 29, (3, 4))]
+    (directory / "MatMul.x.1.2.1700000000").write_bytes(
+        foreign_dumps.cann_dump(inputs, inputs[:1], [b"abc"], space=b"12")
+    )
+
+
+def _archives(directory: Path) -> None:
+    members = {"a": np.arange(60.0).reshape(3, 20), "b": np.asfortranarray(np.zeros((3, 4), np.int8))}
+    (directory / "tensors.npz").write_bytes(foreign_dumps.npz(members))
+    (directory / "y.npz").write_bytes(foreign_dumps.npz(members, compresses=True))
+
+
+def _runtime_dumps(directory: Path) -> None:
+    shutil.copytree(TESTS / "data" / "foreign_dumps", directory, dirs_exist_ok=True)
+
+
+def _use_foreign(directory: Path) -> None:
+    command("identify", "{}")(directory)
+    with tempfile.TemporaryDirectory() as other:
+        command("parse", "-d", "{}", "-t", "npy", "-o", f"{other}/npy")(directory)
+        command("convert", "--from", "auto", "{}", f"{other}/dump")(directory)
 
 
 TARGETS = {
@@ -638,6 +669,12 @@ TARGETS = {
     "checks": Target(["report/api_check_files"], _checks, _use_checks, "checks/*.json"),
     "check journal": Target(["api_check/journal"], _check_journal, _use_check_journal),
     "check settings": Target(["api_check/settings_file"], _check_settings, _use_check_settings),
+    "atb": Target(["tensor_files/atb", "tensor_files/opening"], _atb, _use_foreign),
+    "dumps of CANN": Target(["tensor_files/cann_dumps"], _cann_dump, _use_foreign),
+    "archives of NumPy": Target(
+        ["tensor_files/archives", "tensor_files/recognition", "untrusted/zip_members"], _archives, _use_foreign
+    ),
+    "sglang and flashinfer": Target(["tensor_files/recognition"], _runtime_dumps, _use_foreign),
     "kernels": Target(["store/kernel_files"], _kernels, one("statistic.csv")),
     "monitors": Target(
         ["monitoring/files"], _monitors, command("view", "{}/target", "{}/golden", "-o", "{}/x.html"), "*/*/*.csv"

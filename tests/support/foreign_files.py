@@ -194,9 +194,18 @@ def _data_rows(path):
     return read_data_rows(path.parent)
 
 
+def _foreign(path):
+    from msprobe_core.tensor_files.recognition import open_tensors
+    from msprobe_core.tensor_files.unpacking import content_of
+
+    for tensor in open_tensors(path):
+        if tensor.source is not None:
+            content_of(tensor.source)
+
+
 READERS = {
     "manifest.json": _manifest, "data_rows.json": _data_rows,
-    "state.bin": _tree, "legacy.bin": _tree,
+    "tensors.bin": _foreign, "tensors.npz": _foreign,
     "state.bin": _tree, "legacy.bin": _tree, "model.ckpt": _mindspore_checkpoint,
     "x.pt": _tensor, "x.npy": _tensor, "shard-0.safetensors": _shard, "dump.json": _dump, "dump.arrow": _arrow,
     "statistic.csv": _kernels, "samples.json": _struct, "config.json": _config, "config.yaml": _config,

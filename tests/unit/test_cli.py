@@ -329,9 +329,9 @@ def test_plugins(run):
         "writers: arrow, json",
         "readers: arrow, json",
         "commands: acc_check, api_precision_compare, calibrate, compare, confirm, control, convert, data2db, ",
-        "estimate, export, free_benchmark, graph, graph_visualize, ",
+        "estimate, export, free_benchmark, graph, graph_visualize, identify, ",
         "kernel-dump, ",
-        "merge_result, monitor, multi_acc_check, multi_run_ut, nan_analyze, op_generate, overflow_check, plugins, ",
-        "run_overflow_check, run_ut, verl, view",
+        "merge_result, monitor, multi_acc_check, multi_run_ut, nan_analyze, op_generate, overflow_check, parse, ",
+        "plugins, run_overflow_check, run_ut, show, verl, view",
     ):
         assert line in out
