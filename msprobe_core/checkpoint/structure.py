@@ -1,0 +1,273 @@
+"""How one tensor was made of another: which rows, columns or parts changed places, each verified by reading."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+import numpy as np
+
+from msprobe_core.checkpoint.boxes import Array, Box, boxes_of, read_box, values_of
+from msprobe_core.checkpoint.canonical import Heads, Order, qkv_ranges
+from msprobe_core.checkpoint.contents import LogicalTensor
+from msprobe_core.checkpoint.difference_codes import DifferenceCode
+from msprobe_core.checkpoint.pair_pass import chunk_elements, same_codes
+from msprobe_core.checkpoint.signatures import Signature, permutation_of
+from msprobe_core.compare.ulps import distances_in
+from msprobe_core.findings import Finding, Level
+
+Permutation: TypeAlias = Array
+
+
+class Relation(str, Enum):
+    """What a comparison says of a tensor."""
+
+    EQUAL = "equal"
+    CAST = "cast"
+    PADDED = "padded"
+    CLOSE = "close"
+    SCALED = "scaled"
+    TRANSPOSED = "transposed"
+    QKV_ORDER = "qkv order"
+    GATE_UP = "gate/up swapped"
+    ROTARY = "rotary order"
+    HEADS = "heads permuted"
+    ROWS = "rows permuted"
+    EXPERTS = "experts permuted"
+    MISPLACED = "misplaced"
+    TIED_BROKEN = "tied-broken"
+    STALE = "stale"
+    UNINITIALISED = "uninitialised"
+    UNRELATED = "unrelated"
+    PARTLY = "partly different"
+    REORDERED = "reordered"
+    DIFFERENT = "different"
+    SHAPE = "another shape"
+    REPLICAS = "replicas differ"
+    DAMAGED = "damaged"
+    ONLY_TARGET = "only in target"
+    ONLY_GOLDEN = "only in golden"
+    BUFFER = "buffer of one side"
+
+
+SAME = frozenset({Relation.EQUAL, Relation.CAST, Relation.PADDED, Relation.BUFFER})
+"""Relations of a tensor that is the same on both sides."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How a tensor was made of its counterpart.
+
+    Attributes:
+        relation: The class.
+        proof: What was verified.
+    """
+
+    relation: Relation
+    proof: Finding
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Rows of a stack of tensors that belong to one of them, or to one part of a fused tensor."""
+
+    label: str
+    begin: int
+    end: int
+
+
+def structure_of(
+    target: LogicalTensor, golden: LogicalTensor, signatures: tuple[Signature, Signature], key: str, heads: Heads | None
+) -> Answer | None:
+    """Return how two tensors of equal or transposed shape are made of the same rows or columns; ``None`` if not."""
+    own, other = signatures
+    if target.shape == golden.shape:
+        rows = permutation_of(own.rows, other.rows)
+        if rows is not None and _moves(rows) and has_rows(target, golden, rows):
+            return named_order(rows, key, heads, along=0, ndim=len(target.shape))
+        if len(target.shape) == 2:
+            columns = permutation_of(own.columns, other.columns)
+            if columns is not None and _moves(columns) and has_columns(target, golden, columns):
+                return named_order(columns, key, heads, along=1, ndim=2)
+    if len(target.shape) == 2 and target.shape == golden.shape[::-1]:
+        return _transposed(target, golden, signatures)
+    return None
+
+
+def _transposed(target: LogicalTensor, golden: LogicalTensor, signatures: tuple[Signature, Signature]) -> Answer | None:
+    if _are_close(signatures[0].rows, signatures[1].columns) and is_transpose(target, golden):
+        return Answer(Relation.TRANSPOSED, Finding(DifferenceCode.TRANSPOSED, Level.ERROR))
+    return None
+
+
+def _moves(order: Permutation) -> bool:
+    return bool((order != np.arange(order.size)).any())
+
+
+def _are_close(first: Array | None, second: Array | None) -> bool:
+    if first is None or second is None or first.size != second.size or not first.size:
+        return False
+    scale = float(np.abs(second).max())
+    return math.isfinite(scale) and scale > 0 and float(np.abs(first - second).max()) <= 1e-9 * scale
+
+
+def are_same(target: Array, golden: Array, dtypes: tuple[str, str]) -> bool:
+    """Whether elements are equal, or equal after rounding to the coarser dtype."""
+    if dtypes[0] == dtypes[1]:
+        return same_codes(target, golden)
+    first, second = np.ravel(values_of(target, dtypes[0])), np.ravel(values_of(golden, dtypes[1]))
+    distances = distances_in(*dtypes)
+    if distances is None:
+        return bool(np.array_equal(first, second))
+    return float(distances(first, second).max(initial=0)) == 0
+
+
+def has_rows(target: LogicalTensor, golden: LogicalTensor, order: Permutation) -> bool:
+    """Whether each row of the target is the golden row that ``order`` names."""
+    dtypes = target.dtype, golden.dtype
+    inner = max(1, target.numel // max(1, order.size))
+    step = max(1, chunk_elements(target, golden) // inner)
+    num_read = 0
+    for begin in range(0, order.size, step):
+        index = order[begin : begin + step]
+        own = read_box(target, Box((begin, *[0] * (len(target.shape) - 1)), (index.size, *target.shape[1:])))
+        other, count = _gathered(golden, index)
+        num_read += count
+        if not are_same(own, other, dtypes):
+            return False
+        if num_read > _MOST_READS:  # scattered rows of a large vocabulary: those read so far are the sample
+            break
+    return True
+
+
+_MOST_READS = 20_000
+
+
+def _gathered(tensor: LogicalTensor, index: Permutation) -> tuple[Array, int]:
+    """Return some rows, in the order of ``index``, and the number of reads."""
+    low, high = int(index.min()), int(index.max()) + 1
+    rest = tensor.shape[1:]
+    if high - low <= 4 * index.size:
+        window = read_box(tensor, Box((low, *[0] * len(rest)), (high - low, *rest)))
+        return window[index - low], 1
+    breaks = np.flatnonzero(np.diff(index) != 1) + 1
+    runs = np.split(index, breaks)
+    parts = [read_box(tensor, Box((int(run[0]), *[0] * len(rest)), (run.size, *rest))) for run in runs]
+    return np.concatenate(parts), len(runs)
+
+
+def has_columns(target: LogicalTensor, golden: LogicalTensor, order: Permutation) -> bool:
+    """Whether each column of the target is the golden column that ``order`` names."""
+    for box, _ in boxes_of(target.shape, chunk_elements(target, golden)):
+        own, other = read_box(target, box), read_box(golden, Box((box.begin[0], 0), (box.sizes[0], golden.shape[1])))
+        part = order[box.begin[1] : box.begin[1] + box.sizes[1]]
+        if not are_same(own, other[:, part], (target.dtype, golden.dtype)):
+            return False
+    return True
+
+
+def is_transpose(target: LogicalTensor, golden: LogicalTensor) -> bool:
+    """Whether the target is the golden matrix with rows and columns exchanged."""
+    for box, _ in boxes_of(target.shape, chunk_elements(target, golden)):
+        own, other = read_box(target, box), read_box(golden, Box(box.begin[::-1], box.sizes[::-1]))
+        if not are_same(own, np.ascontiguousarray(other.T), (target.dtype, golden.dtype)):
+            return False
+    return True
+
+
+def named_order(order: Permutation, key: str, heads: Heads | None, *, along: int, ndim: int) -> Answer:
+    """Return what a verified order of rows or columns is, by the tensor's key and the sizes of its attention.
+
+    Args:
+        order: For each line of the target, the golden line.
+        key: Name in the common vocabulary.
+        heads: Sizes of the attention.
+        along: 0 for rows, 1 for columns.
+        ndim: Number of dimensions of the tensor.
+    """
+    num_moved = int((order != np.arange(order.size)).sum())
+    fields: dict[str, str | int | float | None] = {"moved": num_moved, "total": order.size}
+    if ".qkv." in key or ".kv." in key:
+        segments = _qkv_segments(order.size, heads)
+        if segments is None or changes_label(order, segments):
+            return Answer(Relation.QKV_ORDER, Finding(DifferenceCode.QKV_ORDER, Level.ERROR, fields))
+    if ".gate_up." in key:
+        half = order.size // 2
+        if changes_label(order, [Segment("gate", 0, half), Segment("up", half, order.size)]):
+            return Answer(Relation.GATE_UP, Finding(DifferenceCode.GATE_UP, Level.ERROR, fields))
+    if ndim == 3 and along == 0:
+        return Answer(Relation.EXPERTS, Finding(DifferenceCode.EXPERTS_INSIDE, Level.ERROR, fields))
+    width = _rotary_width(order, heads)
+    if width is not None:
+        return Answer(Relation.ROTARY, Finding(DifferenceCode.ROTARY, Level.ERROR, {**fields, "width": width}))
+    block = _block_of(order)
+    is_of_attention = ".attn." in key or "ttention" in key
+    if block > 1 and is_of_attention:
+        return Answer(Relation.HEADS, Finding(DifferenceCode.HEADS, Level.ERROR, {**fields, "width": block}))
+    what = "columns" if along else "rows"
+    return Answer(Relation.ROWS, Finding(DifferenceCode.ROWS, Level.ERROR, {**fields, "what": what}))
+
+
+def changes_label(order: Permutation, segments: Sequence[Segment]) -> bool:
+    """Whether a line comes from another segment."""
+    labels = np.zeros(order.size, np.int64)
+    for number, segment in enumerate(segments):
+        labels[segment.begin : segment.end] = number
+    return bool((labels != labels[order]).any())
+
+
+def _qkv_segments(size: int, heads: Heads | None) -> list[Segment] | None:
+    if heads is None or heads.num_rows != size:
+        return None
+    # Which of the two conventions the name has does not matter: either maps a part to itself only if order is kept.
+    ranges = qkv_ranges(heads, Order.GROUPS)
+    return [Segment(label, *each) for label, own in zip("qkv", ranges, strict=True) for each in own]
+
+
+def _rotary_width(order: Permutation, heads: Heads | None) -> int | None:
+    """Return the size of heads if in each of them halves were interleaved, or the reverse."""
+    widths = [heads.head_dim] if heads is not None else []
+    widths += [width for width in (256, 192, 128, 96, 80, 64, 32, 16, 8) if width not in widths]
+    for width in widths:
+        if order.size % width or width % 2:
+            continue
+        blocks = order.reshape(-1, width) - np.arange(0, order.size, width).reshape(-1, 1)
+        halves = np.arange(width).reshape(2, -1).T.reshape(-1)
+        for pattern in (halves, np.argsort(halves)):
+            if (pattern != np.arange(width)).any() and (blocks == pattern).all():
+                return width
+    return None
+
+
+def _block_of(order: Permutation) -> int:
+    """Return the largest number of lines that stay together throughout."""
+    breaks = np.flatnonzero(np.diff(order) != 1) + 1
+    return int(np.gcd.reduce(np.append(breaks, order.size)))
+
+
+def stack_order(rows: Sequence[tuple[Array, Array]]) -> Permutation | None:
+    """Return the order of the rows of several tensors, one below the other; see `permutation_of`."""
+    return permutation_of(np.concatenate([own for own, _ in rows]), np.concatenate([other for _, other in rows]))
+
+
+def relation_of_keys(target: str, golden: str) -> Relation:
+    """Return what it means that a tensor's values are those of another golden tensor."""
+    from msprobe_core.checkpoint.canonical import without_expert, without_part
+
+    if without_part(target) == without_part(golden):
+        return Relation.GATE_UP if any(f".{part}." in target for part in ("gate", "up")) else Relation.QKV_ORDER
+    if without_expert(target) == without_expert(golden):
+        return Relation.EXPERTS
+    return Relation.MISPLACED
+
+
+CODE_OF: Mapping[Relation, DifferenceCode] = {
+    Relation.QKV_ORDER: DifferenceCode.QKV_PARTS,
+    Relation.GATE_UP: DifferenceCode.ELSEWHERE,
+    Relation.EXPERTS: DifferenceCode.EXPERTS,
+    Relation.MISPLACED: DifferenceCode.ELSEWHERE,
+}
+"""Code of the proof that values are those of another tensor."""
