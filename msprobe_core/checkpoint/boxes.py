@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from msprobe_core.checkpoint.contents import LogicalTensor, Piece
 from msprobe_core.protocols.storage import TensorSource
 from msprobe_core.store.tensor_source import HeldTensor, StoredTensor, read_whole
 from msprobe_core.store.tensor_values import widen
 
-Array: TypeAlias = Any
-"""A NumPy array, most of whose members have no types."""
+Array: TypeAlias = NDArray[Any]
 
 CHUNK_BYTES = 4 << 20
 """Stored bytes that are read at a time."""
@@ -179,6 +179,7 @@ def _codes(source: TensorSource) -> Array:
         return codes if source.stored.isnative else codes.astype(source.stored.newbyteorder("="))
     values = np.ravel(read_whole(source))
     if source.dtype == "bfloat16" and values.dtype == np.float32:
-        bits: Any = values.view(np.uint32) >> np.uint32(16)  # widened, so that the rest is zero
+        stored: Any = values
+        bits = stored.view(np.uint32) >> np.uint32(16)  # widened, so that the rest is zero
         return bits.astype(np.uint16)
     return values

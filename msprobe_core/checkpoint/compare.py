@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -29,6 +30,7 @@ from msprobe_core.checkpoint.structure import (
     Relation,
     has_rows,
     named_order,
+    num_moved,
     relation_of_keys,
     stack_order,
     structure_of,
@@ -289,7 +291,7 @@ class _Comparison:
         signatures = _signatures(own, other)
         part = permutation_of(signatures[0].rows, signatures[1].rows)
         if part is not None and has_rows(own, other, part):
-            order = np.arange(found.numbers.rows.size)
+            order: Any = np.arange(found.numbers.rows.size)
             order[index] = index[part]
             return named_order(order, found.match.key, self._heads, along=0, ndim=len(own.shape))
         constant = _constant(signatures)
@@ -317,7 +319,7 @@ class _Comparison:
         if not has_rows(stacks[0], stacks[1], order):
             return
         is_gate = any(f".{part}." in group[0].match.key for part in ("gate", "up"))
-        fields = {"moved": int((order != np.arange(order.size)).sum()), "total": order.size}
+        fields = {"moved": num_moved(order), "total": order.size}
         relation, code = (
             (Relation.GATE_UP, DifferenceCode.GATE_UP) if is_gate else (Relation.QKV_ORDER, DifferenceCode.QKV_ORDER)
         )
@@ -560,7 +562,7 @@ def _beside_earlier(
     num_steps: int,
     workspace: Workspace,
 ) -> TensorRow:
-    assert row.l2 is not None
+    distance = row.l2 or 0.0
     nearest: tuple[float, Checkpoint] | None = None
     for checkpoint, slots in earlier:
         slot = slots.get(row.key)
@@ -572,13 +574,13 @@ def _beside_earlier(
             row = replace(row, relation=Relation.STALE, proof=proof)
             nearest = None
             break
-        if numbers.l2 < row.l2 / 2 and (nearest is None or numbers.l2 < nearest[0]):
+        if numbers.l2 < distance / 2 and (nearest is None or numbers.l2 < nearest[0]):
             nearest = numbers.l2, checkpoint
     if nearest is not None:
-        fields = {"path": str(nearest[1].path), "step": nearest[1].step, "times": row.l2 / max(nearest[0], _TINY)}
+        fields = {"path": str(nearest[1].path), "step": nearest[1].step, "times": distance / max(nearest[0], _TINY)}
         row = replace(row, relation=Relation.STALE, proof=Finding(DifferenceCode.STALE_NEARER, Level.ERROR, fields))
     last = earlier[-1][1].get(row.key)
     if last is not None and last.tensor.shape == golden.shape:
         update = compare_pair(golden, last.tensor, workspace).l2 / num_steps
-        row = replace(row, units=row.l2 / update if update else None)
+        row = replace(row, units=distance / update if update else None)
     return row

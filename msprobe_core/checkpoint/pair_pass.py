@@ -111,11 +111,11 @@ def compare_pair(
             return PairNumbers(is_equal=True)
         if not measures:
             return PairNumbers(first_differing=first, share_differing=math.nan)
-        return _measured(target, golden, workspace, first)
+        return measure_pair(target, golden, workspace, first)
     rounding = _rounding(target, golden)
     if rounding is not None:
         return PairNumbers(rounding=rounding)
-    return _measured(target, golden, workspace, None) if measures else PairNumbers(share_differing=math.nan)
+    return measure_pair(target, golden, workspace) if measures else PairNumbers(share_differing=math.nan)
 
 
 def same_codes(first: Array, second: Array) -> bool:
@@ -135,7 +135,8 @@ def _word(itemsize: int) -> int:
 
 
 def _bits(values: Any, dtype: str) -> Any:
-    return np.ascontiguousarray(values).view(dtype)
+    contiguous: Any = np.ascontiguousarray(values)
+    return contiguous.view(dtype)
 
 
 def _first_difference(target: LogicalTensor, golden: LogicalTensor) -> tuple[int, ...] | None:
@@ -203,9 +204,20 @@ def _exact_cast(target: LogicalTensor, golden: LogicalTensor) -> Rounding | None
     return Rounding.EXACT
 
 
-def _measured(
-    target: LogicalTensor, golden: LogicalTensor, workspace: Workspace, first: tuple[int, ...] | None
+def measure_pair(
+    target: LogicalTensor, golden: LogicalTensor, workspace: Workspace, first: tuple[int, ...] | None = None
 ) -> PairNumbers:
+    """Measure how far apart two tensors of equal shape are.
+
+    Args:
+        target: The target.
+        golden: The golden tensor.
+        workspace: Buffers.
+        first: Index of the first element that differs, if it is known.
+
+    Raises:
+        DumpError: one cannot be read.
+    """
     sums = PairSums(target.numel, (target.dtype, golden.dtype), workspace)
     num_rows = target.shape[0] if len(target.shape) > 1 else 0
     rows = np.zeros(num_rows, bool) if 0 < num_rows <= MAX_ROWS else None

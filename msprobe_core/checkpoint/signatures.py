@@ -106,19 +106,16 @@ def signature_of(tensor: LogicalTensor, rounded_to: str | None = None) -> Signat
         values = block if rounded_to is None else rounded(block, rounded_to)
         wide: Any = values.astype(np.float64)
         size, width = wide.shape
-        squares = wide * wide
+        squares: Any = wide * wide
         if rows is not None:
             rows[row : row + size] += wide @ weights(column, width)
             row_squares[row : row + size] += squares.sum(axis=1)
         if columns is not None:
             columns[column : column + width] += weights(row, size) @ wide
             column_squares[column : column + width] += squares.sum(axis=0)
-        moments += (
-            wide.sum(),
-            squares.sum(),
-            float(np.einsum("ij,ij->", squares, wide)),
-            float(np.vdot(squares, squares)),
-        )
+        cubes: Any = np.einsum("ij,ij->", squares, wide)
+        powers: list[Any] = [wide.sum(), squares.sum(), cubes, np.vdot(squares, squares)]
+        moments += powers
         low, high = min(low, float(wide.min())), max(high, float(wide.max()))
     mean, variance, kurtosis = _moments(moments, tensor.numel)
     return Signature(
@@ -152,7 +149,7 @@ def _spread(squares: Array, length: int, kurtosis: float) -> float:
 def _blocks(tensor: LogicalTensor, num_columns: int) -> Iterator[tuple[int, int, Array]]:
     """Yield a tensor as matrices, each with its first row and column."""
     for box, flat in boxes_of(tensor.shape, CHUNK_BYTES // 4):
-        values = read_values(tensor, box)
+        values: Any = read_values(tensor, box)
         row, column = divmod(flat, max(1, num_columns))
         size = math.prod(box.sizes)
         is_whole_rows = column == 0 and size % max(1, num_columns) == 0
@@ -179,7 +176,8 @@ def rounded(values: Array, dtype: str) -> Array:
         with np.errstate(over="ignore"):
             return values.astype(dtype)
     if dtype == "bfloat16" and values.dtype.kind == "f":
-        bits: Any = np.ascontiguousarray(values, np.float32).view(np.uint32)
+        single: Any = np.ascontiguousarray(values, np.float32)
+        bits: Any = single.view(np.uint32)
         up = ((bits >> np.uint32(16)) & np.uint32(1)) + np.uint32(0x7FFF)
         return ((bits + up) & np.uint32(0xFFFF0000)).view(np.float32)
     return values
@@ -193,7 +191,8 @@ def permutation_of(target: Array | None, golden: Array | None) -> Array | None:
     if not math.isfinite(scale) or scale == 0 or not np.isfinite(target).all():
         return None
     # Equal lines may have numbers that differ in the last bits, and must stay in order.
-    own, other = np.round(target / scale, 11), np.round(golden / scale, 11)
+    own: Any = np.round(target / scale, 11)
+    other: Any = np.round(golden / scale, 11)
     first, second = np.argsort(own, kind="stable"), np.argsort(other, kind="stable")
     if np.abs(own[first] - other[second]).max() > _SAME_LINE:
         return None

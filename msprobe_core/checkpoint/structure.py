@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -86,11 +86,11 @@ def structure_of(
     own, other = signatures
     if target.shape == golden.shape:
         rows = permutation_of(own.rows, other.rows)
-        if rows is not None and _moves(rows) and has_rows(target, golden, rows):
+        if rows is not None and num_moved(rows) and has_rows(target, golden, rows):
             return named_order(rows, key, heads, along=0, ndim=len(target.shape))
         if len(target.shape) == 2:
             columns = permutation_of(own.columns, other.columns)
-            if columns is not None and _moves(columns) and has_columns(target, golden, columns):
+            if columns is not None and num_moved(columns) and has_columns(target, golden, columns):
                 return named_order(columns, key, heads, along=1, ndim=2)
     if len(target.shape) == 2 and target.shape == golden.shape[::-1]:
         return _transposed(target, golden, signatures)
@@ -103,8 +103,10 @@ def _transposed(target: LogicalTensor, golden: LogicalTensor, signatures: tuple[
     return None
 
 
-def _moves(order: Permutation) -> bool:
-    return bool((order != np.arange(order.size)).any())
+def num_moved(order: Permutation) -> int:
+    """Return the number of lines that are not in their place."""
+    is_moved: Any = order != np.arange(order.size)
+    return int(is_moved.sum())
 
 
 def _are_close(first: Array | None, second: Array | None) -> bool:
@@ -173,7 +175,7 @@ def is_transpose(target: LogicalTensor, golden: LogicalTensor) -> bool:
     """Whether the target is the golden matrix with rows and columns exchanged."""
     for box, _ in boxes_of(target.shape, chunk_elements(target, golden)):
         own, other = read_box(target, box), read_box(golden, Box(box.begin[::-1], box.sizes[::-1]))
-        if not are_same(own, np.ascontiguousarray(other.T), (target.dtype, golden.dtype)):
+        if not are_same(own, np.ascontiguousarray(np.transpose(other)), (target.dtype, golden.dtype)):
             return False
     return True
 
@@ -188,8 +190,7 @@ def named_order(order: Permutation, key: str, heads: Heads | None, *, along: int
         along: 0 for rows, 1 for columns.
         ndim: Number of dimensions of the tensor.
     """
-    num_moved = int((order != np.arange(order.size)).sum())
-    fields: dict[str, str | int | float | None] = {"moved": num_moved, "total": order.size}
+    fields: dict[str, str | int | float | None] = {"moved": num_moved(order), "total": order.size}
     if ".qkv." in key or ".kv." in key:
         segments = _qkv_segments(order.size, heads)
         if segments is None or changes_label(order, segments):
@@ -234,18 +235,20 @@ def _rotary_width(order: Permutation, heads: Heads | None) -> int | None:
     for width in widths:
         if order.size % width or width % 2:
             continue
-        blocks = order.reshape(-1, width) - np.arange(0, order.size, width).reshape(-1, 1)
-        halves = np.arange(width).reshape(2, -1).T.reshape(-1)
-        for pattern in (halves, np.argsort(halves)):
-            if (pattern != np.arange(width)).any() and (blocks == pattern).all():
-                return width
+        begins: Any = np.arange(0, order.size, width)
+        blocks: Any = np.reshape(order, (-1, width)) - begins.reshape(-1, 1)
+        ramp: Any = np.arange(width)
+        halves: Any = ramp.reshape(2, -1).T.reshape(-1)
+        patterns: list[Any] = [halves, np.argsort(halves)]
+        if any(num_moved(pattern) and (blocks == pattern).all() for pattern in patterns):
+            return width
     return None
 
 
 def _block_of(order: Permutation) -> int:
     """Return the largest number of lines that stay together throughout."""
     breaks = np.flatnonzero(np.diff(order) != 1) + 1
-    return int(np.gcd.reduce(np.append(breaks, order.size)))
+    return math.gcd(order.size, *breaks.tolist())
 
 
 def stack_order(rows: Sequence[tuple[Array, Array]]) -> Permutation | None:

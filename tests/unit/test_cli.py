@@ -328,7 +328,7 @@ def test_plugins(run):
         "processors: fp8, hash, md5, sketch, statistics, xor",
         "writers: arrow, json",
         "readers: arrow, json",
-        "commands: acc_check, api_precision_compare, calibrate, compare, confirm, control, convert, data2db, ",
+        "commands: acc_check, api_precision_compare, calibrate, checkpoint, compare, confirm, control, convert, data2db, ",
         "estimate, export, free_benchmark, graph, graph_visualize, identify, ",
         "kernel-dump, ",
         "merge_result, monitor, multi_acc_check, multi_run_ut, nan_analyze, op_generate, overflow_check, parse, ",

@@ -1,0 +1,456 @@
+"""Fingerprints of checkpoints: some 300 bytes for each tensor, from which two sites compare what they cannot move.
+
+A tensor's fingerprint has sums, extremes, a hash of its bits with their positions, and a sketch of 64 numbers that
+estimates distances. Fused projections are fingerprinted by their parts, under names of the common vocabulary: so the
+fingerprint of a model does not depend on the format, the sharding or the fusions of its checkpoint. The file is an
+Arrow stream with one row for each tensor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from msprobe_core.checkpoint.boxes import CHUNK_BYTES, boxes_of, read_box, values_of
+from msprobe_core.checkpoint.canonical import heads_in, layer_of
+from msprobe_core.checkpoint.contents import Checkpoint, Kind, LogicalTensor
+from msprobe_core.checkpoint.difference_codes import DifferenceCode
+from msprobe_core.checkpoint.matching import Slot, slots_of, split_all
+from msprobe_core.checkpoint.result import CheckpointResult, TensorRow
+from msprobe_core.checkpoint.structure import Relation
+from msprobe_core.errors import DumpError
+from msprobe_core.findings import Finding, Level, noted
+from msprobe_core.fingerprint.arrays import NumpyArrays
+from msprobe_core.fingerprint.distance import RESOLUTION, decoded
+from msprobe_core.fingerprint.hashing import hash_of
+from msprobe_core.fingerprint.place import Place
+from msprobe_core.fingerprint.sketch import SIZE, Sketcher
+from msprobe_core.manifest.facts import Scalar
+from msprobe_core.model import RunHeader
+from msprobe_core.native.reductions import FLOAT_KINDS, kernels
+from msprobe_core.store.arrow_columns import FORMAT_VERSION, Cell, FileHeader, to_small_batch
+from msprobe_core.store.arrow_reader import BatchReader
+from msprobe_core.store.arrow_writer import ArrowStream
+
+SUFFIX = ".fingerprint.arrow"
+TASK = "checkpoint_fingerprint"
+
+_COLUMNS: Mapping[str, Cell] = {
+    "key": Cell.OWN_TEXT, "name": Cell.OWN_TEXT, "kind": Cell.TEXT, "shape": Cell.TEXT, "dtype": Cell.TEXT,
+    "rule": Cell.TEXT, "squares": Cell.NUMBER, "sum": Cell.NUMBER, "low": Cell.NUMBER, "high": Cell.NUMBER,
+    "hash": Cell.OWN_TEXT, "sketch": Cell.SKETCH, "rows": Cell.OWN_TEXT, "problem": Cell.OWN_TEXT,
+}  # fmt: skip
+_BATCH_ROWS = 1 << 14
+
+
+class TensorPrint(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """The fingerprint of one tensor.
+
+    Attributes:
+        key: Name in the common vocabulary.
+        name: Stored name.
+        kind: What the tensor is.
+        shape: Its shape.
+        dtype: Its dtype.
+        rule: By which rules its pieces were put together.
+        squares: Sum of squares.
+        total: Sum of elements.
+        low: Minimum.
+        high: Maximum.
+        hash: Hash of bits and positions; see `msprobe_core.fingerprint.hashing.hash_of`.
+        sketch: 64 little-endian float32; see `msprobe_core.fingerprint.sketch`.
+        rows: Hashes of rows, 8 hexadecimal digits each; empty if not asked for.
+        problem: Why it could not be read; ``None`` if it could.
+    """
+
+    key: str
+    name: str
+    kind: Kind
+    shape: tuple[int, ...]
+    dtype: str
+    rule: str = ""
+    squares: float = 0.0
+    total: float = 0.0
+    low: float = 0.0
+    high: float = 0.0
+    hash: int = 0
+    sketch: bytes = bytes(4 * SIZE)
+    rows: str = ""
+    problem: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointPrint:
+    """The fingerprint of a checkpoint.
+
+    Attributes:
+        path: The checkpoint, or the file that it was read from.
+        prints: Fingerprints by key.
+        step: The checkpoint's step.
+        notes: What was lost at the end of a damaged file.
+    """
+
+    path: Path
+    prints: Mapping[str, TensorPrint]
+    step: int | None = None
+    notes: Sequence[Finding] = ()
+
+
+def fingerprint_checkpoint(
+    checkpoint: Checkpoint,
+    *,
+    has_rows: bool = False,
+    has_optimizer: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> CheckpointPrint:
+    """Read all tensors of a checkpoint once.
+
+    Args:
+        checkpoint: The checkpoint.
+        has_rows: Whether to hash each row too.
+        has_optimizer: Whether to include moments and master weights.
+        progress: Called with the number of tensors that were read and that of all.
+    """
+    kinds = [Kind.WEIGHT, Kind.BUFFER, *([Kind.MOMENT, Kind.MASTER] if has_optimizer else [])]
+    slots = slots_of(checkpoint, kinds)
+    split_all(slots, heads_in(checkpoint.settings), is_gated=_is_gated(checkpoint.settings, slots))
+    sketcher = Sketcher(NumpyArrays())
+    prints: dict[str, TensorPrint] = {}
+    for number, (key, slot) in enumerate(slots.items()):
+        prints[key] = _printed(key, slot, sketcher, has_rows=has_rows)
+        if progress is not None:
+            progress(number + 1, len(slots))
+    return CheckpointPrint(path=checkpoint.path, prints=prints, step=checkpoint.step, notes=checkpoint.notes)
+
+
+def _is_gated(settings: Mapping[str, Scalar], slots: Mapping[str, Slot]) -> bool:
+    own = {path.rpartition(".")[2]: value for path, value in settings.items()}
+    if own.get("swiglu") is True or own.get("gated_linear_unit") is True:
+        return True
+    return any(".gate_up_proj" in slot.name for slot in slots.values())
+
+
+def _printed(key: str, slot: Slot, sketcher: Sketcher, *, has_rows: bool) -> TensorPrint:
+    tensor = slot.tensor
+    found = TensorPrint(
+        key=key, name=slot.name, kind=tensor.kind, shape=tensor.shape, dtype=tensor.dtype, rule=tensor.rule
+    )
+    if tensor.damage is not None:
+        return msgspec.structs.replace(found, problem=tensor.damage.text)
+    try:
+        return _read(found, tensor, sketcher, has_rows=has_rows)
+    except DumpError as error:
+        return msgspec.structs.replace(found, problem=str(error))
+
+
+def _read(found: TensorPrint, tensor: LogicalTensor, sketcher: Sketcher, *, has_rows: bool) -> TensorPrint:
+    is_float = tensor.dtype in FLOAT_KINDS or tensor.dtype.startswith("float8_")
+    squares = total = 0.0
+    low, high = math.inf, -math.inf
+    sketch, digest = np.zeros(SIZE), 0
+    rows: list[str] = []
+    size = CHUNK_BYTES // 4
+    for box, flat in boxes_of(tensor.shape, size):
+        codes = read_box(tensor, box)
+        flat_codes: Any = np.ascontiguousarray(np.ravel(codes))
+        place = Place.of_whole(flat_codes.shape, flat)
+        digest += int(hash_of(flat_codes, place=place)[0]) if flat else _whole_hash(flat_codes)
+        if codes.dtype.kind not in "biuf" and not is_float:
+            continue
+        values: Any = np.ravel(values_of(codes, tensor.dtype))
+        wide: Any = values.astype(np.float64)
+        squares += float(wide @ wide)
+        total += float(wide.sum())
+        low, high = min(low, float(wide.min())), max(high, float(wide.max()))
+        if is_float:
+            sketch += np.asarray(sketcher.sketch(values, place), np.float64)
+        if has_rows and len(box.sizes) > 1 and len(tensor.shape) == 2:
+            rows += [f"{_whole_hash(np.ascontiguousarray(row)) & 0xFFFFFFFF:08x}" for row in codes]
+    if low > high:
+        low = high = 0.0
+    with np.errstate(over="ignore"):
+        content: Any = sketch.astype("<f4")
+    return msgspec.structs.replace(
+        found, squares=squares, total=total, low=low, high=high, hash=digest % (1 << 64), sketch=content.tobytes(),
+        rows="".join(rows),
+    )  # fmt: skip
+
+
+def _whole_hash(codes: Any) -> int:
+    native = kernels()
+    width = codes.dtype.itemsize
+    if native is None or width not in (1, 2, 4, 8):
+        return int(hash_of(codes)[0])
+    return native.hash(codes.ctypes.data, codes.size, width)
+
+
+# --- the file -----------------------------------------------------------------------------------------------------
+
+
+def is_fingerprint(path: Path) -> bool:
+    """Whether a path is named as a fingerprint."""
+    return path.name.endswith(SUFFIX) or path.suffix == ".arrow"
+
+
+def write_fingerprint(found: CheckpointPrint, path: Path) -> None:
+    """Write a fingerprint.
+
+    Raises:
+        StoreError: it cannot be written.
+        PluginError: pyarrow is not installed.
+    """
+    run = RunHeader(task=TASK, level="", framework="", has_extra_info=False)
+    others: dict[str, Any] = {"step": found.step, "path": found.path.name}
+    stream = ArrowStream(path, _COLUMNS, FileHeader(FORMAT_VERSION, run, others))
+    try:
+        prints = list(found.prints.values())
+        for begin in range(0, len(prints), _BATCH_ROWS):
+            own = prints[begin : begin + _BATCH_ROWS]
+            cells: list[list[Any]] = [
+                [each.key for each in own],
+                [each.name for each in own],
+                [each.kind.value for each in own],
+                [_shape_text(each.shape) for each in own],
+                [each.dtype for each in own],
+                [each.rule for each in own],
+                [each.squares for each in own],
+                [each.total for each in own],
+                [each.low for each in own],
+                [each.high for each in own],
+                [f"{each.hash:016x}" for each in own],
+                [each.sketch for each in own],
+                [each.rows for each in own],
+                [each.problem for each in own],
+            ]
+            stream.append(to_small_batch(_COLUMNS, cells))
+    finally:
+        stream.close()
+
+
+def read_fingerprint(path: Path) -> CheckpointPrint:
+    """Read a fingerprint.
+
+    Raises:
+        DumpError: it cannot be read, or is another file.
+        PluginError: pyarrow is not installed.
+    """
+    reader = BatchReader(path, _COLUMNS, _COLUMNS)
+    if reader.header.run.task != TASK:
+        raise DumpError(f"{path}: is no fingerprint of a checkpoint; make one with `msprobe checkpoint fingerprint`")
+    prints: dict[str, TensorPrint] = {}
+    for batch in reader:
+        columns: list[list[Any]] = [column.to_pylist() for column in batch.columns]
+        try:
+            for cells in zip(*columns, strict=True):
+                own = _print_of(cells)
+                prints[own.key] = own
+        except (ValueError, TypeError, KeyError) as error:
+            raise DumpError(f"{path}: has a row that is no fingerprint ({error}); the file is damaged") from error
+    step = reader.header.others.get("step")
+    notes = [noted(note) for note in reader.notes]
+    return CheckpointPrint(path=path, prints=prints, step=step if isinstance(step, int) else None, notes=notes)
+
+
+def _shape_text(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape))
+
+
+def _print_of(cells: Sequence[Any]) -> TensorPrint:
+    """Return a row's fingerprint; the cells are in the order of the columns."""
+    key, name, kind, shape, dtype, rule, squares, total, low, high, digest, sketch, rows, problem = cells
+    if len(sketch) != 4 * SIZE or None in (key, name, dtype, squares, total, low, high):
+        raise ValueError("a cell is missing")
+    return TensorPrint(
+        key=key, name=name, kind=Kind(kind), shape=_sizes_of(shape), dtype=dtype, rule=rule or "", squares=squares,
+        total=total, low=low, high=high, hash=int(digest, 16), sketch=sketch, rows=rows or "", problem=problem,
+    )  # fmt: skip
+
+
+@lru_cache(maxsize=4096)
+def _sizes_of(text: str) -> tuple[int, ...]:
+    return tuple(int(n) for n in text.split("x")) if text else ()
+
+
+# --- comparing ----------------------------------------------------------------------------------------------------
+
+
+def compare_prints(target: CheckpointPrint, golden: CheckpointPrint) -> CheckpointResult:
+    """Compare two fingerprints; classes that need elements become *reordered*, *scaled* or *different*."""
+    keys = list(dict.fromkeys([*target.prints, *golden.prints]))
+    pairs = [(target.prints.get(key), golden.prints.get(key)) for key in keys]
+    known = [(own, other) for own, other in pairs if own is not None and other is not None and not _is_same(own, other)]
+    relative = iter(_distances(known))
+    rows: list[TensorRow] = []
+    for own, other in pairs:
+        if own is None or other is None:
+            rows.append(_lone(own, other))
+        else:
+            rows.append(_row(own, other, 0.0 if _is_same(own, other) else next(relative)))
+    rows = _with_orders(_with_elsewhere(rows, target, golden), target, golden)
+    rows.sort(key=lambda row: (row.is_same, layer_of(row.key) or 0))
+    notes = [*target.notes, *golden.notes]
+    return CheckpointResult(target=target.path, golden=golden.path, rows=rows, notes=notes)
+
+
+def _is_same(own: TensorPrint, other: TensorPrint) -> bool:
+    return own.hash == other.hash and own.dtype == other.dtype and own.shape == other.shape
+
+
+def _distances(pairs: Sequence[tuple[TensorPrint, TensorPrint]]) -> Sequence[float]:
+    """Return the estimated relative distances; the golden norm is known."""
+    if not pairs:
+        return []
+    own = decoded([pair[0].sketch for pair in pairs]).astype(np.float64)
+    other = decoded([pair[1].sketch for pair in pairs]).astype(np.float64)
+    norms = np.sqrt(np.array([pair[1].squares for pair in pairs]))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        distances: Any = np.sqrt(((own - other) ** 2).sum(axis=1)) / norms
+    return distances.tolist()
+
+
+_EQUAL = Finding(DifferenceCode.EQUAL_HASH)
+
+
+def _row(own: TensorPrint, other: TensorPrint, distance: float) -> TensorRow:
+    row = TensorRow(
+        key=own.key, name=own.name, golden_name=other.name, relation=Relation.EQUAL,
+        proof=_EQUAL, shape=own.shape, golden_shape=other.shape, dtype=own.dtype,
+        golden_dtype=other.dtype,
+        rule=f"{own.rule} | {other.rule}" if own.rule and other.rule else own.rule or other.rule,
+    )  # fmt: skip
+    problem = own.problem or other.problem
+    if problem is not None:
+        proof = Finding(DifferenceCode.UNREADABLE, Level.ERROR, {"why": noted(problem)})
+        return replace(row, relation=Relation.DAMAGED, proof=proof)
+    if own.shape != other.shape:
+        fields = {"target": str(list(own.shape)), "golden": str(list(other.shape))}
+        return replace(row, relation=Relation.SHAPE, proof=Finding(DifferenceCode.SHAPES, Level.ERROR, fields))
+    if own.dtype == other.dtype and own.hash == other.hash:
+        return row
+    distance = 0.0 if distance <= RESOLUTION else distance
+    row = replace(row, relative_l2=distance, is_estimate=True)
+    if own.dtype != other.dtype and distance <= _rounding_of(own.dtype, other.dtype):
+        fields: dict[str, str | float] = {"target": own.dtype, "golden": other.dtype, "relative": distance}
+        return replace(row, relation=Relation.CAST, proof=Finding(DifferenceCode.CAST_ESTIMATED, fields=fields))
+    relation, proof = _difference(own, other, distance)
+    return replace(row, relation=relation, proof=proof)
+
+
+_EPSILONS = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24, "float64": 2.0**-53}
+"""Largest relative error of rounding to nearest."""
+
+
+def _rounding_of(first: str, second: str) -> float:
+    """Return the largest relative distance that a cast causes, with what the sketch adds to it."""
+    return 1.3 * max(_EPSILONS.get(dtype, 2.0**-4) for dtype in (first, second)) + RESOLUTION
+
+
+def _difference(own: TensorPrint, other: TensorPrint, distance: float) -> tuple[Relation, Finding]:
+    if not (math.isfinite(own.squares) and math.isfinite(other.squares)):
+        return Relation.DIFFERENT, Finding(DifferenceCode.NON_FINITE, Level.ERROR)
+    if own.squares == 0 or other.squares == 0:
+        side = "target" if own.squares == 0 else "golden"
+        return Relation.UNINITIALISED, Finding(DifferenceCode.ZEROS, Level.ERROR, {"side": side})
+    if own.low == own.high and math.prod(own.shape) > 1:
+        fields: dict[str, str | float] = {"side": "target", "value": own.low}
+        return Relation.UNINITIALISED, Finding(DifferenceCode.CONSTANT, Level.ERROR, fields)
+    if own.dtype == other.dtype and _are_reordered([own], [other]):
+        return Relation.REORDERED, Finding(DifferenceCode.REORDERED, Level.ERROR)
+    factor = _factor(own, other)
+    if factor is not None:
+        return Relation.SCALED, Finding(DifferenceCode.SCALED, Level.ERROR, {"factor": factor})
+    level = Level.WARNING if distance < _CLOSE else Level.ERROR
+    relation = Relation.CLOSE if distance < _CLOSE else Relation.DIFFERENT
+    return relation, Finding(DifferenceCode.ESTIMATED, level, {"relative": distance})
+
+
+_CLOSE = 0.3
+
+
+def _are_reordered(own: Sequence[TensorPrint], other: Sequence[TensorPrint]) -> bool:
+    """Whether tensors have together the same sum, sum of squares and extremes."""
+    squares = [sum(each.squares for each in side) for side in (own, other)]
+    totals = [sum(each.total for each in side) for side in (own, other)]
+    scale = math.sqrt(squares[1] * sum(math.prod(each.shape) for each in other))
+    return (
+        math.isclose(*squares, rel_tol=1e-9)
+        and math.isclose(*totals, rel_tol=0, abs_tol=1e-9 * scale)
+        and min(each.low for each in own) == min(each.low for each in other)
+        and max(each.high for each in own) == max(each.high for each in other)
+    )
+
+
+def _factor(own: TensorPrint, other: TensorPrint) -> float | None:
+    """Return the factor of which the sketch is, if it is one and not 1."""
+    first, second = (decoded([each.sketch])[0].astype(np.float64) for each in (own, other))
+    square = float(second @ second)
+    if not square or not math.isfinite(square):
+        return None
+    factor = float(first @ second) / square
+    rest = float(np.sqrt(((first - factor * second) ** 2).sum() / square))
+    limit = 2 * max(_EPSILONS.get(own.dtype, 0.0), _EPSILONS.get(other.dtype, 0.0)) + 4 * RESOLUTION
+    return factor if rest <= limit * abs(factor) and abs(factor - 1) > 4 * limit else None
+
+
+def _with_orders(rows: Iterable[TensorRow], target: CheckpointPrint, golden: CheckpointPrint) -> list[TensorRow]:
+    """Recognise queries, keys and values, or gate and up, that have together the same values."""
+    from msprobe_core.checkpoint.canonical import without_part
+
+    found = list(rows)
+    groups: dict[str, list[int]] = {}
+    for number, row in enumerate(found):
+        if row.is_estimate and without_part(row.key) != row.key and row.relation is not Relation.CAST:
+            groups.setdefault(without_part(row.key), []).append(number)
+    for key, numbers in groups.items():
+        if len(numbers) < 2:
+            continue
+        keys = [found[number].key for number in numbers]
+        if not _are_reordered([target.prints[each] for each in keys], [golden.prints[each] for each in keys]):
+            continue
+        relation = Relation.GATE_UP if ".gate_up." in key else Relation.QKV_ORDER
+        for number in numbers:
+            found[number] = replace(
+                found[number], relation=relation, proof=Finding(DifferenceCode.REORDERED, Level.ERROR)
+            )
+    return found
+
+
+def _with_elsewhere(rows: Iterable[TensorRow], target: CheckpointPrint, golden: CheckpointPrint) -> list[TensorRow]:
+    """Recognise tensors whose hash is that of another golden tensor."""
+    from msprobe_core.checkpoint.structure import CODE_OF, relation_of_keys
+
+    places = {(each.hash, each.shape, each.dtype): each for each in golden.prints.values() if each.squares}
+    found: list[TensorRow] = []
+    for row in rows:
+        own = target.prints.get(row.key)
+        other = None if own is None else places.get((own.hash, own.shape, own.dtype))
+        if row.is_estimate and other is not None and row.relation is not Relation.CAST:
+            relation = relation_of_keys(row.key, other.key)
+            proof = Finding(CODE_OF[relation], Level.ERROR, {"name": other.name})
+            found.append(replace(row, relation=relation, proof=proof))
+        else:
+            found.append(row)
+    return found
+
+
+def _lone(own: TensorPrint | None, other: TensorPrint | None) -> TensorRow:
+    found = own or other
+    assert found is not None
+    is_buffer = found.kind is Kind.BUFFER
+    side = "target" if own is not None else "golden"
+    relation = Relation.ONLY_TARGET if own is not None else Relation.ONLY_GOLDEN
+    code = DifferenceCode.ONLY_TARGET if own is not None else DifferenceCode.ONLY_GOLDEN
+    proof = Finding(DifferenceCode.ONLY_BUFFER, fields={"side": side}) if is_buffer else Finding(code, Level.ERROR)
+    return TensorRow(
+        key=found.key, name=own.name if own else None, golden_name=other.name if other else None,
+        relation=Relation.BUFFER if is_buffer else relation, proof=proof,
+        shape=own.shape if own else None, golden_shape=other.shape if other else None,
+        dtype=own.dtype if own else None, golden_dtype=other.dtype if other else None,
+    )  # fmt: skip
