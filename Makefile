@@ -64,7 +64,7 @@ TORCH_TESTS := tests/contract/test_pytorch.py tests/e2e --ignore=tests/e2e/minds
 SECONDS ?= 600
 SEED ?= $(shell date +%s)
 
-.PHONY: fuzz test-lowest demo demo-check demo-cross demo-monitor demo-verl findings standards page test beside test-mindspore test-numpy-1 test-verl test-main test-slow slow-mindspore slow-others test-nightly test-torch \
+.PHONY: fuzz test-lowest demo demo-check demo-checkpoint demo-cross demo-monitor demo-verl findings standards page test beside test-mindspore test-numpy-1 test-verl test-main test-slow slow-mindspore slow-others test-nightly test-torch \
 	lint bench clean
 
 # $(call install,environment,dependency group,more constraints)
@@ -143,6 +143,21 @@ demo-check: $(READY)
 	cd $(CHECK) && ! bare/bin/python -c "import msprobe_core" 2> /dev/null
 	cd $(CHECK)/result && ../bare/bin/python Functional.silu.4.forward.py; test $$? -eq 1
 	$(BIN)/msprobe view $(CHECK)/result -o $(CHECK)/view.html
+
+# Convert a small Llama to the layout of Megatron-LM: it is the same model. With the rows of one projection in another
+# order it is not, and the tensor is named; a fingerprint of 400 bytes a tensor is enough to see it from another site.
+demo-checkpoint: CHECKPOINT = $(DEMO)/checkpoint
+demo-checkpoint: $(READY)
+	rm -rf $(CHECKPOINT)
+	$(BIN)/python examples/checkpoint/convert.py --output $(CHECKPOINT)
+	$(BIN)/msprobe checkpoint inspect $(CHECKPOINT)/megatron
+	$(BIN)/msprobe checkpoint compare $(CHECKPOINT)/megatron $(CHECKPOINT)/hf -o $(CHECKPOINT)/result
+	$(BIN)/msprobe checkpoint compare $(CHECKPOINT)/megatron_bug $(CHECKPOINT)/hf -o $(CHECKPOINT)/result_bug; \
+		test $$? -eq 1
+	$(BIN)/msprobe checkpoint fingerprint $(CHECKPOINT)/hf -o $(CHECKPOINT)/hf.fingerprint.arrow
+	$(BIN)/msprobe checkpoint fingerprint $(CHECKPOINT)/megatron -o $(CHECKPOINT)/megatron.fingerprint.arrow
+	$(BIN)/msprobe checkpoint compare $(CHECKPOINT)/megatron.fingerprint.arrow $(CHECKPOINT)/hf.fingerprint.arrow
+	$(BIN)/msprobe checkpoint compare $(CHECKPOINT)/megatron_bug $(CHECKPOINT)/hf.fingerprint.arrow; test $$? -eq 1
 
 # Write docs/findings.md, the list of all findings, from their templates.
 findings: $(READY)

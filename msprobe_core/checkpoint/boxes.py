@@ -148,7 +148,7 @@ def rows_of(
             pieces.append(replace(piece, source=part_of(piece.source, own), begin=place))
         begin += last - first
     shape = tuple(begin if d == dim else n for d, n in enumerate(tensor.shape))
-    return replace(tensor, name=name, shape=shape, pieces=pieces, rule=rule or tensor.rule)
+    return replace(tensor, name=name, shape=shape, pieces=pieces, rule=rule or tensor.rule, replicas=())
 
 
 def stacked(tensors: Sequence[LogicalTensor], name: str, rule: str) -> LogicalTensor:
@@ -159,7 +159,7 @@ def stacked(tensors: Sequence[LogicalTensor], name: str, rule: str) -> LogicalTe
         pieces += [replace(p, begin=(p.begin[0] + begin, *p.begin[1:])) for p in tensor.pieces]
         begin += tensor.shape[0]
     first = tensors[0]
-    return replace(first, name=name, shape=(begin, *first.shape[1:]), pieces=pieces, rule=rule)
+    return replace(first, name=name, shape=(begin, *first.shape[1:]), pieces=pieces, rule=rule, replicas=())
 
 
 def _overlap(piece: Piece, box: Box) -> Box | None:

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from msprobe_core.checkpoint.boxes import Box, boxes_of, read_values, rows_of, stacked
-from msprobe_core.checkpoint.canonical import Heads, layer_of, without_part
-from msprobe_core.checkpoint.contents import Checkpoint, Kind, LogicalTensor
+from msprobe_core.checkpoint.boxes import Box, boxes_of, read_box, read_values, rows_of, stacked
+from msprobe_core.checkpoint.canonical import Heads, key_of, layer_of, without_part
+from msprobe_core.checkpoint.contents import Checkpoint, Kind, LogicalTensor, Piece
 from msprobe_core.checkpoint.difference_codes import DifferenceCode
 from msprobe_core.checkpoint.matching import Match, Slot, match_tensors, slots_of
-from msprobe_core.checkpoint.pair_pass import PairNumbers, Rounding, chunk_elements, compare_pair
+from msprobe_core.checkpoint.pair_pass import PairNumbers, Rounding, chunk_elements, compare_pair, same_codes
 from msprobe_core.checkpoint.result import CheckpointResult, TensorRow
 from msprobe_core.checkpoint.signatures import Signature, permutation_of, rounded, signature_of
 from msprobe_core.checkpoint.structure import (
@@ -114,15 +114,12 @@ def compare_checkpoints(
             progress(number + 1, len(pairs))
     work.close_layer()
     work.search_elsewhere(slots_of(golden, kinds))
-    rows = work.settled()
+    rows = [*work.settled(), *_unlike_replicas(target, kinds), *_unlike_replicas(golden, kinds)]
     notes = [*target.notes, *golden.notes, *matches.notes]
     if options.earlier:
         rows = _with_earlier(rows, pairs, golden, options.earlier, kinds, notes)
     rows.sort(key=_badness)
     return CheckpointResult(target=target.path, golden=golden.path, rows=rows, notes=notes)
-
-
-_ORDER = list(Relation)
 
 
 def _badness(row: TensorRow) -> tuple[bool, bool, float]:
@@ -135,6 +132,30 @@ def _is_asked(pair: Match, only: str | None) -> bool:
         return True
     names = [slot.name for slot in (pair.target, pair.golden) if slot is not None]
     return any(re.search(only, name) for name in names)
+
+
+def _unlike_replicas(checkpoint: Checkpoint, kinds: Sequence[Kind]) -> Iterator[TensorRow]:
+    """Yield tensors of one checkpoint whose copies on several ranks are not equal."""
+    for name, tensor in checkpoint.tensors.items():
+        if tensor.kind not in kinds or tensor.damage is not None or not tensor.replicas:
+            continue
+        try:
+            ranks = [piece.rank or str(piece.file) for piece in tensor.replicas if not _is_copy(piece, tensor)]
+        except DumpError:
+            continue
+        if ranks:
+            slot = Slot(name=name, tensor=tensor)
+            pair = Match(key=key_of(name), target=slot, golden=slot)
+            yield _row(pair, Relation.REPLICAS, Finding(DifferenceCode.REPLICAS, Level.ERROR, {"ranks": ranks}))
+
+
+def _is_copy(piece: Piece, tensor: LogicalTensor) -> bool:
+    own = replace(tensor, shape=tuple(piece.source.shape), pieces=[replace(piece, begin=(0,) * len(piece.begin))])
+    for box, _ in boxes_of(own.shape, chunk_elements(own)):
+        place = Box(tuple(a + b for a, b in zip(box.begin, piece.begin, strict=True)), box.sizes)
+        if not same_codes(read_box(own, box), read_box(tensor, place)):
+            return False
+    return True
 
 
 class _Comparison:

@@ -137,7 +137,7 @@ def _moments(sums: Array, numel: int) -> tuple[float, float, float]:
 
 
 def _spread(squares: Array, length: int, kurtosis: float) -> float:
-    """Return the relative variance of lines' mean squares over ``(kurtosis - 1) / length``, that of independent ones."""
+    """Return the relative variance of lines' mean squares, over ``(kurtosis - 1) / length`` of independent elements."""
     if squares.size < 2 or length < 2 or not math.isfinite(kurtosis) or kurtosis <= 1:
         return 1.0
     mean = float(squares.mean())
