@@ -467,14 +467,7 @@ def _enter_wrappers(sides: Sequence[Names], stems: Sequence[Collection[str]]) ->
     paths = [
         {side.own_path(stem) for stem in own if names.is_module(stem)} for side, own in zip(sides, stems, strict=True)
     ]
-    candidates = [_wrappers(own) for own in paths]
-    best, chosen = len(paths[0] & paths[1]), ("", "")
-    for target in candidates[0]:
-        seen = _within(paths[0], target)
-        for golden in candidates[1]:
-            shared = len(seen & _within(paths[1], golden))
-            if shared > best:
-                best, chosen = shared, (target, golden)
+    chosen = common_wrappers(paths[0], paths[1])
     told: list[str] = []
     for side, wrapper, name in zip(sides, chosen, ("target", "golden dump"), strict=True):
         side.wrapper = wrapper
@@ -483,6 +476,24 @@ def _enter_wrappers(sides: Sequence[Names], stems: Sequence[Collection[str]]) ->
         if wrapper:
             told.append(f"the {name} has around its modules what the other has not: '{wrapper}'; paths are without it")
     return told
+
+
+def common_wrappers(target: Collection[str], golden: Collection[str]) -> tuple[str, str]:
+    """Return the module of each side within which most paths are equal; empty if that is the outermost one.
+
+    Args:
+        target: Paths of modules.
+        golden: See ``target``.
+    """
+    best, chosen = len({*target} & {*golden}), ("", "")
+    of_golden = _wrappers(golden)
+    for own in _wrappers(target):
+        seen = _within(target, own)
+        for other in of_golden:
+            shared = len(seen & _within(golden, other))
+            if shared > best:
+                best, chosen = shared, (own, other)
+    return chosen
 
 
 def _wrappers(paths: Collection[str]) -> list[str]:

@@ -1,0 +1,382 @@
+"""Differences of the models of two runs: modules and their settings, parameters, and the models' own configuration.
+
+The same difference of many modules is one row with their number: another eps in 32 norms is one decision of somebody.
+What modules and parameters show is what took effect. A setting of the model's configuration that shows in them is named
+after them, as what follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from msprobe_core import names
+from msprobe_core.compare.canonical_names import common_wrappers
+from msprobe_core.config_check.config_codes import ConfigCode
+from msprobe_core.config_check.differences import Difference, Section, SectionResult, Severity
+from msprobe_core.config_check.severities import severity_of_setting
+from msprobe_core.config_check.sides import (
+    GOLDEN,
+    TARGET,
+    Sides,
+    because,
+    following,
+    lone,
+    may_follow,
+    said,
+    section_result,
+    valued,
+)
+from msprobe_core.config_check.values import as_text, dtype_in, same
+from msprobe_core.findings import Finding
+from msprobe_core.manifest.facts import Model, Module, Parameter, Scalar
+from msprobe_core.protocols.trainers import ApiMap
+
+_TEXTS = frozenset({"extra_repr", "repr"})
+"""Settings that say what other settings of the module say."""
+
+_FOREIGN_SETTINGS = {
+    "epsilon": "eps", "in_channels": "in_features", "out_channels": "out_features", "vocab_size": "num_embeddings",
+    "embedding_size": "embedding_dim",
+}  # fmt: skip
+"""MindSpore's names of settings, and PyTorch's, for modules of two frameworks."""
+
+
+@dataclass
+class _Alike:
+    """Places with the same difference, by what identifies it."""
+
+    found: dict[tuple[Any, ...], list[str]] = field(default_factory=dict[tuple[Any, ...], list[str]])
+
+    def add(self, key: tuple[Any, ...], path: str) -> None:
+        self.found.setdefault(key, []).append(path)
+
+    def __iter__(self) -> Iterator[tuple[tuple[Any, ...], str, int]]:
+        for key, paths in self.found.items():
+            yield key, paths[0], len(paths)
+
+
+def compare_models(
+    target: Sequence[Model], golden: Sequence[Model], sides: Sides, other_parts: Finding | None = None
+) -> tuple[SectionResult, SectionResult]:
+    """Compare models that have the same position; return the results of the sections of modules and of parameters.
+
+    Args:
+        target: Models of the target.
+        golden: Models of the golden run.
+        sides: The two sides.
+        other_parts: Why processes may hold other parts of the model; ``None`` if they hold the same.
+    """
+    modules, parameters, settings = list[Difference](), list[Difference](), list[Difference]()
+    num_modules = num_parameters = 0
+    for own, other in zip(target, golden, strict=False):
+        pairs = _Pairs(own, other, sides.maps)
+        num_modules += len(pairs.both) + len(own.settings.keys() & other.settings.keys())
+        num_parameters += sum(len(each.parameters) for _, each, _ in pairs.both)
+        modules += _modules(pairs, sides, other_parts)
+        parameters += _parameters(pairs, sides, other_parts)
+        if not sides.are_foreign:
+            settings += _settings(own.settings, other.settings)
+    for side, more in ((TARGET, target[len(golden) :]), (GOLDEN, golden[len(target) :])):
+        modules += [lone(Section.MODEL, each.name or "model", side, len(each.modules), Severity.ERROR) for each in more]
+    effective = [each for each in (*modules, *parameters) if each.severity is not Severity.INFO]
+    modules = list(following(modules, _leaders(modules)))
+    modules += following(settings, [*effective, *_leaders(settings)])
+    return section_result(Section.MODEL, num_modules, modules), section_result(
+        Section.PARAMETERS, num_parameters, parameters
+    )
+
+
+def _leaders(differences: Sequence[Difference]) -> list[Difference]:
+    """Return the first of those differences that say the same; the one in most modules."""
+    leaders: list[Difference] = []
+    for each in sorted(differences, key=lambda one: -one.count):
+        if not any(may_follow(each, leader) for leader in leaders):
+            leaders.append(each)
+    return leaders
+
+
+class _Pairs:
+    """Modules of two models by their paths without wrappers."""
+
+    def __init__(self, target: Model, golden: Model, maps: tuple[ApiMap, ApiMap]) -> None:
+        by_path = [{names.without_wrappers(each.path): each for each in model.modules} for model in (target, golden)]
+        wrappers = common_wrappers(by_path[0], by_path[1]) if by_path[0].keys() != by_path[1].keys() else ("", "")
+        inside = [_within(own, wrapper) for own, wrapper in zip(by_path, wrappers, strict=True)]
+        self.both = [(path, each, inside[1][path]) for path, each in inside[0].items() if path in inside[1]]
+        self.lone = {
+            TARGET: {path: each for path, each in inside[0].items() if path not in inside[1]},
+            GOLDEN: {path: each for path, each in inside[1].items() if path not in inside[0]},
+        }
+        self.maps = maps
+
+
+def _within(modules: Mapping[str, Module], wrapper: str) -> dict[str, Module]:
+    """Return modules by their path inside a wrapper; those around it, which are the trainer's, are left out."""
+    if not wrapper:
+        return dict(modules)
+    start = f"{wrapper}."
+    found = {path.removeprefix(start): each for path, each in modules.items() if path.startswith(start)}
+    return {"": modules[wrapper], **found} if wrapper in modules else found
+
+
+# --- modules ---------------------------------------------------------------------------------------------------------
+
+
+def _modules(pairs: _Pairs, sides: Sides, other_parts: Finding | None) -> list[Difference]:
+    alike = _Alike()
+    for path, own, other in pairs.both:
+        if own == other:
+            continue
+        types = _class_of(own, pairs.maps[0]), _class_of(other, pairs.maps[1])
+        if types[0] != types[1]:
+            alike.add((ConfigCode.MODULE_TYPE, *types), path)
+        if own.is_training != other.is_training:
+            alike.add((ConfigCode.MODULE_MODE, own.is_training, other.is_training), path)
+        for kind in sorted({*own.hooks, *other.hooks}):
+            if own.hooks.get(kind, ()) != other.hooks.get(kind, ()):
+                alike.add((ConfigCode.MODULE_HOOKS, kind, own.hooks.get(kind, ()), other.hooks.get(kind, ())), path)
+        for key in _settings_of(own.settings, other.settings, is_foreign=sides.are_foreign):
+            alike.add((*key, own.type), path)
+    found = [_module_difference(key, path, count, sides) for key, path, count in alike]
+    return [*_missing_modules(pairs, other_parts), *found]
+
+
+def _class_of(module: Module, words: ApiMap) -> str:
+    name = names.class_without_wrapper(module.type.rpartition(".")[2])
+    return words.module_types.get(name, name)
+
+
+def _settings_of(
+    target: Mapping[str, Scalar], golden: Mapping[str, Scalar], *, is_foreign: bool
+) -> Iterator[tuple[Any, ...]]:
+    """Yield a key for each setting of a module that differs."""
+    if target == golden:
+        return
+    if is_foreign:
+        target, golden = _canonical(target), _canonical(golden)
+    found: list[tuple[Any, ...]] = []
+    for name, value in target.items():
+        if name not in golden:
+            if not is_foreign:
+                found.append((ConfigCode.MODULE_ONLY_HAS, name, value, TARGET))
+        elif not same(value, golden[name]):
+            found.append((ConfigCode.MODULE_VALUE, name, value, golden[name]))
+    if not is_foreign:
+        found += [
+            (ConfigCode.MODULE_ONLY_HAS, name, value, GOLDEN) for name, value in golden.items() if name not in target
+        ]
+    telling = [each for each in found if each[1] not in _TEXTS]
+    yield from telling or found
+
+
+def _canonical(settings: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    return {_FOREIGN_SETTINGS.get(name, name): value for name, value in settings.items() if name not in _TEXTS}
+
+
+def _module_difference(key: tuple[Any, ...], path: str, count: int, sides: Sides) -> Difference:
+    code = key[0]
+    severity = Severity.ERROR
+    values: tuple[Scalar, Scalar]
+    only_on = reason = None
+    place, shown = path, path or "the outermost module"
+    if code is ConfigCode.MODULE_TYPE:
+        values = key[1], key[2]
+        what = said(code, severity, count=count, target=key[1], golden=key[2], path=shown)
+    elif code is ConfigCode.MODULE_MODE:
+        values = tuple("training" if each else "evaluation" for each in key[1:3])  # pyright: ignore[reportAssignmentType]
+        what = said(code, severity, count=count, target=values[0], golden=values[1], path=shown)  # pyright: ignore[reportArgumentType]
+    elif code is ConfigCode.MODULE_HOOKS:
+        values = _listed(key[2]), _listed(key[3])
+        what = said(code, severity, count=count, kind=key[1], target=values[0], golden=values[1], path=shown)
+        place = f"{path}.{key[1]}".removeprefix(".")
+    else:
+        name, reason = key[1], sides.libraries.get(key[4].partition(".")[0])
+        place = f"{path}.{name}".removeprefix(".")
+        if code is ConfigCode.MODULE_VALUE:
+            values = key[2], key[3]
+            texts = as_text(key[2]), as_text(key[3])
+            what = said(code, severity, name=name, target=texts[0], golden=texts[1], count=count, path=shown)
+        else:
+            only_on = key[3]
+            # A release adds attributes; that is no difference of what is computed.
+            severity = Severity.WARNING if reason is None else Severity.INFO
+            values = (key[2], None) if only_on == TARGET else (None, key[2])
+            what = said(code, severity, name=name, value=as_text(key[2]), side=only_on, count=count, path=shown)
+    return Difference(
+        section=Section.MODEL,
+        path=place,
+        target=values[0],
+        golden=values[1],
+        severity=severity,
+        finding=because(what, reason),
+        only_on=only_on,
+        count=count,
+    )
+
+
+def _listed(hooks: Sequence[str]) -> str:
+    return ", ".join(hooks) or "none"
+
+
+def _missing_modules(pairs: _Pairs, other_parts: Finding | None) -> Iterator[Difference]:
+    severity = Severity.ERROR if other_parts is None else Severity.INFO
+    for side, modules in pairs.lone.items():
+        alike, counts = _Alike(), dict[tuple[Any, ...], int]()
+        for path in modules:
+            top = _top_of(path, modules)
+            key = (modules[top].type, "" if _is_number(top) else top.rpartition(".")[2])
+            counts[key] = counts.get(key, 0) + 1
+            if top == path:
+                alike.add(key, path)
+        for key, path, _ in alike:
+            type_name = key[0].rpartition(".")[2]
+            what = said(
+                ConfigCode.MODULE_MISSING,
+                severity,
+                count=counts[key],
+                side=side,
+                path=path or "(model)",
+                type=type_name,
+            )
+            yield Difference(
+                section=Section.MODEL,
+                path=path,
+                target=type_name if side == TARGET else None,
+                golden=type_name if side == GOLDEN else None,
+                severity=severity,
+                finding=because(what, other_parts),
+                only_on=side,
+                count=counts[key],
+            )
+
+
+def _is_number(path: str) -> bool:
+    return path.rpartition(".")[2].isdigit()
+
+
+def _top_of(path: str, modules: Collection[str]) -> str:
+    """Return the outermost module above a path, or there, among those that the other side lacks."""
+    while (above := path.rpartition(".")[0]) in modules and above != path:
+        path = above
+        if not above:
+            break
+    return path
+
+
+# --- parameters ------------------------------------------------------------------------------------------------------
+
+
+def _parameters(pairs: _Pairs, sides: Sides, other_parts: Finding | None) -> list[Difference]:
+    alike = _Alike()
+    for path, own, other in pairs.both:
+        if own.parameters == other.parameters:
+            continue
+        of_target, of_golden = _by_name(own, pairs.maps[0]), _by_name(other, pairs.maps[1])
+        for name, parameter in of_target.items():
+            place = f"{path}.{name}".removeprefix(".")
+            if name in of_golden:
+                for key in _attributes(parameter, of_golden[name], is_foreign=sides.are_foreign):
+                    alike.add(key, place)
+            elif not (sides.are_foreign and parameter.is_buffer):
+                alike.add((TARGET, name), place)
+        for name, parameter in of_golden.items():
+            if name not in of_target and not (sides.are_foreign and parameter.is_buffer):
+                alike.add((GOLDEN, name), f"{path}.{name}".removeprefix("."))
+    return [_parameter_difference(key, path, count, other_parts) for key, path, count in alike]
+
+
+def _by_name(module: Module, words: ApiMap) -> dict[str, Parameter]:
+    own_class = names.class_without_wrapper(module.type.rpartition(".")[2])
+    canonical = {**words.parameters.get("", {}), **words.parameters.get(own_class, {})}
+    return {canonical.get(each.name, each.name): each for each in module.parameters}
+
+
+def _attributes(target: Parameter, golden: Parameter, *, is_foreign: bool) -> Iterator[tuple[Any, ...]]:
+    for name in ("dtype", "shape", "placement", "takes_gradient", "tied_to", "device", "is_buffer"):
+        values: tuple[Any, Any] = getattr(target, name), getattr(golden, name)
+        if name == "dtype":
+            values = _dtype(values[0]), _dtype(values[1])
+        elif name == "shape":
+            values = _shape(values[0]), _shape(values[1])
+        elif name == "tied_to" and None not in values:
+            values = names.without_wrappers(values[0]), names.without_wrappers(values[1])
+        if values[0] == values[1] or (is_foreign and name in {"is_buffer", "placement", "tied_to", "device"}):
+            continue
+        if name == "takes_gradient" and target.is_buffer and golden.is_buffer:
+            continue
+        yield name, *values
+
+
+def _dtype(name: str) -> str:
+    return dtype_in(name) or name.lower()
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return f"[{', '.join(map(str, shape))}]"
+
+
+_OF_PARTS = frozenset({"shape", "placement"})
+
+
+def _parameter_difference(key: tuple[Any, ...], path: str, count: int, other_parts: Finding | None) -> Difference:
+    if key[0] in (TARGET, GOLDEN):
+        side, severity = key[0], Severity.ERROR
+        what = said(ConfigCode.PARAMETER_MISSING, severity, count=count, side=side, path=path)
+        return Difference(
+            section=Section.PARAMETERS,
+            path=path,
+            target=path if side == TARGET else None,
+            golden=path if side == GOLDEN else None,
+            severity=severity,
+            finding=what,
+            only_on=side,
+            count=count,
+        )
+    name, target, golden = key
+    severity, reason = Severity.ERROR, None
+    if name in _OF_PARTS and other_parts is not None:
+        severity, reason = Severity.INFO, other_parts
+    elif name == "device":
+        severity = Severity.WARNING if "cpu" in (target, golden) else Severity.INFO
+    words = {"takes_gradient": "requires_grad", "tied_to": "the tie"}
+    texts = as_text(target), as_text(golden)
+    what = said(
+        ConfigCode.PARAMETER_VALUE,
+        severity,
+        name=words.get(name, name),
+        count=count,
+        target=texts[0],
+        golden=texts[1],
+        path=path,
+    )
+    return Difference(
+        section=Section.PARAMETERS,
+        path=f"{path}.{name}",
+        target=target,
+        golden=golden,
+        severity=severity,
+        finding=because(what, reason),
+        count=count,
+    )
+
+
+# --- the model's own configuration -----------------------------------------------------------------------------------
+
+
+def _settings(target: Mapping[str, Scalar], golden: Mapping[str, Scalar]) -> list[Difference]:
+    found: list[Difference] = []
+    for name, value in target.items():
+        path = f"config.{name}"
+        if name not in golden:
+            found.append(lone(Section.MODEL, path, TARGET, value, severity_of_setting(name, Severity.WARNING)))
+        elif not same(value, golden[name]):
+            severity = severity_of_setting(name, Severity.ERROR)
+            found.append(valued(Section.MODEL, path, (value, golden[name]), severity))
+    found += [
+        lone(Section.MODEL, f"config.{name}", GOLDEN, value, severity_of_setting(name, Severity.WARNING))
+        for name, value in golden.items()
+        if name not in target
+    ]
+    return found

@@ -1,0 +1,181 @@
+"""Differences of the optimizers of two runs. Parameter groups are paired by the parameters that they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from msprobe_core import names
+from msprobe_core.config_check.config_codes import ConfigCode
+from msprobe_core.config_check.differences import Difference, Section, SectionResult, Severity
+from msprobe_core.config_check.sides import (
+    GOLDEN,
+    TARGET,
+    Sides,
+    demoted,
+    following,
+    follows,
+    lone,
+    may_follow,
+    said,
+    section_result,
+    valued,
+)
+from msprobe_core.config_check.values import same
+from msprobe_core.manifest.facts import Optimizer, ParameterGroup, Scalar
+
+
+def compare_optimizers(
+    target: Sequence[Optimizer], golden: Sequence[Optimizer], sides: Sides, parameters: Sequence[Difference]
+) -> SectionResult:
+    """Compare optimizers that have the same position.
+
+    Args:
+        target: Optimizers of the target.
+        golden: Optimizers of the golden run.
+        sides: The two sides.
+        parameters: Differences of the parameters: another dtype of a parameter's state follows from its own.
+    """
+    found: list[Difference] = []
+    if len(target) != len(golden) and target and golden:
+        what = said(ConfigCode.OPTIMIZER_NUMBER, Severity.ERROR, target=len(target), golden=len(golden))
+        found.append(_counted("number", len(target), len(golden), what))
+    elif len(target) != len(golden):
+        # They are found when a step ends: a run that ended before has none.
+        side, own = (TARGET, target) if target else (GOLDEN, golden)
+        found.append(lone(Section.OPTIMIZER, _class(own[0]), side, len(own), Severity.WARNING))
+    compared = 0
+    for number, (own, other) in enumerate(zip(target, golden, strict=False)):
+        prefix = "" if len(target) == 1 else f"{number}."
+        if own == other:
+            compared += 1 + len(own.defaults)
+            continue
+        compared += 1 + len(own.defaults.keys() & other.defaults.keys())
+        found += _optimizer(prefix, own, other, sides, parameters)
+    return section_result(Section.OPTIMIZER, compared, found)
+
+
+def _counted(path: str, target: int, golden: int, what: object) -> Difference:
+    return Difference(
+        section=Section.OPTIMIZER,
+        path=path,
+        target=target,
+        golden=golden,
+        severity=Severity.ERROR,
+        finding=what,  # pyright: ignore[reportArgumentType]
+    )
+
+
+def _class(optimizer: Optimizer) -> str:
+    return optimizer.type.rpartition(".")[2]
+
+
+def _optimizer(
+    prefix: str, target: Optimizer, golden: Optimizer, sides: Sides, parameters: Sequence[Difference]
+) -> Iterator[Difference]:
+    classes = _class(target), _class(golden)
+    if classes[0].lower() != classes[1].lower():
+        yield valued(Section.OPTIMIZER, f"{prefix}type", classes, Severity.ERROR)
+    groups = _once(_groups(prefix, target.groups, golden.groups, sides))
+    yield from groups
+    defaults = [
+        each
+        for name, own, other, only_on in _differing(target.defaults, golden.defaults, sides)
+        for each in _setting(f"{prefix}{name}", own, other, only_on)
+    ]
+    # Groups have what took effect; defaults only if no group replaces them.
+    for each in following(defaults, [one for one in groups if one.severity is not Severity.INFO]):
+        if each.severity is Severity.INFO or not _is_in_all_groups(each.path.removeprefix(prefix), target, golden):
+            yield each
+        else:
+            yield demoted(each, follows("groups"))
+    for name in target.state_dtypes.keys() & golden.state_dtypes.keys():
+        own, other = target.state_dtypes[name], golden.state_dtypes[name]
+        if own.lower() != other.lower():
+            each = valued(Section.OPTIMIZER, f"{prefix}state.{name}", (own, other), Severity.ERROR)
+            leader = next((one for one in parameters if one.path.endswith(".dtype") and may_follow(each, one)), None)
+            yield each if leader is None else demoted(each, follows(leader.path))
+
+
+def _once(differences: Iterator[Difference]) -> list[Difference]:
+    """Return differences of groups; a setting that differs alike in several groups is one, with their number."""
+    found: dict[tuple[object, ...], Difference] = {}
+    for each in differences:
+        key = (each.path.rpartition(".")[2], str(each.target), str(each.golden), each.only_on)
+        first = found.get(key)
+        found[key] = each if first is None else replace(first, count=first.count + 1)
+    # A scheduler keeps the first learning rate beside the current one.
+    each_once = list(found.values())
+    leaders = [each for i, each in enumerate(each_once) if not any(may_follow(each, one) for one in each_once[:i])]
+    return list(following(each_once, leaders))
+
+
+def _is_in_all_groups(name: str, target: Optimizer, golden: Optimizer) -> bool:
+    groups = [*target.groups, *golden.groups]
+    return bool(groups) and all(name in each.settings for each in groups)
+
+
+def _differing(
+    target: Mapping[str, Scalar], golden: Mapping[str, Scalar], sides: Sides
+) -> Iterator[tuple[str, Scalar, Scalar, str | None]]:
+    for name, value in target.items():
+        if name in golden:
+            if not same(value, golden[name]):
+                yield name, value, golden[name], None
+        elif not sides.are_foreign:
+            yield name, value, None, TARGET
+    if not sides.are_foreign:
+        for name, value in golden.items():
+            if name not in target:
+                yield name, None, value, GOLDEN
+
+
+def _setting(path: str, target: Scalar, golden: Scalar, only_on: str | None) -> Iterator[Difference]:
+    if only_on is None:
+        yield valued(Section.OPTIMIZER, path, (target, golden), Severity.ERROR)
+    else:
+        yield lone(Section.OPTIMIZER, path, only_on, target if only_on == TARGET else golden, Severity.WARNING)
+
+
+def _groups(
+    prefix: str, target: Sequence[ParameterGroup], golden: Sequence[ParameterGroup], sides: Sides
+) -> Iterator[Difference]:
+    if len(target) != len(golden):
+        what = said(
+            ConfigCode.OPTIMIZER_GROUPS, Severity.ERROR,
+            target=f"optimizer {prefix.rstrip('.') or '0'}", count=len(target), golden=len(golden),
+        )  # fmt: skip
+        yield _counted(f"{prefix}groups", len(target), len(golden), what)
+    for number, other_number in _paired(target, golden):
+        own, other = target[number], golden[other_number]
+        place = f"{prefix}groups.{number}"
+        for name, value, also, only_on in _differing(own.settings, other.settings, sides):
+            yield from _setting(f"{place}.{name}", value, also, only_on)
+        extra = [each for each in _names(own) if each not in {*_names(other)}]
+        if extra and not sides.are_foreign:
+            what = said(ConfigCode.OPTIMIZER_MEMBERS, Severity.ERROR, count=len(extra), path=place, name=extra[0])
+            yield Difference(
+                section=Section.OPTIMIZER,
+                path=f"{place}.parameters",
+                target=len(own.parameters),
+                golden=len(other.parameters),
+                severity=Severity.ERROR,
+                finding=what,
+                count=len(extra),
+            )
+
+
+def _names(group: ParameterGroup) -> list[str]:
+    return [names.without_wrappers(each) for each in group.parameters if each]
+
+
+def _paired(target: Sequence[ParameterGroup], golden: Sequence[ParameterGroup]) -> Iterator[tuple[int, int]]:
+    """Yield the numbers of groups that have most parameters in common; by position where no name is known."""
+    free = {number: {*_names(each)} for number, each in enumerate(golden)}
+    for number, own in enumerate(target):
+        if not free:
+            return
+        members = {*_names(own)}
+        best = max(free, key=lambda other: (len(members & free[other]), other == number, -other))
+        del free[best]
+        yield number, best

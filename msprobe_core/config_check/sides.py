@@ -1,0 +1,171 @@
+"""What comparisons of two configurations need to know of both sides, and how differences are put into words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from msprobe_core.config_check.config_codes import ConfigCode
+from msprobe_core.config_check.differences import Difference, Section, SectionResult, Severity
+from msprobe_core.config_check.values import as_text, same
+from msprobe_core.findings import Field, Finding, Level
+from msprobe_core.manifest.facts import Scalar
+from msprobe_core.protocols.trainers import ApiMap
+
+LEVELS = {Severity.ERROR: Level.ERROR, Severity.WARNING: Level.WARNING, Severity.INFO: Level.NOTE}
+
+TARGET, GOLDEN = "target", "golden"
+
+ALL_SECTIONS = frozenset(Section)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sides:
+    """The two sides of a comparison.
+
+    Attributes:
+        frameworks: Names of their frameworks, target first.
+        maps: Their maps to canonical names.
+        libraries: By the first part of the names of classes, why the defaults of a library's classes may have changed.
+        fuzzy: Whether names that are alike may be a pair.
+    """
+
+    frameworks: tuple[str, str]
+    maps: tuple[ApiMap, ApiMap]
+    libraries: Mapping[str, Finding] = field(default_factory=dict[str, Finding])
+    fuzzy: bool = True
+
+    @property
+    def are_foreign(self) -> bool:
+        """Whether they are of two frameworks."""
+        return self.frameworks[0] != self.frameworks[1]
+
+
+def said(code: ConfigCode, severity: Severity, /, **fields: Field) -> Finding:
+    """Return a finding whose level is that of a severity."""
+    return Finding(code, LEVELS[severity], fields)
+
+
+def because(what: Finding, *reasons: Finding | None) -> Finding:
+    """Return a finding with the reasons for its severity after it."""
+    given = [each for each in reasons if each is not None]
+    return Finding(ConfigCode.BOTH, what.level, {"sentences": [what, *given]}) if given else what
+
+
+def valued(
+    section: Section,
+    path: str,
+    values: tuple[Scalar, Scalar],
+    severity: Severity,
+    *reasons: Finding | None,
+    golden_path: str | None = None,
+    score: float = 1.0,
+) -> Difference:
+    """Return the difference of one setting that both sides have.
+
+    Args:
+        section: Its section.
+        path: Its place in the section.
+        values: The target's and the golden run's.
+        severity: Whether it can change results.
+        reasons: What its finding says besides the values.
+        golden_path: Its place on the golden side, if it has another name.
+        score: Similarity of the names.
+    """
+    what = said(ConfigCode.VALUE, severity, name=path, target=as_text(values[0]), golden=as_text(values[1]))
+    return Difference(
+        section=section,
+        path=path,
+        target=values[0],
+        golden=values[1],
+        severity=severity,
+        finding=because(what, *reasons),
+        golden_path=golden_path if golden_path != path else None,
+        score=score,
+    )
+
+
+def lone(
+    section: Section, path: str, side: str, value: Scalar, severity: Severity, *reasons: Finding | None
+) -> Difference:
+    """Return the difference of a setting that one side has."""
+    what = said(ConfigCode.ONLY, severity, side=side, name=path, value=as_text(value))
+    return Difference(
+        section=section,
+        path=path,
+        target=value if side == TARGET else None,
+        golden=value if side == GOLDEN else None,
+        severity=severity,
+        finding=because(what, *reasons),
+        only_on=side,
+    )
+
+
+_SEVERITIES = list(Severity)
+
+
+def by_severity(differences: Iterable[Difference]) -> list[Difference]:
+    """Return differences, the most severe first, otherwise in their order."""
+    return sorted(differences, key=lambda each: _SEVERITIES.index(each.severity))
+
+
+def section_result(section: Section, compared: int, differences: Iterable[Difference]) -> SectionResult:
+    """Return the result of a section that was compared."""
+    return SectionResult(section=section, compared=compared, differences=by_severity(differences))
+
+
+def unknown_section(section: Section, why: Finding) -> SectionResult:
+    """Return the result of a section that was not compared."""
+    return SectionResult(section=section, unknown=why)
+
+
+def lacking(section: Section, side: str) -> SectionResult:
+    """Return the result of a section that a side lacks."""
+    return unknown_section(section, Finding(ConfigCode.NOT_HELD, Level.NOTE, {"side": side}))
+
+
+_PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", re.ASCII)
+
+
+def words_in(name: str) -> frozenset[str]:
+    """Return the words of a name, in lower case: those of ``LlamaRMSNorm.eps`` are llama, rms, norm and eps."""
+    return frozenset(part.lower() for part in _PARTS.findall(name))
+
+
+def may_follow(difference: Difference, leader: Difference) -> bool:
+    """Whether a difference may be the same as another one, seen elsewhere: the same two values, and a like name.
+
+    Numbers and texts are telling by themselves; truth values are so only together with the name.
+    """
+    if not (same(difference.target, leader.target) and same(difference.golden, leader.golden)):
+        return False
+    if difference.only_on != leader.only_on:
+        return False
+    values = difference.target, difference.golden
+    telling = not any(value is None or isinstance(value, bool) for value in values)
+    return telling or bool(words_in(difference.path) & words_in(leader.path))
+
+
+def following(differences: Sequence[Difference], leaders: Sequence[Difference]) -> Iterator[Difference]:
+    """Yield differences; those that show a leader elsewhere change nothing by themselves, and say which it is."""
+    for each in differences:
+        leader = next((one for one in leaders if one is not each and may_follow(each, one)), None)
+        yield each if leader is None else demoted(each, follows(leader.path))
+
+
+def follows(path: str) -> Finding:
+    """Return the reason of a difference that another one explains."""
+    return Finding(ConfigCode.WHY_FOLLOWS, Level.NOTE, {"path": path})
+
+
+def demoted(difference: Difference, reason: Finding) -> Difference:
+    """Return a difference as one that does not matter."""
+    plain = Finding(difference.finding.code, Level.NOTE, difference.finding.fields)
+    return replace(difference, severity=Severity.INFO, finding=because(plain, reason))
+
+
+def listed(names: Collection[str], most: int = 6) -> list[str]:
+    """Return names for a text, the last one as a mark if there are too many."""
+    found = list(names)
+    return found if len(found) <= most else [*found[: most - 1], "…"]
