@@ -22,8 +22,8 @@ from msprobe_core.config_check.sides import (
     Sides,
     because,
     following,
+    leaders,
     lone,
-    may_follow,
     said,
     section_result,
     valued,
@@ -81,20 +81,11 @@ def compare_models(
     for side, more in ((TARGET, target[len(golden) :]), (GOLDEN, golden[len(target) :])):
         modules += [lone(Section.MODEL, each.name or "model", side, len(each.modules), Severity.ERROR) for each in more]
     effective = [each for each in (*modules, *parameters) if each.severity is not Severity.INFO]
-    modules = list(following(modules, _leaders(modules)))
-    modules += following(settings, [*effective, *_leaders(settings)])
+    modules = list(following(modules, leaders(modules)))
+    modules += following(settings, [*effective, *leaders(settings)])
     return section_result(Section.MODEL, num_modules, modules), section_result(
         Section.PARAMETERS, num_parameters, parameters
     )
-
-
-def _leaders(differences: Sequence[Difference]) -> list[Difference]:
-    """Return the first of those differences that say the same; the one in most modules."""
-    leaders: list[Difference] = []
-    for each in sorted(differences, key=lambda one: -one.count):
-        if not any(may_follow(each, leader) for leader in leaders):
-            leaders.append(each)
-    return leaders
 
 
 class _Pairs:

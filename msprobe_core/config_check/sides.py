@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from msprobe_core.config_check.config_codes import ConfigCode
@@ -147,6 +147,15 @@ def may_follow(difference: Difference, leader: Difference) -> bool:
     return telling or bool(words_in(difference.path) & words_in(leader.path))
 
 
+def leaders(differences: Sequence[Difference]) -> list[Difference]:
+    """Return the first of those differences that say the same; the one in most modules."""
+    found: list[Difference] = []
+    for each in sorted(differences, key=lambda one: -one.count):
+        if not any(may_follow(each, leader) for leader in found):
+            found.append(each)
+    return found
+
+
 def following(differences: Sequence[Difference], leaders: Sequence[Difference]) -> Iterator[Difference]:
     """Yield differences; those that show a leader elsewhere change nothing by themselves, and say which it is."""
     for each in differences:
@@ -163,9 +172,3 @@ def demoted(difference: Difference, reason: Finding) -> Difference:
     """Return a difference as one that does not matter."""
     plain = Finding(difference.finding.code, Level.NOTE, difference.finding.fields)
     return replace(difference, severity=Severity.INFO, finding=because(plain, reason))
-
-
-def listed(names: Collection[str], most: int = 6) -> list[str]:
-    """Return names for a text, the last one as a mark if there are too many."""
-    found = list(names)
-    return found if len(found) <= most else [*found[: most - 1], "…"]
