@@ -1,7 +1,7 @@
 """Preconditions of comparing two runs: equal weights, data and random numbers, and equal discrete decisions.
 
-They are counted within each rank, and summed over all ranks. Facts that a dump does not contain, such as the
-configuration of the training, are reported as unknown rather than assumed to be equal.
+They are counted within each rank, and summed over all ranks. Facts that a dump does not contain are reported as unknown
+rather than assumed to be equal. That the runs were configured alike, which comes first, is checked in `configuration`.
 """
 
 from __future__ import annotations
@@ -143,17 +143,17 @@ def decisions_of(rows: pl.DataFrame, step: int | None, rank: int | None) -> list
     return [Decision(step, rank, name, share) for name, share in shown.rows()]
 
 
-def checks_of(first: Facts, all_steps: Facts, modes: Sequence[Mode]) -> list[Check]:
+def checks_of(configuration: Check, first: Facts, all_steps: Facts, modes: Sequence[Mode]) -> list[Check]:
     """Return the preconditions in the order of their importance.
 
     Args:
+        configuration: The precondition that the runs were configured alike.
         first: Facts of the first examined step.
         all_steps: Facts of all examined steps.
         modes: The comparison modes.
     """
-    unknown = Finding(LocateCode.CHECK_CONFIGURATION)  # not contained in any dump
     return [
-        Check(Precondition.CONFIGURATION, CheckState.UNKNOWN, unknown),
+        configuration,
         _check(Precondition.WEIGHTS, first.weights, LocateCode.CHECK_WEIGHTS, LocateCode.NO_WEIGHTS),
         _check(Precondition.DATA, all_steps.data, LocateCode.CHECK_DATA, LocateCode.NO_DATA),
         _check(Precondition.RANDOMNESS, all_steps.random, LocateCode.CHECK_RANDOM, LocateCode.NO_RANDOM),

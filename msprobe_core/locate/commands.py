@@ -10,9 +10,11 @@ import msgspec
 
 from msprobe_core import names
 from msprobe_core.compare.result import Mode
+from msprobe_core.config_check.differences import Difference, Section, Severity
 from msprobe_core.findings import Finding
+from msprobe_core.locate.configuration import values_in_words
 from msprobe_core.locate.locate_codes import LocateCode
-from msprobe_core.locate.result import FaultKind, Suspect
+from msprobe_core.locate.result import CheckState, Configuration, FaultKind, Suspect
 from msprobe_core.monitoring.history import Place
 
 _BY_LOOKING = {
@@ -20,6 +22,45 @@ _BY_LOOKING = {
     FaultKind.INPUT_DATA: LocateCode.NEXT_DATA_LOADERS,
     FaultKind.RANDOMNESS: LocateCode.NEXT_SEED,
 }
+
+
+def with_cause(suspect: Suspect, configuration: Configuration, target: Path, golden: Path) -> Suspect:
+    """Return a suspect whose advice follows from the configurations, if they tell more than the dumps.
+
+    Args:
+        suspect: The suspect, with advice that follows from the dumps.
+        configuration: The configurations, compared.
+        target: Path of the target run as given.
+        golden: Path of the golden run as given.
+    """
+    if configuration.check.state is CheckState.UNKNOWN:
+        return suspect
+    command = shlex.join(["msprobe", "config_check", "-c", str(target), str(golden)])
+    of_data = _first_in(configuration, Section.DATA)
+    of_random = _first_in(configuration, Section.RANDOM)
+    advice = None
+    if suspect.kind is FaultKind.INPUT_DATA and of_data is not None:
+        fields = {"found": of_data.finding, "command": command}
+        advice = Finding(LocateCode.NEXT_DATA_DIFFERS, fields=fields)
+    elif suspect.kind is FaultKind.RANDOMNESS and of_random is not None:
+        advice = Finding(LocateCode.NEXT_SEED_DIFFERS, fields={"found": of_random.finding})
+    elif configuration.cause is not None:
+        advice = Finding(LocateCode.NEXT_CONFIGURE, fields={"what": values_in_words(configuration.cause.difference)})
+    elif suspect.kind is FaultKind.RANDOMNESS and _is_equal(configuration, Section.RANDOM):
+        advice = Finding(LocateCode.NEXT_SEED_EQUAL, fields={"command": command})
+    elif suspect.kind is FaultKind.PARAMETER:
+        advice = Finding(LocateCode.NEXT_COMPARE_CHECKPOINTS, fields={"command": command})
+    return suspect if advice is None else replace(suspect, advice=advice)
+
+
+def _first_in(configuration: Configuration, section: Section) -> Difference | None:
+    found = (each.difference for each in configuration.explained)
+    return next((each for each in found if each.section is section and each.severity is not Severity.INFO), None)
+
+
+def _is_equal(configuration: Configuration, section: Section) -> bool:
+    own = [each for each in configuration.sections if each.section is section and each.compared]
+    return bool(own) and _first_in(configuration, section) is None
 
 
 def with_advice(

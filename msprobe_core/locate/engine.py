@@ -29,8 +29,10 @@ from msprobe_core.judge.rank_order import RankOrder, communications_before
 from msprobe_core.judge.row_findings import FINDINGS, findings_of, said
 from msprobe_core.judge.updates import parameters_of
 from msprobe_core.locate.checks import Facts, checks_of, decisions_of, facts_of
-from msprobe_core.locate.commands import with_advice
+from msprobe_core.locate.commands import with_advice, with_cause
+from msprobe_core.locate.configuration import configuration_of
 from msprobe_core.locate.confirmation import with_confirmations
+from msprobe_core.locate.explain import located_of
 from msprobe_core.locate.kinds import kind_of, parameter_of, reason_of
 from msprobe_core.locate.locate_codes import LocateCode
 from msprobe_core.locate.ranks import ordered
@@ -250,25 +252,28 @@ def _result(
         lone = {"count": facts.lone_calls.different, "first": facts.lone_calls.first}
         told.append(Finding(LocateCode.LONE_CALLS, fields=lone))
     done, of_all = num_steps
+    pairs = [unit.pair for unit in found if unit.pair.step == first_step]
+    configuration = configuration_of(pairs, located_of(suspects[0]) if suspects else None)
+    advised = [
+        with_advice(suspect, modes[0], target, golden, is_foreign=found[0].is_foreign, is_confirmed=options.confirms)
+        for suspect in suspects[:MAX_SUSPECTS]
+    ]
+    advised[:1] = [with_cause(first, configuration, target, golden) for first in advised[:1]]
     return LocateResult(
         target=target,
         golden=golden,
         verdict=verdict,
         noise=_noise_of(options.compare),
-        checks=checks_of(of_first, facts, modes),
+        checks=checks_of(configuration.check, of_first, facts, modes),
         decisions=[decision for unit in found for decision in unit.decisions][:MAX_SUSPECTS],
         num_decisions=facts.decisions.different,
-        suspects=[
-            with_advice(
-                suspect, modes[0], target, golden, is_foreign=found[0].is_foreign, is_confirmed=options.confirms
-            )
-            for suspect in suspects[:MAX_SUSPECTS]
-        ],
+        suspects=advised,
         examined=_examined(found, done, of_all),
         num_nodes=sum(unit.num_nodes for unit in found),
         num_flagged=sum(unit.num_flagged for unit in found),
         notes=told,
         incomplete=incomplete,
+        configuration=configuration,
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from msprobe_core.config_check.differences import Difference, SectionResult
 from msprobe_core.confirm import Confirmation
 from msprobe_core.findings import Finding
 from msprobe_core.model import Phase
@@ -86,6 +87,67 @@ class Check:
     name: Precondition
     state: CheckState
     detail: Finding
+
+
+class Degree(str, Enum):
+    """Whether a difference of two configurations explains a fault, the strongest first."""
+
+    YES = "yes"
+    MAYBE = "maybe"
+    NO = "no"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """Whether a difference explains a fault.
+
+    Attributes:
+        degree: Whether it does.
+        finding: The same in words, with the reason.
+        closeness: How specific the reason is: 2 for a setting of the located module, 1 for one that acts on this sort
+            of call, 0 otherwise. Orders explanations of the same degree.
+    """
+
+    degree: Degree
+    finding: Finding
+    closeness: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explained:
+    """A difference, and whether it explains the fault.
+
+    Attributes:
+        difference: The difference.
+        explanation: Whether it explains the fault; ``None`` if there is no fault.
+    """
+
+    difference: Difference
+    explanation: Explanation | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Configuration:
+    """The configurations of two runs, compared.
+
+    Attributes:
+        check: Whether they are equal.
+        sections: What was compared, by section, over all ranks; empty if nothing could be.
+        explained: All differences, those that explain the fault first.
+        num_ranks: Number of ranks compared.
+    """
+
+    check: Check
+    sections: Sequence[SectionResult] = ()
+    explained: Sequence[Explained] = ()
+    num_ranks: int = 0
+
+    @property
+    def cause(self) -> Explained | None:
+        """The first difference, if it explains the fault."""
+        first = next(iter(self.explained), None)
+        is_cause = first is not None and first.explanation is not None and first.explanation.degree is Degree.YES
+        return first if is_cause else None
 
 
 @dataclass(frozen=True)
@@ -207,6 +269,7 @@ class LocateResult:
         num_flagged: How many of them have an error that rounding does not explain.
         notes: Notes on the dumps.
         incomplete: What could not be examined: missing dumps, and dumps that ended early or are damaged.
+        configuration: The configurations, compared; ``None`` if that was not asked for.
     """
 
     target: Path
@@ -222,3 +285,4 @@ class LocateResult:
     num_flagged: int
     notes: Sequence[Finding] = ()
     incomplete: Sequence[Finding] = ()
+    configuration: Configuration | None = None

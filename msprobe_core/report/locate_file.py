@@ -6,14 +6,18 @@ import math
 from pathlib import Path
 from typing import Any
 
+from msprobe_core.config_check.differences import Severity
 from msprobe_core.confirm import Confirmation
 from msprobe_core.findings import content_of, noted, text_and_content
-from msprobe_core.locate.result import EvidenceRow, LocateResult, Suspect
+from msprobe_core.locate.result import Configuration, EvidenceRow, Explained, LocateResult, Suspect
+from msprobe_core.manifest.facts import Scalar
 from msprobe_core.store.atomic_file import write_json
 from msprobe_core.store.results import refuse_foreign_json
 
 LOCATE_FILE = "locate.json"
 VERSION = 1
+MAX_DIFFERENCES = 200
+"""Maximum number of differences of the configurations in the file; all are counted."""
 
 
 def check_location(directory: Path) -> None:
@@ -55,6 +59,7 @@ def location_content(result: LocateResult) -> dict[str, Any]:
             {"name": check.name.value, "state": check.state.value, **text_and_content("detail", check.detail)}
             for check in result.checks
         ],
+        "configuration": None if result.configuration is None else _configuration(result.configuration),
         "decisions": {
             "different": result.num_decisions,
             "first": [
@@ -64,6 +69,47 @@ def location_content(result: LocateResult) -> dict[str, Any]:
         "suspects": [_suspect(number, suspect) for number, suspect in enumerate(result.suspects, 1)],
         **text_and_content("notes", result.notes),
     }
+
+
+def _configuration(found: Configuration) -> dict[str, Any]:
+    shown = found.explained[:MAX_DIFFERENCES]
+    return {
+        "ranks": found.num_ranks,
+        "sections": [
+            {
+                "name": each.section.value,
+                "compared": each.compared,
+                "different": len(each.differences),
+                "matter": sum(one.severity is not Severity.INFO for one in each.differences),
+                **text_and_content("unknown", each.unknown),
+            }
+            for each in found.sections
+        ],
+        "different": len(found.explained),
+        "differences": [_difference(each) for each in shown],
+    }
+
+
+def _difference(found: Explained) -> dict[str, Any]:
+    own, explanation = found.difference, found.explanation
+    return {
+        "section": own.section.value,
+        "path": own.path,
+        "golden_path": own.golden_path,
+        "target": _scalar(own.target),
+        "golden": _scalar(own.golden),
+        "only_on": own.only_on,
+        "severity": own.severity.value,
+        "count": own.count,
+        "ranks": list(own.ranks),
+        **text_and_content("message", own.finding),
+        "explains": None if explanation is None else explanation.degree.value,
+        **text_and_content("because", None if explanation is None else explanation.finding),
+    }
+
+
+def _scalar(value: Scalar) -> Scalar:
+    return _number(value) if isinstance(value, float) else value
 
 
 def _suspect(number: int, suspect: Suspect) -> dict[str, Any]:

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
 from msprobe_core.config.ranges import format_ranges
+from msprobe_core.config_check.differences import Severity
 from msprobe_core.errors import printable
-from msprobe_core.locate.result import CheckState, EvidenceRow, LocateResult, LocateVerdict, Suspect
+from msprobe_core.findings import Finding, Level
+from msprobe_core.locate.configuration import difference_in_words
+from msprobe_core.locate.locate_codes import LocateCode
+from msprobe_core.locate.result import (
+    CheckState,
+    EvidenceRow,
+    Explained,
+    LocateResult,
+    LocateVerdict,
+    Precondition,
+    Suspect,
+)
 from msprobe_core.report.confirm import HEADLINES
 from msprobe_core.store.stack_text import frames_of_user
 
@@ -23,22 +35,31 @@ _MAX_FRAMES = 3
 _MAX_NOTES = 6
 _MAX_PARENTS = 3
 _MAX_DECISIONS = 4
+_MAX_DIFFERENCES = 3
+"""Number of settings shown that the runs differ in."""
 
 
 def print_location(result: LocateResult, file: Path, console: Console) -> None:
     """Print the result; the last line is the verdict.
+
+    If the runs were configured differently in what explains the fault, the first line says so.
 
     Args:
         result: Result of the search.
         file: Path of the complete result.
         console: Console to print to.
     """
+    if (cause := cause_in_words(result)) is not None:
+        console.print(Text(cause.text, style="bold red"), soft_wrap=True)
     line = f"Looked at {result.examined}: {result.num_nodes:,} calls, against {result.noise}."
     console.print(Text(line), soft_wrap=True)
     width = max(len(check.name.value) for check in result.checks)
     for check in result.checks:
         line = Text(f"  {check.name.value:{width}}  ").append(f"{check.state.value:8}", style=_STYLES[check.state])
         console.print(line.append(check.detail.text, style="default"), soft_wrap=True)
+        if check.name is Precondition.CONFIGURATION:
+            for each in _told_differences(result):
+                console.print(Text(f"    {difference_in_words(each).text}"), soft_wrap=True)
     for decision in result.decisions[:_MAX_DECISIONS]:
         rate = "others" if decision.rate is None else f"{decision.rate:.2%} others"
         console.print(Text(f"    {_place(decision.step, decision.rank)}{decision.row}: {rate}"), soft_wrap=True)
@@ -52,6 +73,20 @@ def print_location(result: LocateResult, file: Path, console: Console) -> None:
         console.print(Text(f"Note: … and {len(result.notes) - _MAX_NOTES} more, in the file", style="yellow"))
     console.print(Text(f"All of it: {file}"), soft_wrap=True)
     console.print(_verdict_line(result), soft_wrap=True)
+
+
+def cause_in_words(result: LocateResult) -> Finding | None:
+    """Return that the runs were configured differently; ``None`` unless a difference explains the fault."""
+    cause = None if result.configuration is None else result.configuration.cause
+    if cause is None:
+        return None
+    return Finding(LocateCode.CONFIGURED_DIFFERENTLY, Level.ERROR, {"what": difference_in_words(cause)})
+
+
+def _told_differences(result: LocateResult) -> Sequence[Explained]:
+    """Return the first differences that can change results, those that explain the fault first."""
+    every = () if result.configuration is None else result.configuration.explained
+    return [each for each in every if each.difference.severity is not Severity.INFO][:_MAX_DIFFERENCES]
 
 
 def _place(step: int | None, rank: int | None) -> str:
@@ -132,4 +167,6 @@ def _verdict_line(result: LocateResult) -> Text:
     place = place_of(first)
     inside = f" in {first.parents[0]}" if first.parents else ""
     where = f"{place}: " if place else ""
-    return Text(f"FAULT: {first.kind.value} at {where}{first.entry}{inside}.", style="bold red")
+    cause = None if result.configuration is None else result.configuration.cause
+    because = "" if cause is None else f"; the configurations differ: {difference_in_words(cause)}"
+    return Text(f"FAULT: {first.kind.value} at {where}{first.entry}{inside}{because}.", style="bold red")

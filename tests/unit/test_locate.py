@@ -12,9 +12,10 @@ from dumps import tensor, write_dump
 from wording import worded_samples
 
 from msprobe_core.cli.locate import locate as command
-from msprobe_core.findings import Finding
+from msprobe_core.findings import Finding, NoteCode
 from msprobe_core.judge.origins import Source
 from msprobe_core.locate import FaultKind, LocateVerdict, locate
+from msprobe_core.locate.explain_codes import ExplainCode
 from msprobe_core.locate.kinds import reason_of
 from msprobe_core.locate.locate_codes import LocateCode
 from msprobe_core.locate.result import CheckState, Precondition, Strength
@@ -287,7 +288,27 @@ EQUAL, BEYOND = Finding(LocateCode.GIVEN_EQUAL), Finding(LocateCode.MADE_BEYOND,
 TALLY = {"total": 1200, "different": 3, "wrong": 2, "first": "Torch.mul.0.forward.output.0"}
 COUNTED = {"found": Finding(LocateCode.TALLY_WRONG, fields=TALLY)}
 PARTS = {"given": EQUAL, "made": BEYOND}
+THETA = Finding(LocateCode.CONFIGURED, fields={"path": "config.rope_theta", "target": "500000", "golden": "10000"})
+EXPLAINED = Finding(ExplainCode.YES, fields={"why": Finding(ExplainCode.ROPE)})
+ORDER = Finding(NoteCode.TEXT, fields={"text": "the same samples in another order"})
+CHECK = {"command": "msprobe config_check -c target golden"}
 SAMPLES = {
+    LocateCode.NO_MANIFEST: {"side": "golden"},
+    LocateCode.UNREADABLE_MANIFEST: {"why": "manifest.json: is no manifest"},
+    LocateCode.CONFIGURATIONS_AGREE: {"count": 0, "compared": 1234, "ranks": 8},
+    LocateCode.CONFIGURATIONS_DIFFER: {"count": 2, "compared": 1234, "ranks": 1, "first": "config.rope_theta"},
+    LocateCode.SOME_CONFIGURATIONS: {"found": THETA, "all": 512},
+    LocateCode.CONFIGURED: THETA.fields,
+    LocateCode.CONFIGURED_ON_ONE: {"path": "NCCL_ALGO", "value": "Ring", "side": "target"},
+    LocateCode.CONFIGURED_IN_PLACES: {"what": THETA, "count": 32},
+    LocateCode.CONFIGURED_ON_RANKS: {"what": THETA, "ranks": [3]},
+    LocateCode.CONFIGURED_AND_EXPLAINED: {"what": THETA, "explanation": EXPLAINED},
+    LocateCode.CONFIGURED_DIFFERENTLY: {"what": THETA},
+    LocateCode.NEXT_DATA_DIFFERS: CHECK | {"found": ORDER},
+    LocateCode.NEXT_SEED_DIFFERS: {"found": ORDER},
+    LocateCode.NEXT_SEED_EQUAL: CHECK,
+    LocateCode.NEXT_COMPARE_CHECKPOINTS: CHECK,
+    LocateCode.NEXT_CONFIGURE: {"what": THETA},
     LocateCode.LONE_CALL: {"only_on": "target"},
     LocateCode.LOST_GRADIENT: {"only_on": "golden"},
     LocateCode.CHANGED_AFTERWARDS: {"seen_at": "Torch.mul.0.forward"},
@@ -327,6 +348,16 @@ SAMPLES = {
     LocateCode.NEXT_RECORD_AND_CONFIRM: {"config": "{}"},
     LocateCode.NEXT_ZOOM: {"config": "{}", "command": "msprobe control config.json set level=mix"},
 }
+WHY = {"why": Finding(ExplainCode.ROPE)}
+EXPLANATIONS = {
+    ExplainCode.YES: WHY,
+    ExplainCode.MAYBE: WHY,
+    ExplainCode.NO: WHY,
+    ExplainCode.ELSEWHERE: {"place": "model.layers.4.input_layernorm.eps"},
+    ExplainCode.AT: {"module": "model.layers.4.input_layernorm"},
+    ExplainCode.AROUND: {"module": "model.layers.4"},
+    ExplainCode.OTHER_RANKS: {"ranks": [3]},
+}
 
 
 def test_wording(tmp_path, golden, wording_snapshot):
@@ -335,4 +366,5 @@ def test_wording(tmp_path, golden, wording_snapshot):
         target = Run(**faults).forward().backward().write(tmp_path / name)
         output = run(target, golden, "-o", tmp_path / "out").output
         said.append(f"--- {name}\n{output.replace(str(tmp_path), '')}")
-    wording_snapshot.check("locate", *said, worded_samples(LocateCode, SAMPLES))
+    explanations = worded_samples(ExplainCode, EXPLANATIONS)
+    wording_snapshot.check("locate", *said, worded_samples(LocateCode, SAMPLES), explanations)
