@@ -102,6 +102,14 @@ def _check(sections: Iterable[SectionResult], explained: Sequence[Explained], nu
     return Check(Precondition.CONFIGURATION, state, detail)
 
 
+def cause_in_words(configuration: Configuration) -> Finding | None:
+    """Return that the runs were configured differently; ``None`` unless a difference explains the fault."""
+    if configuration.cause is None:
+        return None
+    fields = {"what": difference_in_words(configuration.cause)}
+    return Finding(LocateCode.CONFIGURED_DIFFERENTLY, Level.ERROR, fields)
+
+
 def difference_in_words(found: Explained) -> Finding:
     """Return a difference as one short line: the place, both values, and whether it explains the fault."""
     said = values_in_words(found.difference)

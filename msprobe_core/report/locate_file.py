@@ -9,6 +9,7 @@ from typing import Any
 from msprobe_core.config_check.differences import Severity
 from msprobe_core.confirm import Confirmation
 from msprobe_core.findings import content_of, noted, text_and_content
+from msprobe_core.locate.configuration import cause_in_words
 from msprobe_core.locate.result import Configuration, EvidenceRow, Explained, LocateResult, Suspect
 from msprobe_core.manifest.facts import Scalar
 from msprobe_core.store.atomic_file import write_json
@@ -86,6 +87,7 @@ def _configuration(found: Configuration) -> dict[str, Any]:
             for each in found.sections
         ],
         "different": len(found.explained),
+        **text_and_content("cause", cause_in_words(found)),
         "differences": [_difference(each) for each in shown],
     }
 

@@ -12,9 +12,7 @@ from rich.text import Text
 from msprobe_core.config.ranges import format_ranges
 from msprobe_core.config_check.differences import Severity
 from msprobe_core.errors import printable
-from msprobe_core.findings import Finding, Level
-from msprobe_core.locate.configuration import difference_in_words
-from msprobe_core.locate.locate_codes import LocateCode
+from msprobe_core.locate.configuration import cause_in_words, difference_in_words
 from msprobe_core.locate.result import (
     CheckState,
     EvidenceRow,
@@ -49,7 +47,7 @@ def print_location(result: LocateResult, file: Path, console: Console) -> None:
         file: Path of the complete result.
         console: Console to print to.
     """
-    if (cause := cause_in_words(result)) is not None:
+    if result.configuration is not None and (cause := cause_in_words(result.configuration)) is not None:
         console.print(Text(cause.text, style="bold red"), soft_wrap=True)
     line = f"Looked at {result.examined}: {result.num_nodes:,} calls, against {result.noise}."
     console.print(Text(line), soft_wrap=True)
@@ -73,14 +71,6 @@ def print_location(result: LocateResult, file: Path, console: Console) -> None:
         console.print(Text(f"Note: … and {len(result.notes) - _MAX_NOTES} more, in the file", style="yellow"))
     console.print(Text(f"All of it: {file}"), soft_wrap=True)
     console.print(_verdict_line(result), soft_wrap=True)
-
-
-def cause_in_words(result: LocateResult) -> Finding | None:
-    """Return that the runs were configured differently; ``None`` unless a difference explains the fault."""
-    cause = None if result.configuration is None else result.configuration.cause
-    if cause is None:
-        return None
-    return Finding(LocateCode.CONFIGURED_DIFFERENTLY, Level.ERROR, {"what": difference_in_words(cause)})
 
 
 def _told_differences(result: LocateResult) -> Sequence[Explained]:

@@ -36,10 +36,13 @@ from msprobe_core.untrusted.paths import shown
 from msprobe_core.view.calls import GOLDEN_MARK, Calls
 from msprobe_core.view.checks import CheckFile, check_files_of, checks_alone, shown_checks, verdict_with
 from msprobe_core.view.communication import Communication
+from msprobe_core.view.configuration import facts_beside
 from msprobe_core.view.data import (
     CheckedDump,
+    Configured,
     Counts,
     Culprit,
+    Fact,
     Graph,
     Kind,
     Made,
@@ -59,6 +62,7 @@ from msprobe_core.view.overview import Overview
 from msprobe_core.view.packed_calls import DumpTask, packed_dump, packed_pair, unpacked
 from msprobe_core.view.suspects import (
     Location,
+    configured_of,
     culprits_of,
     location_of,
     overflow_culprits,
@@ -166,6 +170,8 @@ class _Builder:
         self._maps: list[TensorMap] = []
         self._counts = Counts()
         self._culprits: list[Culprit] = []
+        self._configured: Configured | None = None
+        self._manifest: list[Fact] = []
         self._keeps_tensors = False
         self._has_values = False
 
@@ -181,6 +187,7 @@ class _Builder:
         incomplete = self._incomplete if found is None else found.incomplete
         verdict = overflow_verdict(found, self._counts, incomplete, has_values=self._has_values)
         self._read_checks(target, [task.target for task in tasks])
+        self._read_manifest(tasks[0].target)
         verdict = verdict_with(verdict, self._checks)
         return self._data(Kind.DUMP, target, None, verdict, {})
 
@@ -223,6 +230,7 @@ class _Builder:
         tasks = [_Task(pair.label, pair.step, pair.rank, pair.target, pair) for pair in pairing.pairs]
         self._places = {(task.step, task.rank): i for i, task in enumerate(tasks)}
         self._culprits = culprits_of(location, self._places)
+        self._configured = configured_of(location)
         # Set before any unit is added: the overview follows the values of culprits in all units.
         self._overview.culprits = frozenset(each.node for each in self._culprits if each.node is not None)
         # Notes of the search are listed once, below, and not again with a unit.
@@ -363,6 +371,15 @@ class _Builder:
         }
         return [shown_checks(file, units) for file in self._checks]
 
+    # --- the configuration of a single run ---------------------------------------------------------------------------
+
+    def _read_manifest(self, unit: Path) -> None:
+        found = facts_beside(unit)
+        if isinstance(found, Finding):
+            self._notes.append(found)
+        else:
+            self._manifest = found
+
     # --- the document -------------------------------------------------------------------------------------------------
 
     def _data(
@@ -392,6 +409,8 @@ class _Builder:
             tensors=self._maps,
             monitor=None if monitored is None else monitored.dashboard,
             checked=self._checked(),
+            configured=self._configured,
+            manifest=self._manifest,
             commands=dict(commands),
             notes=notes,
         )

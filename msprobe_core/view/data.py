@@ -589,6 +589,79 @@ class CheckedDump(msgspec.Struct, frozen=True):
     command: str
 
 
+class ConfigSection(msgspec.Struct, frozen=True):
+    """What was compared in one part of the configurations.
+
+    Attributes:
+        name: ``model``, ``switches``, …: see `msprobe_core.config_check.differences.Section`.
+        compared: Number of settings that both runs have, over all ranks.
+        different: Number of differences.
+        matter: How many of them can change results.
+        unknown: Why nothing was compared; empty if something was.
+    """
+
+    name: str
+    compared: int = 0
+    different: int = 0
+    matter: int = 0
+    unknown: Text = ""
+
+
+class ConfigDifference(msgspec.Struct, frozen=True):
+    """One setting that differs; see `msprobe_core.config_check.differences.Difference`.
+
+    Attributes:
+        section: Name of its section.
+        path: Place in it.
+        golden_path: Place on the golden side, if it has another name.
+        target: The target's value as text; ``None`` if it has none.
+        golden: The golden run's value as text; ``None`` if it has none.
+        only_on: The side that has it, if the other lacks it.
+        severity: ``error``, ``warning``, or ``info`` if it changes no result.
+        count: Number of places with the same difference.
+        ranks: Ranks that show it; empty if all do.
+        message: The same in words.
+        explains: Whether it explains the fault: ``yes``, ``maybe``, ``no``; ``None`` if there is no fault.
+        because: Why; empty if there is no fault.
+    """
+
+    section: str
+    path: str
+    golden_path: str | None = None
+    target: str | None = None
+    golden: str | None = None
+    only_on: str | None = None
+    severity: str = "error"
+    count: int = 1
+    ranks: Sequence[int] = ()
+    message: Text = ""
+    explains: str | None = None
+    because: Text = ""
+
+
+class Configured(msgspec.Struct, frozen=True):
+    """The configurations of the two runs, compared.
+
+    Attributes:
+        ranks: Number of ranks compared.
+        sections: In the order of their names' list.
+        different: Number of all differences.
+        differences: The first ones, those that explain the fault first.
+    """
+
+    ranks: int
+    sections: Sequence[ConfigSection]
+    different: int
+    differences: Sequence[ConfigDifference] = ()
+
+
+class Fact(msgspec.Struct, frozen=True):
+    """What the manifest of a single run says of one part of its configuration, as text."""
+
+    name: str
+    value: str
+
+
 class ViewData(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a page shows.
 
@@ -608,6 +681,8 @@ class ViewData(msgspec.Struct, frozen=True, kw_only=True):
         tensors: Where in tensors the errors are.
         monitor: A monitored training at a glance; ``None`` if there is none.
         checked: Dumps whose calls were checked one by one.
+        configured: The configurations of two runs; ``None`` if they were not compared.
+        manifest: The configuration of a single run in short; empty if it was not recorded.
         commands: Commands for further investigation, by purpose; ``{target}``, ``{golden}`` and ``{node}`` stand for
             the paths of a unit and the name of a node, to be quoted for a shell.
         notes: Notes about the data.
@@ -628,6 +703,8 @@ class ViewData(msgspec.Struct, frozen=True, kw_only=True):
     tensors: Sequence[TensorMap] = ()
     monitor: Dashboard | None = None
     checked: Sequence[CheckedDump] = ()
+    configured: Configured | None = None
+    manifest: Sequence[Fact] = ()
     commands: dict[str, str] = {}
     notes: Sequence[Text] = ()
 

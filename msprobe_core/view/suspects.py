@@ -10,13 +10,28 @@ import msgspec
 
 from msprobe_core.errors import CompareError
 from msprobe_core.findings import Field, Finding, Level, noted, read_finding
+from msprobe_core.locate.configuration import value_in_words
 from msprobe_core.locate.result import LocateResult
 from msprobe_core.overflow.result import Evidence as Value
 from msprobe_core.overflow.result import OverflowResult
 from msprobe_core.report.locate_file import location_content
 from msprobe_core.store.stack_text import frames_of_user
 from msprobe_core.untrusted.files import read_plain
-from msprobe_core.view.data import Check, Counts, Culprit, Evidence, Number, Said, State, Verdict, said_of
+from msprobe_core.untrusted.paths import shown
+from msprobe_core.view.data import (
+    Check,
+    ConfigDifference,
+    ConfigSection,
+    Configured,
+    Counts,
+    Culprit,
+    Evidence,
+    Number,
+    Said,
+    State,
+    Verdict,
+    said_of,
+)
 from msprobe_core.view.view_codes import ViewCode
 
 _VERSION = 1
@@ -69,6 +84,41 @@ class _Calls(msgspec.Struct, frozen=True):
     beyond_rounding: int = 0
 
 
+class _Section(msgspec.Struct, frozen=True):
+    name: str
+    compared: int = 0
+    different: int = 0
+    matter: int = 0
+    unknown: str | None = None
+    unknown_finding: Said | None = None
+
+
+class _Difference(msgspec.Struct, frozen=True):
+    section: str
+    path: str
+    severity: str
+    golden_path: str | None = None
+    target: bool | int | float | str | None = None
+    golden: bool | int | float | str | None = None
+    only_on: str | None = None
+    count: int = 1
+    ranks: tuple[int, ...] = ()
+    message: str = ""
+    message_finding: Said | None = None
+    explains: str | None = None
+    because: str | None = None
+    because_finding: Said | None = None
+
+
+class _Configuration(msgspec.Struct, frozen=True):
+    ranks: int = 0
+    sections: tuple[_Section, ...] = ()
+    different: int = 0
+    cause: str | None = None
+    cause_finding: Said | None = None
+    differences: tuple[_Difference, ...] = ()
+
+
 class Location(msgspec.Struct, frozen=True):
     """The content of a ``locate.json``, as far as pages need it."""
 
@@ -82,6 +132,7 @@ class Location(msgspec.Struct, frozen=True):
     examined_finding: Said | None = None
     calls: _Calls = _Calls()
     checks: tuple[_Check, ...] = ()
+    configuration: _Configuration | None = None
     suspects: tuple[_Suspect, ...] = ()
     notes: tuple[str, ...] = ()
     notes_finding: tuple[Said, ...] = ()
@@ -144,7 +195,9 @@ def verdict_of(found: Location, counts: Counts) -> Verdict:
         "noise": noise,
     }
     incomplete = _each(found.incomplete, found.incomplete_finding)
-    detail = [*(_details_of_suspect(found.suspects[0]) if found.suspects else ())]
+    cause = None if found.configuration is None else found.configuration.cause
+    detail = [] if cause is None else [_known(cause, found.configuration and found.configuration.cause_finding)]
+    detail += _details_of_suspect(found.suspects[0]) if found.suspects else ()
     detail.append(Finding(ViewCode.LOOKED_AT, fields=looked_at))
     return Verdict(
         state=state,
@@ -203,6 +256,45 @@ def where(step: int | None, micro_step: int | None, ranks: Sequence[int]) -> Fie
         code = ViewCode.RANK if len(ranks) == 1 else ViewCode.RANKS
         places.append(Finding(code, fields={"ranks": [*ranks[:4], *(["…"] if len(ranks) > 4 else [])]}))
     return Finding(ViewCode.WHERE, fields={"places": places}) if places else ""
+
+
+def configured_of(found: Location) -> Configured | None:
+    """Return the configurations that a search has compared; ``None`` if it could not compare any."""
+    own = found.configuration
+    if own is None or not own.ranks:
+        return None
+    return Configured(
+        ranks=own.ranks,
+        sections=[
+            ConfigSection(
+                name=shown(each.name),
+                compared=each.compared,
+                different=each.different,
+                matter=each.matter,
+                unknown=said_of(_known(each.unknown, each.unknown_finding)) if each.unknown else "",
+            )
+            for each in own.sections
+        ],
+        different=own.different,
+        differences=list(map(_difference, own.differences)),
+    )
+
+
+def _difference(own: _Difference) -> ConfigDifference:
+    return ConfigDifference(
+        section=shown(own.section),
+        path=shown(own.path),
+        golden_path=None if own.golden_path is None else shown(own.golden_path),
+        target=None if own.only_on == "golden" else shown(value_in_words(own.target)),
+        golden=None if own.only_on == "target" else shown(value_in_words(own.golden)),
+        only_on=own.only_on,
+        severity=own.severity,
+        count=own.count,
+        ranks=own.ranks,
+        message=said_of(_known(own.message, own.message_finding)),
+        explains=own.explains,
+        because=said_of(_known(own.because, own.because_finding)) if own.because else "",
+    )
 
 
 def culprits_of(found: Location, places: Places) -> list[Culprit]:

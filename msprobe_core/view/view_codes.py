@@ -44,6 +44,7 @@ class ViewCode(Code):
     MORE_NOTES = "view.note.more"
     MONITOR = "view.note.monitor"
     NO_MONITOR = "view.note.no-monitor"
+    NO_MANIFEST = "view.note.no-manifest"
     NO_CHECKS = "view.note.no-checks"
     NO_COMMUNICATION = "view.note.no-communication"
     NO_ROOM = "view.note.no-room"

@@ -590,6 +590,7 @@ DESCRIBED = {
     "MonitorMap": data_types.MonitorMap, "MonitorEvent": data_types.MonitorEvent,
     "CoverageRow": data_types.CoverageRow, "CheckedDump": data_types.CheckedDump,
     "CheckedCall": data_types.CheckedCall, "CheckedOutput": data_types.CheckedOutput,
+    "Configured": data_types.Configured, "ConfigDifference": data_types.ConfigDifference,
     "TensorMap": data_types.TensorMap, "Graph": Graph, "Peers": data_types.Peers, "Values": data_types.Values,
 }  # fmt: skip
 

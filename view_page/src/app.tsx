@@ -2,6 +2,7 @@
 import { type ReactNode, useEffect, useMemo, useRef } from "react";
 import { Canvas } from "./canvas";
 import { Checked } from "./checked";
+import { Configuration } from "./configuration";
 import { Shape, Symbol } from "./icons";
 import { type Match, mappingFile, readMapping } from "./mapping";
 import { Monitor } from "./monitor";
@@ -48,6 +49,7 @@ export function App(): ReactNode {
       {message && <div className="message" role="alert">{message} <button className="link" onClick={() => useStore.setState({ message: "" })}>{say("close")}</button></div>}
       <div className="main" role="tabpanel" id={`panel-${tab}`} aria-labelledby={`tab-${tab}`}>
         {tab === "summary" && <Summary />}
+        {tab === "configuration" && <Configuration />}
         {tab === "checked" && <Checked />}
         {tab === "graph" && <GraphTab searchBox={searchBox} canvas={canvas} />}
         {tab === "overview" && <Overview />}

@@ -251,6 +251,45 @@ export interface CheckedDump {
   command: string;
 }
 
+export interface ConfigSection {
+  name: string;
+  compared: number;
+  different: number;
+  matter: number;
+  unknown: Said;
+}
+
+export type Degree = "yes" | "maybe" | "no";
+
+export interface ConfigDifference {
+  section: string;
+  path: string;
+  golden_path: string | null;
+  target: string | null;
+  golden: string | null;
+  only_on: string | null;
+  severity: "error" | "warning" | "info";
+  count: number;
+  ranks: number[];
+  message: Said;
+  explains: Degree | null;
+  because: Said;
+}
+
+/** The configurations of the two runs, compared; differences that explain the fault come first. */
+export interface Configured {
+  ranks: number;
+  sections: ConfigSection[];
+  different: number;
+  differences: ConfigDifference[];
+}
+
+/** What the manifest of a single run says of one part of its configuration. */
+export interface Fact {
+  name: string;
+  value: string;
+}
+
 export interface ViewData {
   format: string;
   version: number;
@@ -267,6 +306,8 @@ export interface ViewData {
   tensors: TensorMap[];
   monitor?: Dashboard | null;
   checked?: CheckedDump[];
+  configured?: Configured | null;
+  manifest?: Fact[];
   commands: Record<string, string>;
   notes: Said[];
 }

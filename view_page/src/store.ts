@@ -7,14 +7,15 @@ import { type Said, worded, wordedWithLevels } from "./findings";
 import { type Language, type TextKey, text } from "./texts";
 import { type PhaseChoice, Tree, type Verdict } from "./tree";
 
-export type Tab = "summary" | "checked" | "graph" | "overview" | "monitor" | "trends" | "tensors";
+export type Tab = "summary" | "checked" | "configuration" | "graph" | "overview" | "monitor" | "trends" | "tensors";
 const TABS: Tab[] = ["summary", "graph", "overview", "trends", "tensors"];
 
 /** What there is to look at: a monitor's files have no graphs, and a server sends their lines one by one. */
 export function tabsOf(data: ViewData): Tab[] {
   const monitor: Tab[] = data.monitor ? ["monitor"] : [];
   const checked: Tab[] = data.checked?.length ? ["checked"] : [];
-  if (data.units.length > 0) return ["summary", ...checked, ...TABS.slice(1, 3), ...monitor, ...TABS.slice(3)];
+  const configured: Tab[] = data.configured ? ["configuration"] : [];
+  if (data.units.length > 0) return ["summary", ...configured, ...checked, ...TABS.slice(1, 3), ...monitor, ...TABS.slice(3)];
   return ["summary", ...checked, ...monitor, ...(data.trends.length > 0 || !(data.monitor || checked.length) ? ["trends" as const] : [])];
 }
 

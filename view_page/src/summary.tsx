@@ -2,6 +2,7 @@
 import type { ReactNode } from "react";
 import { type Culprit, type ViewData, show } from "./data";
 import { HeatOverview } from "./overview";
+import { Manifest } from "./configuration";
 import { Command, Name, Over, Strength } from "./parts";
 import { Shape } from "./icons";
 import { withoutLevel, word } from "./findings";
@@ -44,6 +45,9 @@ export function Summary(): ReactNode {
           {data.kind === "monitor" && data.trends.length > 0 && (
             <>{" "}<button className="button" data-testid="show-trend" onClick={() => useStore.setState({ tab: "trends", trend: null })}>{say(verdict.state === "fault" ? "showTrend" : "exploreTrends")}</button></>
           )}
+          {data.configured?.sections.some(({ matter }) => matter > 0) ? (
+            <><button className="button strong" data-testid="show-configuration" onClick={() => useStore.setState({ tab: "configuration" })}>{say("exploreConfiguration")}</button>{" "}</>
+          ) : null}
           {data.checked?.length ? (
             <><button className="button strong" data-testid="show-checked" onClick={() => useStore.setState({ tab: "checked" })}>{say("exploreChecked")}</button>{" "}</>
           ) : null}
@@ -54,7 +58,7 @@ export function Summary(): ReactNode {
       </section>
       <div className="summary-columns">
         <div>
-          {first ? <CulpritCard culprit={first} number={1} main /> : <><Checks /><Sides /></>}
+          {first ? <CulpritCard culprit={first} number={1} main /> : <><Checks /><Sides /><Manifest /></>}
           {others.length > 0 && (
             <section>
               <h2 className="section">{say("otherSuspects")}</h2>
@@ -69,7 +73,7 @@ export function Summary(): ReactNode {
               <HeatOverview small />
             </section>
           )}
-          {first && <><Checks /><Sides /></>}
+          {first && <><Checks /><Sides /><Manifest /></>}
           {data.notes.length > 0 && (
             <section className="card"><h2>{say("notes")}</h2><ul className="notes">{data.notes.map((note, i) => <li key={i}>{read(note)}</li>)}</ul></section>
           )}

@@ -5,6 +5,7 @@ export type Language = "en" | "zh";
 const TEXTS = {
   summary: ["Summary", "结论"],
   checked: ["API checks", "API 检查"],
+  configuration: ["Configuration", "配置"],
   graph: ["Graph", "模型图"],
   overview: ["Overview", "总览"],
   monitor: ["Monitor", "监控"],
@@ -158,8 +159,8 @@ const TEXTS = {
   nothingSelected: ["Select a node to see its values.", "选择一个节点以查看其数值。"],
   keys: ["Keys", "快捷键"],
   keysText: [
-    "/ search · n next difference · p previous · arrows move · Enter open or close · Esc let go · f fit · s side by side · 1 to 5 views",
-    "/ 搜索 · n 下一处差异 · p 上一处差异 · 方向键移动 · Enter 展开或折叠 · Esc 取消 · f 适应窗口 · s 并排 · 1 到 5 切换视图",
+    "/ search · n next difference · p previous · arrows move · Enter open or close · Esc let go · f fit · s side by side · 1 to 9 views",
+    "/ 搜索 · n 下一处差异 · p 上一处差异 · 方向键移动 · Enter 展开或折叠 · Esc 取消 · f 适应窗口 · s 并排 · 1 到 9 切换视图",
   ],
   close: ["Close", "关闭"],
   name: ["Name", "名称"],
@@ -294,6 +295,46 @@ const TEXTS = {
   dataType: ["dtype", "dtype"],
   shape: ["shape", "形状"],
   file: ["file", "文件"],
+  exploreConfiguration: ["Compare the configurations", "查看配置差异"],
+  configHeadDiffer: ["{0} settings differ that can change results", "{0} 项可能影响结果的设置不同"],
+  configHeadDifferOne: ["1 setting differs that can change results", "1 项可能影响结果的设置不同"],
+  configHeadAgree: ["No setting differs that can change results", "没有可能影响结果的设置差异"],
+  configHint: ["Compared by the manifests of {0} ranks: {1} settings.", "根据 {0} 个 rank 的 manifest 比对了 {1} 项设置。"],
+  configHintOne: ["Compared by the manifests of both runs: {0} settings.", "根据两次运行的 manifest 比对了 {0} 项设置。"],
+  configNone: ["No setting differs.", "没有差异。"],
+  configMore: ["The first {0} of {1} differences are listed.", "列出 {1} 处差异中的前 {0} 处。"],
+  configFiltered: ["No difference is in these sections.", "这些部分没有差异。"],
+  harmless: ["changes no result", "不影响结果"],
+  showHarmless: ["Show those that change no result", "显示不影响结果的差异"],
+  explainsColumn: ["Explains the fault", "能否解释问题"],
+  explainsOf_yes: ["explains it", "可以解释"],
+  explainsOf_maybe: ["may explain it", "可能解释"],
+  explainsOf_no: ["does not", "不能解释"],
+  settingColumn: ["Setting", "设置"],
+  sectionColumn: ["Section", "部分"],
+  sectionsOf: ["Sections", "各部分"],
+  equalCount: ["{0} equal", "{0} 项相同"],
+  differentCount: ["{0} different", "{0} 项不同"],
+  notCompared: ["not compared", "未比对"],
+  inPlaces: ["in {0} places", "共 {0} 处"],
+  notSet: ["not set", "未设置"],
+  manifestTitle: ["How it was configured", "运行配置"],
+  sectionOf_framework: ["framework", "框架"],
+  sectionOf_libraries: ["libraries", "依赖库"],
+  sectionOf_device: ["device", "设备"],
+  sectionOf_environment: ["environment", "环境变量"],
+  sectionOf_switches: ["switches", "开关"],
+  sectionOf_model: ["model", "模型"],
+  sectionOf_models: ["models", "模型"],
+  sectionOf_parameters: ["parameters", "参数"],
+  sectionOf_optimizer: ["optimizer", "优化器"],
+  sectionOf_optimizers: ["optimizers", "优化器"],
+  sectionOf_parallel: ["parallelism", "并行"],
+  sectionOf_random: ["random states", "随机状态"],
+  sectionOf_data: ["data", "数据"],
+  sectionOf_settings: ["settings", "设置"],
+  sectionOf_weights: ["weights", "权重"],
+  sectionOf_program: ["program", "程序"],
 } satisfies Record<string, [string, string]>;
 
 export type TextKey = keyof typeof TEXTS;
@@ -306,4 +347,9 @@ export function text(language: Language, key: TextKey, ...values: (string | numb
 /** What quantities of a monitor are called, as far as they are known. */
 export const TEXTS_OF_QUANTITIES: Record<string, TextKey | undefined> = Object.fromEntries(
   Object.keys(TEXTS).filter((key) => key.startsWith("quantityOf_")).map((key) => [key.slice("quantityOf_".length), key as TextKey]),
+);
+
+/** What sections of a configuration are called, as far as they are known. */
+export const TEXTS_OF_SECTIONS: Record<string, TextKey | undefined> = Object.fromEntries(
+  Object.keys(TEXTS).filter((key) => key.startsWith("sectionOf_")).map((key) => [key.slice("sectionOf_".length), key as TextKey]),
 );
