@@ -17,7 +17,7 @@ _HARMLESS_VARIABLE = re.compile(
 _HARMLESS_SETTING = re.compile(
     r"(^|[_./-])(path|paths|dir|dirs|directory|folder|file|files|filename|name_or_path|hostname|host|hosts|ip|addr|"
     r"address|port|log|logs|logging|logger|log_level|log_interval|log_every|verbose|tensorboard|wandb|swanlab|mlflow|"
-    r"profile|profiler|profiling|timeout|save|save_freq|save_interval|save_total_limit|output|experiment_name|exp_name|"
+    r"profile|profiler|profiling|timeout|save|save_freq|save_interval|save_total_limit|output|out|outdir|dump|dumps|experiment_name|exp_name|"
     r"project_name|run_name|job_name|job_id|run_id|trial_name|local_rank|node_rank|global_rank|rdzv_id|rdzv_endpoint|"
     r"master_addr|master_port|print_freq|report_to|push_to_hub|hub_token|cache|cache_dir|"
     r"transformers_version|_commit_hash|architectures|id2label|label2id|timestamp|date|user)($|[./-])",
