@@ -25,6 +25,7 @@ _MASKS = {"masked_fill", "where", "tril", "triu", "masked_scatter"}
 _MASK_PLACES = re.compile(r"(mask|is_causal|fill_value)")
 _EPSILON_PLACES = re.compile(r"(^|\.)(eps|epsilon)$")
 _SCALE_PLACES = re.compile(r"(^|\.)(scale|scaling|alpha|beta|value|temperature)$")
+_DROP_PLACES = re.compile(r"\.(dropout_p|dropout|drop_prob|attn_dropout|keep_prob)$")
 _NORMS = re.compile(r"norm", re.IGNORECASE)
 _STEADY = 2e-3
 """Maximum spread of the ratios of several statistics to count as one factor, relative to the factor's distance from
@@ -57,6 +58,8 @@ def kind_of(source: Source, own: pl.DataFrame, parents: list[str], *, is_first_s
     by_argument = _of_argument(own, api, parents)
     if by_argument is not None:
         return by_argument
+    if node["phase"] == Phase.FORWARD.value and _drops(own):
+        return FaultKind.RANDOMNESS
     return _of_values(node, own, api)
 
 
@@ -106,6 +109,12 @@ def _of_argument(own: pl.DataFrame, api: str, parents: list[str]) -> FaultKind |
     if api in {"__mul__", "mul", "mul_", "__truediv__", "div"} or any(_SCALE_PLACES.search(place) for place in places):
         return FaultKind.SCALE
     return FaultKind.ARGUMENT
+
+
+def _drops(own: pl.DataFrame) -> bool:
+    """Whether a call drops values at random, by an argument that says so, such as ``dropout_p`` of fused attention."""
+    names_of_drops = pl.col("name_target").str.contains(_DROP_PLACES.pattern)
+    return own.filter("is_argument", names_of_drops, pl.col("max_golden") > 0).height > 0
 
 
 def _of_values(node: Node, own: pl.DataFrame, api: str) -> FaultKind:
