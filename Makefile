@@ -95,6 +95,7 @@ $(LOWEST_READY): $(PROJECTS) constraints-lowest.txt
 	touch $@
 
 # Train a small Llama twice, the second time with a fault planted deep inside, locate it, and write a page that shows it.
+# Then train it with another base of the rotary embedding: the manifests of the runs name the setting that explains the fault.
 demo: $(READY)
 	rm -rf $(DEMO)
 	$(BIN)/python examples/demo/train.py --dump $(DEMO)/golden --calibrate
@@ -102,6 +103,8 @@ demo: $(READY)
 	$(BIN)/msprobe compare -tp $(DEMO)/target/step0 -gp $(DEMO)/golden/step0 -o $(DEMO)/result; test $$? -eq 1
 	$(BIN)/msprobe calibrate $(DEMO)/golden
 	$(BIN)/msprobe locate $(DEMO)/target $(DEMO)/golden -o $(DEMO)/result; test $$? -eq 1
+	$(BIN)/python examples/demo/train.py --dump $(DEMO)/other --rope-base 500000
+	$(BIN)/msprobe locate $(DEMO)/other $(DEMO)/golden -o $(DEMO)/other_result; test $$? -eq 1
 	$(BIN)/msprobe view $(DEMO)/result -o $(DEMO)/result/view.html
 
 # Compare the same small Llama in PyTorch and in MindSpore: the two agree without a fault, and a planted fault is located.

@@ -2,6 +2,7 @@
 
 python examples/demo/train.py --dump demo_output/golden --calibrate
 python examples/demo/train.py --dump demo_output/target --fault
+python examples/demo/train.py --dump demo_output/other --rope-base 500000
 """
 
 import argparse
@@ -16,8 +17,8 @@ BATCH_SIZE, SEQUENCE_LENGTH = 4, 128
 FAULTY_LAYER = 4
 
 
-def build_model() -> LlamaForCausalLM:
-    """Return a Llama with random weights, one token per byte."""
+def build_model(rope_base: float) -> LlamaForCausalLM:
+    """Return a Llama with random weights, one token per byte, whose rotary embedding has this base."""
     return LlamaForCausalLM(
         LlamaConfig(
             vocab_size=256,
@@ -27,6 +28,7 @@ def build_model() -> LlamaForCausalLM:
             num_attention_heads=8,
             num_key_value_heads=4,
             max_position_embeddings=SEQUENCE_LENGTH,
+            rope_parameters={"rope_type": "default", "rope_theta": rope_base},
         )
     )
 
@@ -60,11 +62,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dump", required=True, help="directory for the dump")
     parser.add_argument("--fault", action="store_true", help="plant a wrong epsilon in one layer")
+    parser.add_argument("--rope-base", type=float, default=10000.0, help="of the rotary embedding (%(default)s)")
     parser.add_argument("--calibrate", action="store_true", help="repeat the step with other last digits")
     arguments = parser.parse_args()
 
     seed_all(seed=1234, mode=True)
-    model = build_model()
+    model = build_model(arguments.rope_base)
     if arguments.fault:
         print("planted a fault in", plant_fault(model))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
