@@ -38,8 +38,15 @@ def is_harmless_variable(name: str) -> bool:
 
 
 def severity_of_setting(name: str, severity: Severity) -> Severity:
-    """Return the severity of a difference of a setting: that given, or the lowest if it cannot change results."""
-    harmless = _HARMLESS_SETTING.search(name) or _HARMLESS_ENDS.search(name.rpartition(".")[2].rpartition("/")[2])
+    """Return the severity of a difference of a setting: that given, or the lowest if it cannot change results.
+
+    An argument of a program that has a position and no name says which files, as a rule; what is in them has settings.
+    """
+    harmless = (
+        name.isdecimal()
+        or _HARMLESS_SETTING.search(name)
+        or _HARMLESS_ENDS.search(name.rpartition(".")[2].rpartition("/")[2])
+    )
     return Severity.INFO if harmless else severity
 
 
