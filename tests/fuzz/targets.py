@@ -127,6 +127,23 @@ def _pair(directory: Path) -> None:
             write_dump(directory / side / "step0" / f"rank{rank}", record, parents={}, stacks={})
 
 
+def _configured(directory: Path) -> None:
+    import manifests
+
+    _pair(directory)
+    for side, lr in (("target", 0.1), ("golden", 0.2)):
+        model = manifests.model_of(("head", "torch.nn.Linear", {"bias": True, "p": lr}), rope_theta=10000.0)
+        for rank in range(2):
+            content = manifests.manifest((model,), lr=lr, environment={"NCCL_ALGO": "Ring"}, tf32=False)
+            manifests.write_beside(directory / side / "step0" / f"rank{rank}", content)
+
+
+def _use_configured(directory: Path) -> None:
+    command("locate", "{}/target", "{}/golden", "-o", "{}/out", "--overwrite")(directory)
+    command("view", "{}/out", "-o", "{}/out/x.html")(directory)
+    command("view", "{}/target", "-o", "{}/out/y.html")(directory)
+
+
 def _results(directory: Path) -> None:
     _pair(directory)
     target, golden = str(directory / "target"), str(directory / "golden")
@@ -144,6 +161,7 @@ def _use_results(directory: Path) -> None:
     for tables in ("result", "sheets"):
         command("merge_result", "-i", f"{{}}/{tables}", "-o", "{}/out", "-config", "{}/asked/merge.yaml")(directory)
     command("view", "{}/result", "-o", "{}/out/x.html")(directory)
+    one("locate.json")(directory / "result")
     command("compare", "-i", "{}/asked/compare.json", "-o", "{}/out")(directory)
     command("compare", "-tp", "{}/target", "-gp", "{}/golden", "-o", "{}/result", "--resume")(directory)
 
@@ -637,6 +655,7 @@ TARGETS = {
         one("layouts.yaml"),
     ),
     "post processing": Target(["compare/post_processing"], _post_processing, _use_post_processing, "*.yaml"),
+    "configurations": Target(["store/manifest_file"], _configured, _use_configured, "*/step0/*/manifest.json"),
     "noise": Target(
         ["judge/noise/profile"],
         _noise,
@@ -652,6 +671,7 @@ TARGETS = {
             "report/summary",
             "view/inputs",
             "view/suspects",
+            "locate/explain",
             "store/results",
             "cli/compare",
         ],

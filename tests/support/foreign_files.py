@@ -1,5 +1,6 @@
 """Every reader of files that others may have written, by the name that such a file has."""
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -111,8 +112,12 @@ def _table(path):
 
 
 def _location(path):
+    from msprobe_core.errors import MsprobeError
+    from msprobe_core.locate.explain import read_located
     from msprobe_core.view.suspects import read_location
 
+    with contextlib.suppress(MsprobeError):
+        read_located(path)
     read_location(path)
 
 
