@@ -189,9 +189,10 @@ class ManifestRecording(Feature):
         try:
             yield
         except BaseException as error:  # noqa: BLE001  # of plugins, frameworks and disks
-            self._note(what, kept(error))
+            kept(error)  # raises what must reach the program
+            self._note(what, error)
 
-    def _note(self, what: str, error: Exception) -> None:
+    def _note(self, what: str, error: BaseException) -> None:
         note = f"{what}: {reason_of(error)}"
         if note in self._notes:
             return
@@ -211,7 +212,7 @@ def _watch_of(framework: object) -> Callable[..., Removable] | None:
 class _RowWatcher:
     """Begins to hash the rows of the inputs of the outermost modules; implements `CallWatcher`."""
 
-    def __init__(self, framework: DescribingFramework, note: Callable[[str, Exception], None]) -> None:
+    def __init__(self, framework: DescribingFramework, note: Callable[[str, BaseException], None]) -> None:
         self._framework = framework
         self._is_tensor = cast("Any", framework).is_tensor
         self._note = note
@@ -249,7 +250,8 @@ class _RowWatcher:
         except UserCodeError as error:
             raise error.error from None  # into the training, which it is of
         except BaseException as error:  # noqa: BLE001  # arguments are objects of the program
-            self._note("data", kept(error))
+            kept(error)
+            self._note("data", error)
 
     def after(self, stem: str) -> None:
         """Do nothing."""
