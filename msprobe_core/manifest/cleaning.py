@@ -36,10 +36,7 @@ def cleaned_optimizers(optimizers: tuple[Optimizer, ...]) -> tuple[Optimizer, ..
 
 def cleaned_settings(settings: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """Return settings without secrets among them."""
-    return {
-        NOT_KEPT if is_secret_text(name) else name: cleaned(name, value)
-        for name, value in settings.items()
-    }  # fmt: skip
+    return {NOT_KEPT if is_secret_text(name) else name: cleaned(name, value) for name, value in settings.items()}
 
 
 def _model(model: Model) -> Model:

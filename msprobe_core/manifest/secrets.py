@@ -110,6 +110,7 @@ def is_secret_name(name: str) -> bool:
     return bool(words & (_ALWAYS | _OFTEN)) or _has_pair(name)
 
 
+@lru_cache(maxsize=1 << 12)
 def is_secret_text(text: str) -> bool:
     """Whether some part of a text has the form of a secret."""
     return _is_secret_text(text, frozenset())

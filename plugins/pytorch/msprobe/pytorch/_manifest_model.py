@@ -135,7 +135,7 @@ def own_settings(module: nn.Module) -> dict[str, Scalar]:
     """Return the scalars among a module's attributes, and what its text representation shows besides."""
     found: dict[str, Scalar] = {}
     for name, value in module.__dict__.items():
-        if name.startswith("_") or name in _NOT_SETTINGS:
+        if name[:1] == "_" or name in _NOT_SETTINGS:
             continue
         if isinstance(value, _SETTING_TYPES):
             is_setting, scalar = scalar_of(value)
