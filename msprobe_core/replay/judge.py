@@ -18,7 +18,7 @@ In addition to the norm, each element is judged separately, so that a few wrong 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
@@ -152,17 +152,18 @@ class _NumberJudge:
         own, disturbed = _own_and_disturbed(path, replays)
         self._wide = "complex128" if oracle.dtype.kind == "c" else "float64"
         self._path, self._recorded, self._roundoff = path, recorded, replays.roundoff
-        values, oracle = recorded.values.astype(self._wide), oracle.astype(self._wide)
+        values, oracle = recorded.values, oracle.astype(self._wide, copy=False)
         self._bad = num_not_finite(values, oracle, own, recorded.dtype)
         self._num_strange_of_own = 0 if own is None else num_not_finite(own, oracle, None, recorded.dtype)
         finite = np.isfinite(values) & np.isfinite(oracle)
         for each in (*disturbed, *(() if own is None else (own,))):
             finite &= np.isfinite(each)
-        self._finite, self._oracle = finite, oracle[finite]
+        self._finite, self._are_all_finite = finite, bool(finite.all())
+        self._oracle = self._picked(oracle)
         self._scale = norm_of(self._oracle)
         self._allowance = _Allowance.of(
-            self._oracle, None if own is None else own[finite].astype(self._wide),
-            [each[finite] for each in disturbed], recorded.dtype, replays,
+            self._oracle, None if own is None else self._picked(own).astype(self._wide, copy=False),
+            (self._picked(each) for each in disturbed), recorded.dtype, replays,
         )  # fmt: skip
         self._amplification = None
         if replays.roundoff and self._scale:
@@ -205,8 +206,12 @@ class _NumberJudge:
 
     def _errors(self, values: Array) -> tuple[float, Array]:
         """Return the norm of the error, and the error of each finite element divided by its allowance."""
-        error = np.abs(values.astype(self._wide)[self._finite] - self._oracle)
+        error = np.abs(self._picked(values).astype(self._wide, copy=False) - self._oracle)
         return norm_of(error), error / self._allowance.elements
+
+    def _picked(self, values: Array) -> Array:
+        """Return the elements that are finite everywhere, not copied if possible; they are not written to."""
+        return np.ravel(values) if self._are_all_finite else values[self._finite]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,11 +225,16 @@ class _Allowance:
     elements: Array
 
     @classmethod
-    def of(cls, oracle: Array, own: Array | None, disturbed: list[Array], dtype: str, replays: Replays) -> _Allowance:
+    def of(
+        cls, oracle: Array, own: Array | None, disturbed: Iterable[Array], dtype: str, replays: Replays
+    ) -> _Allowance:
         roundoff = max(UNIT_ROUNDOFF.get(dtype, 2.0**-24), replays.result_roundoff)
         tiny = SUBNORMAL.get(dtype, 2.0**-9)
-        changes = [np.abs(each - oracle) for each in disturbed]
-        condition = max((norm_of(change) for change in changes), default=0.0)
+        condition, largest = 0.0, None
+        for each in disturbed:  # one at a time: a large call has outputs of gigabytes
+            change = np.abs(each - oracle)
+            condition = max(condition, norm_of(change))
+            largest = change if largest is None else np.maximum(largest, change, out=largest)
         of_own = None if own is None else np.abs(own - oracle)
         last_digit = rounding = FACTOR * max(
             0.0 if of_own is None else norm_of(of_own), ROUNDING * roundoff * norm_of(oracle)
@@ -235,10 +245,11 @@ class _Allowance:
         rounding += tiny * np.sqrt(oracle.size)
         spread = rounding / np.sqrt(max(oracle.size, 1))
         elements = roundoff * np.abs(oracle) + spread + tiny
-        for change in changes:
-            elements = np.maximum(elements, spread + tiny + change)
+        if largest is not None:  # rounding is monotonic: this is the largest of what each of them would allow
+            largest += spread + tiny
+            np.maximum(elements, largest, out=elements)
         if of_own is not None:
-            elements = elements + of_own
+            elements += of_own
         return cls(
             own=None if of_own is None else norm_of(of_own), rounding=float(rounding), last_digit=last_digit,
             condition=condition, elements=elements,
