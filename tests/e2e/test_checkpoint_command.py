@@ -1,0 +1,101 @@
+"""msprobe checkpoint on files of real libraries: a sound conversion is the same model, a planted bug is named."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from megatron_layout import shape_of, write_megatron
+
+from msprobe_core.cli import main
+
+UP = "model.layers.1.mlp.up_proj.weight"
+
+
+@pytest.fixture(scope="module")
+def config():
+    return transformers.LlamaConfig(
+        hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=8, num_key_value_heads=4,
+        vocab_size=160, tie_word_embeddings=False,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def model(config):
+    torch.manual_seed(3)
+    return transformers.LlamaForCausalLM(config)
+
+
+@pytest.fixture(scope="module")
+def saved(model, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("hf")
+    model.save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture
+def run(capsys):
+    def run(*words):
+        with pytest.raises(SystemExit) as ended:
+            main(["checkpoint", *map(str, words)])
+        said = capsys.readouterr()
+        return ended.value.code, said.out, said.err
+
+    return run
+
+
+@pytest.mark.parametrize(("tp", "pp"), [(1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (4, 2)])
+def test_every_layout_of_megatron_is_the_same_model(run, model, config, saved, tmp_path, tp, pp):
+    write_megatron(model.state_dict(), tmp_path / "m", shape_of(config), tp=tp, pp=pp)
+    code, out, _ = run("compare", tmp_path / "m", saved)
+    assert (code, "the same model" in out) == (0, True)
+    code, out, _ = run("compare", saved, tmp_path / "m")
+    assert code == 0
+
+
+def test_a_cast_is_the_same_model_unless_strict(run, model, saved, tmp_path):
+    torch.save({name: value.bfloat16() for name, value in model.state_dict().items()}, tmp_path / "half.pt")
+    assert run("compare", tmp_path / "half.pt", saved)[0] == 0
+    assert run("compare", "--strict", tmp_path / "half.pt", saved)[0] == 1
+
+
+def test_a_wrong_tensor_is_named_and_written(run, model, saved, tmp_path):
+    torch.save(model.state_dict() | {UP: model.state_dict()[UP] * 0}, tmp_path / "bad.pt")
+    code, out, _ = run("compare", tmp_path / "bad.pt", saved, "-o", tmp_path / "out")
+    assert code == 1
+    assert f"{UP}: uninitialised" in out
+    assert (tmp_path / "out" / "checkpoint_compare.json").exists()
+    assert (tmp_path / "out" / "checkpoint_compare.csv").exists()
+
+
+def test_fingerprints_stand_for_checkpoints(run, model, config, saved, tmp_path):
+    write_megatron(model.state_dict(), tmp_path / "m", shape_of(config), tp=2, pp=2)
+    golden = tmp_path / "hf.fingerprint.arrow"
+    assert run("fingerprint", saved, "-o", golden)[0] == 0
+    code, out, _ = run("compare", tmp_path / "m", golden)
+    assert (code, "the same model" in out) == (0, True)
+    torch.save(model.state_dict() | {UP: model.state_dict()[UP] * 2}, tmp_path / "bad.pt")
+    code, out, _ = run("compare", tmp_path / "bad.pt", golden)
+    assert code == 1
+    assert f"{UP}: scaled" in out
+
+
+def test_inspect_and_resume(run, saved):
+    code, out, _ = run("inspect", saved)
+    assert (code, "safetensors" in out) == (0, True)
+    assert run("inspect", saved, "--json")[0] == 0
+    assert run("resume", saved, saved)[0] == 0
+
+
+def test_what_cannot_be_read_is_an_error(run, saved, tmp_path):
+    code, _, err = run("compare", tmp_path / "missing", saved)
+    assert code == 2
+    assert "missing" in err
+    foreign = tmp_path / "out" / "checkpoint_compare.json"
+    foreign.parent.mkdir()
+    foreign.write_text("{}")
+    assert run("compare", saved, saved, "-o", foreign.parent)[0] == 2
+    assert foreign.read_text() == "{}"
+    bad = tmp_path / "map.yaml"
+    bad.write_text("[1, 2]")
+    assert run("compare", saved, saved, "--map", bad)[0] == 2
