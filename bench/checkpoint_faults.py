@@ -1,0 +1,85 @@
+"""Which bugs of conversions `msprobe checkpoint compare` names, and whether sound conversions are the same model.
+
+python bench/checkpoint_faults.py
+
+Plants every bug of `tests/support/checkpoint_bugs.py` into weights that look trained, saves both sides as safetensors,
+and prints a table. Sound conversions to Megatron's layout are checked for each number of ranks.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from safetensors.numpy import save_file
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+
+import json
+
+import checkpoint_bugs as bugs
+from megatron_layout import Shape, write_megatron
+
+from msprobe_core.checkpoint.compare import compare_checkpoints
+from msprobe_core.checkpoint.opening import open_checkpoint
+
+
+def saved(arrays: bugs.Arrays, directory: Path) -> Path:
+    """Write a checkpoint as transformers does; return its directory."""
+    directory.mkdir(parents=True)
+    save_file({name: values.copy() for name, values in arrays.items()}, directory / "model.safetensors")
+    (directory / "config.json").write_text(json.dumps(bugs.SETTINGS))
+    return directory
+
+
+def planted(directory: Path) -> float:
+    """Print each bug with the class it got; return the share that was right."""
+    right = 0
+    for number, bug in enumerate(bugs.BUGS):
+        arrays = bug.model()
+        bad = dict(arrays)
+        bug.plant(bad)
+        paths = [saved(each, directory / f"{number}" / side) for side, each in (("t", bug.convert(bad)), ("g", arrays))]
+        found = compare_checkpoints(*map(open_checkpoint, paths)).differing
+        names = {row.relation.value for row in found}
+        is_right = names == {bug.relation.value} and all(any(t in row.key for t in bug.tensors) for row in found)
+        right += is_right
+        print(f"{'right' if is_right else 'WRONG':6} {bug.name:40} {', '.join(sorted(names))}")
+    return right / len(bugs.BUGS)
+
+
+def sound(directory: Path) -> int:
+    """Print sound conversions that are not the same model; return the number of conversions."""
+    shape = Shape(bugs.HEADS, bugs.GROUPS, bugs.HEAD_DIM)
+    count = 0
+    for model, (tp, pp, ep) in itertools.product(
+        (bugs.llama, bugs.qwen_moe), itertools.product((1, 2, 4), (1, 2), (1, 2))
+    ):
+        if ep > 1 and model is bugs.llama:
+            continue
+        arrays = model(num_layers=2)
+        name = f"{model.__name__} tp{tp} pp{pp} ep{ep}"
+        golden = saved(arrays, directory / name / "hf")
+        state = {key: torch.from_numpy(values.copy()) for key, values in arrays.items()}
+        write_megatron(state, directory / name / "megatron", shape, tp=tp, pp=pp, ep=ep)
+        found = compare_checkpoints(open_checkpoint(directory / name / "megatron"), open_checkpoint(golden))
+        count += 1
+        print(f"{'same' if found.is_same_model else 'DIFFERENT':10} {name}: {found.headline}")
+        for row in found.differing[:3]:
+            print(f"    {row.name} {row.golden_name}: {row.relation.value}, {row.proof}")
+    return count
+
+
+def main() -> None:
+    """Print both tables."""
+    with tempfile.TemporaryDirectory() as place:
+        share = planted(Path(place) / "planted")
+        count = sound(Path(place) / "sound")
+    print(f"{len(bugs.BUGS)} planted bugs, {share:.0%} with the right class; {count} sound conversions")
+
+
+if __name__ == "__main__":
+    main()
