@@ -100,7 +100,7 @@ def compare_pair(
         target: The target.
         golden: The golden tensor.
         workspace: Buffers.
-        measures: Whether to measure tensors that are neither equal nor cast; else only their inequality is told.
+        measures: Whether to measure tensors that are neither equal nor cast; else only that they differ is reported.
 
     Raises:
         DumpError: one cannot be read.
