@@ -1,10 +1,8 @@
 """msprobe checkpoint on files of real libraries: a sound conversion is the same model, a planted bug is named."""
 
 import pytest
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
+import torch
+import transformers
 from megatron_layout import shape_of, write_megatron
 
 from msprobe_core.cli import main
