@@ -145,7 +145,7 @@ def as_bfloat16(values: Any, *, truncates: bool = False) -> tuple[Any, str]:
 
 
 def fused_qkv(arrays: Mapping[str, Any], layer: str, order: str = "groups") -> Any:
-    return found | {"model.norm.weight": 1 + trained(rng, HIDDEN), "lm_head.weight": trained(rng, VOCABULARY, HIDDEN)}
+    """Return queries, keys and values as one projection: ``groups`` as in Megatron, or ``parts``, one after another."""
     q, k, v = (arrays[f"{layer}self_attn.{part}_proj.weight"] for part in "qkv")
     if order == "parts":
         return np.concatenate([q, k, v])
