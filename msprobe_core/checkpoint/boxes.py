@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from msprobe_core.checkpoint.contents import LogicalTensor, Piece
 from msprobe_core.protocols.storage import TensorSource
+from msprobe_core.store.joined_tensor import JoinedTensor
 from msprobe_core.store.tensor_source import HeldTensor, StoredTensor, read_whole
 from msprobe_core.store.tensor_values import widen
 
@@ -116,8 +117,59 @@ def part_of(source: TensorSource, box: Box) -> TensorSource:
         # A checksum is that of the whole storage, which would be read for each box.
         storage = replace(source.storage, crc=None)
         return replace(source, shape=box.sizes, offset=offset, storage=storage)
-    place = tuple(slice(begin, begin + size) for begin, size in zip(box.begin, box.sizes, strict=True))
-    return HeldTensor(read_whole(source)[place], source.dtype)
+    if isinstance(source, _Part):
+        begin = tuple(a + b for a, b in zip(source.box.begin, box.begin, strict=True))
+        return _Part(source.source, Box(begin, box.sizes))
+    return _Part(source, box)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A box of a source that is not one range of bytes; it is read when its elements are needed."""
+
+    source: TensorSource
+    box: Box
+
+    @property
+    def shape(self) -> Corner:
+        """Its sizes."""
+        return self.box.sizes
+
+    @property
+    def dtype(self) -> str:
+        """Dtype of the source."""
+        return self.source.dtype
+
+    def chunks(self, num_elements: int) -> Iterator[Array]:
+        """Yield the elements in C order as vectors of at most ``num_elements``."""
+        yield from HeldTensor(self._values(), self.dtype).chunks(num_elements)
+
+    def _values(self) -> Array:
+        if isinstance(self.source, JoinedTensor) and (begin := self._first_of_run()) is not None:
+            found = list(_run_of(self.source, begin, math.prod(self.box.sizes)))
+            return np.concatenate(found) if found else np.empty(0, np.float32)
+        place = tuple(slice(begin, begin + size) for begin, size in zip(self.box.begin, self.box.sizes, strict=True))
+        return read_whole(self.source)[place]
+
+    def _first_of_run(self) -> int | None:
+        """Return the flat index of the first element if all follow one another in the source, else ``None``."""
+        whole = tuple(self.source.shape)
+        cut = next((dim for dim, size in enumerate(self.box.sizes) if size > 1), len(whole))
+        if self.box.sizes[cut + 1 :] != whole[cut + 1 :]:
+            return None
+        strides = [math.prod(whole[dim + 1 :]) for dim in range(len(whole))]
+        return sum(i * stride for i, stride in zip(self.box.begin, strides, strict=True))
+
+
+def _run_of(joined: JoinedTensor, begin: int, count: int) -> Iterator[Array]:
+    """Yield consecutive elements from the parts that have them."""
+    first = 0
+    for part in joined.parts:
+        low, high = max(begin, first), min(begin + count, first + part.numel)
+        if low < high:
+            flat = replace(part, shape=(part.numel,), strides=(1,)) if len(part.shape) != 1 else part
+            yield np.ravel(read_whole(part_of(flat, Box((low - first,), (high - low,)))))
+        first += part.numel
 
 
 def rows_of(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from checkpoint_bugs import BUGS, SETTINGS, as_bfloat16, held, llama, megatron
 
+from msprobe_core.checkpoint.boxes import Box, part_of
 from msprobe_core.checkpoint.compare import CheckpointOptions, compare_checkpoints
 from msprobe_core.checkpoint.contents import Piece
 from msprobe_core.checkpoint.fingerprints import (
@@ -21,7 +22,8 @@ from msprobe_core.checkpoint.similarity import similarity_of
 from msprobe_core.checkpoint.structure import Relation
 from msprobe_core.errors import DumpError
 from msprobe_core.report.checkpoint import write_comparison
-from msprobe_core.store.tensor_source import HeldTensor
+from msprobe_core.store.joined_tensor import JoinedTensor
+from msprobe_core.store.tensor_source import HeldTensor, Storage, StoredTensor, read_whole
 
 UP = "model.layers.1.mlp.up_proj.weight"
 GATED = {**SETTINGS, "swiglu": True}
@@ -193,3 +195,23 @@ def test_results_are_written(tmp_path):
     assert content["counts"]["uninitialised"] == 1
     assert content["tensors"][0]["name"] == UP
     assert paths[1].read_text().splitlines()[0].startswith("name,golden_name,class,")
+
+
+@pytest.mark.parametrize("begin", [(0, 0), (2, 0), (1, 3)])
+def test_boxes_of_tensors_in_several_parts_are_read_from_these(tmp_path, begin):
+    values = np.arange(60, dtype=np.float32).reshape(6, 10)
+    path = tmp_path / "parts.bin"
+    path.write_bytes(values.tobytes())
+    parts = [
+        StoredTensor(
+            name=path, storage=Storage(file=path, begin=4 * first, num_bytes=4 * 20), stored=np.dtype("<f4"),
+            dtype="float32", shape=(20,), strides=(1,),
+        )
+        for first in (0, 20, 40)
+    ]  # fmt: skip
+    joined = JoinedTensor(path, parts, (6, 10), "float32")
+    sizes = (3, 10 - begin[1])
+    found = read_whole(part_of(joined, Box(begin, sizes)))
+    assert np.array_equal(found, values[begin[0] : begin[0] + 3, begin[1] :])
+    inner = part_of(part_of(joined, Box(begin, sizes)), Box((1, 0), (1, 5)))
+    assert np.array_equal(read_whole(inner), values[begin[0] + 1 : begin[0] + 2, begin[1] : begin[1] + 5])
