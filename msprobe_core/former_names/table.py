@@ -17,8 +17,8 @@ CONFIG_CHECK: Final = (
     "whether two recorded runs begin with equal inputs and parameters"
 )
 PARSER: Final = (
-    "its commands are `msprobe show FILE` (pk), `msprobe show FILE --against OTHER` (vc, cn, and cad for directories) and "
-    "`msprobe parse -d PATH` (dc, pt)"
+    "its commands are `msprobe show FILE` (pk), `msprobe show FILE --against OTHER` (vc, cn, and cad for directories) "
+    "and `msprobe parse -d PATH` (dc, pt)"
 )
 OFFLINE_MODELS: Final = (
     "ONNX, OM, ATB and torchair dumps are not part of msprobe; keep mindstudio-probe in a virtual environment of its "

@@ -160,6 +160,9 @@ class StoredTensor:
             content: Any = np.empty(self.size_bytes, np.uint8)
             begin = 0
             with open_plain(self.storage.file) as file:
+                if self.is_contiguous and not has_sign:
+                    self._read_whole(file, content)
+                    return TensorContent(self.dtype, self.shape, memoryview(content))
                 for stored in self._stored_chunks(file, _READ_BYTES):
                     values = self._signed(stored) if has_sign else stored
                     content[begin : begin + values.nbytes] = _bytes_of(values)
@@ -202,6 +205,17 @@ class StoredTensor:
                 crc = crc32(_bytes_of(values), crc)
                 yield values
             self._check_crc(crc)
+
+    def _read_whole(self, file: FileIO, content: Any) -> None:
+        """Fill a vector of bytes with the elements of a contiguous tensor, and check them."""
+        if not content.size:
+            return
+        is_whole = content.size == self.storage.num_bytes
+        if not is_whole:
+            self._check_content(file)
+        self._read_into(file, self.offset, content)
+        if is_whole and self.storage.crc is not None:
+            self._check_crc(crc32(content))
 
     def _runs(self, file: FileIO, num_elements: int) -> Iterator[Array]:
         for begin in range(0, self.numel, num_elements):

@@ -231,8 +231,8 @@ def _written(
     return UnpackedTensor(
         status=Status.SOUND,
         file=str(place),
-        hash_before=digest_of(elements),
-        hash_after=digest_of(written),
+        hash_before=(before := digest_of(elements)),
+        hash_after=before if written is elements else digest_of(written),
         conversions=_conversions(tensor, elements, written),
         **known,
     )
