@@ -322,7 +322,7 @@ def _atb_place(file: SourceFile, content: FileContent, tensor: NamedTensor) -> _
         rank=rank,
         entry=f"{KERNEL}.{_joined(*name)}",
         role="input" if found is not None and found[1].casefold() == "in" else "output",
-        key=found[2] if found is not None else "0",
+        key="0" if found is None else f"internal{found[2]}" if found[1].casefold() == "internal" else found[2],
         call=0,
         order=tuple(name),
         file=file.path,

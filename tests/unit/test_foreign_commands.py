@@ -297,6 +297,32 @@ def test_dumps_of_operators_keep_their_inputs_and_outputs(run, tmp_path):
     ]  # fmt: skip
 
 
+def test_values_inside_of_an_operation_of_atb_are_not_its_outputs(run, tmp_path):
+    place = tmp_path / "atb" / "0_7" / "0" / "0_Add" / "after"
+    place.mkdir(parents=True)
+    for name in ("outtensor0", "internal_tensor0"):
+        (place / f"{name}.bin").write_bytes(atb(bytes(8), 0, (2,)))
+    assert run("convert", "--from", "atb", tmp_path / "atb", tmp_path / "b")[0] == 0
+    assert read_dump(tmp_path / "b" / "step0" / "rank0").frame["entry"].to_list() == ["Kernel.0_Add.0.forward"] * 2
+
+
+def test_values_of_kernels_of_mindspore(run, tmp_path):
+    for iteration in (0, 1):
+        place = tmp_path / "kernels" / "rank_3" / "Net" / "0" / str(iteration)
+        place.mkdir(parents=True)
+        for time, (side, slot) in enumerate((("input", 0), ("input", 1), ("output", 0))):
+            name = f"MatMul.Default_net-op0.0.0.170000000{time}.{side}.{slot}.DefaultFormat.float32.npy"
+            np.save(place / name, np.full((2, 2), slot, np.float32))
+    assert run("convert", "--from", "msnpy", tmp_path / "kernels", tmp_path / "run")[0] == 0
+    frame = read_dump(tmp_path / "run" / "step1" / "rank3").frame
+    call = "Kernel.Default_net-op0.0.0.forward"
+    assert frame["name"].to_list() == [f"{call}.input.0", f"{call}.input.1", f"{call}.output.0"]
+    assert frame["max"].to_list() == [0.0, 1.0, 0.0]
+    # A dump is shown and compared like any other directory of tensors.
+    code, out, _ = run("show", tmp_path / "run", "--against", tmp_path / "run")
+    assert (code, len(out.splitlines())) == (0, 7)
+
+
 def test_damaged_tensors_are_left_out_and_said(run, mixed, tmp_path):
     code, _, err = run("convert", "--from", "auto", mixed, tmp_path / "dump")
     assert code == 1
