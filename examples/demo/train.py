@@ -17,7 +17,7 @@ BATCH_SIZE, SEQUENCE_LENGTH = 4, 128
 FAULTY_LAYER = 4
 
 
-def build_model(rope_base: float) -> LlamaForCausalLM:
+def build_model(rope_base: float = 10000.0) -> LlamaForCausalLM:
     """Return a Llama with random weights, one token per byte, whose rotary embedding has this base."""
     return LlamaForCausalLM(
         LlamaConfig(
