@@ -54,7 +54,9 @@ def locate(**given: Any) -> int:
     from msprobe_core.locate import locate as search
     from msprobe_core.report.locate_file import check_location, write_location
     from msprobe_core.report.locate_text import print_location
+    from msprobe_core.store.layout import check_place
 
+    check_place(asked.output_path)
     if not asked.overwrites:
         check_location(asked.output_path)
     with progress_bar("looked at") as progress:

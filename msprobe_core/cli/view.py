@@ -80,11 +80,14 @@ def view(**given: Any) -> int:
     flags = ("is_served", "port", "overwrites", "allows_incomplete")
     is_served, port, overwrites, allows_incomplete = (given.pop(name) for name in flags)
     asked = Asked(**given)
+    from msprobe_core.store.layout import check_place
     from msprobe_core.view.graph_cache import GraphCache
     from msprobe_core.view.inputs import subject_of
     from msprobe_core.view.page_file import check_page
 
     path = page_path(asked.output_path)
+    if not is_served:
+        check_place(path.parent)
     if not is_served and not overwrites:
         check_page(path)
     subject = subject_of(asked.subject, asked.golden)

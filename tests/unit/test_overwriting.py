@@ -97,3 +97,12 @@ def test_commands_that_compute_refuse_before_they_do(line, result, run, runs, tm
     code, err = run(command, "--overwrite", *rest)
     assert code == 2  # since there is nothing to compute with
     assert "exists, and" not in err
+
+
+@pytest.mark.parametrize("command", ["locate", "view"])
+def test_a_place_that_cannot_be_written_is_refused_before_the_work(run, command, tmp_path):
+    """The runs do not exist either, which would be the error if they had been looked for first."""
+    (tmp_path / "file").touch()
+    code, said = run(command, "target", "golden", "-o", "file/out")
+    assert code == 2
+    assert said.startswith("msprobe: error: file/out: cannot be created (file is no directory)")
