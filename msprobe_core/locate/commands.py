@@ -35,7 +35,7 @@ def with_cause(suspect: Suspect, configuration: Configuration, target: Path, gol
     """
     if configuration.check.state is CheckState.UNKNOWN:
         return suspect
-    command = shlex.join(["msprobe", "config_check", "-c", str(target), str(golden)])
+    command = shlex.join(["msprobe", "config_check", "-c", str(golden), str(target)])
     of_data = _first_in(configuration, Section.DATA)
     of_random = _first_in(configuration, Section.RANDOM)
     advice = None

@@ -291,7 +291,7 @@ PARTS = {"given": EQUAL, "made": BEYOND}
 THETA = Finding(LocateCode.CONFIGURED, fields={"path": "config.rope_theta", "target": "500000", "golden": "10000"})
 EXPLAINED = Finding(ExplainCode.YES, fields={"why": Finding(ExplainCode.ROPE)})
 ORDER = Finding(NoteCode.TEXT, fields={"text": "the same samples in another order"})
-CHECK = {"command": "msprobe config_check -c target golden"}
+CHECK = {"command": "msprobe config_check -c golden target"}
 SAMPLES = {
     LocateCode.NO_MANIFEST: {"side": "golden"},
     LocateCode.UNREADABLE_MANIFEST: {"why": "manifest.json: is no manifest"},
