@@ -1,4 +1,4 @@
-"""What all formats have in common: small files beside the tensors, settings, ties, a checkpoint that is being opened."""
+"""What all formats have in common: small files beside the tensors, settings, ties, drafts of checkpoints."""
 
 from __future__ import annotations
 

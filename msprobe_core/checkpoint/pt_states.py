@@ -28,7 +28,7 @@ BIN_INDEX_ENDING = ".bin.index.json"
 _WRAPPERS = frozenset({
     "model", "state_dict", "model_state_dict", "module", "net", "network", "weights", "params", "app", "ema",
 })  # fmt: skip
-_OPTIMIZERS = frozenset({"optimizer", "optim", "optimizer_state_dict", "optim_state_dict", "opt", "optimizer_states"})
+OPTIMIZERS = frozenset({"optimizer", "optim", "optimizer_state_dict", "optim_state_dict", "opt", "optimizer_states"})
 _STATE_WORDS = ("rng", "scheduler", "random", "loader", "sampler", "scaler")
 _MODULE_PARTS = frozenset({"_modules", "_parameters", "_buffers"})
 
@@ -74,7 +74,7 @@ def add_tree(draft: Draft, tree: PtTree) -> None:
     known: dict[_View, str] = {}
     num_objects = 0
     for path, value in tree.leaves():
-        optimizer = next((i for i, key in enumerate(path) if key in _OPTIMIZERS), None)
+        optimizer = next((i for i, key in enumerate(path) if key in OPTIMIZERS), None)
         if optimizer is not None or _is_bare_optimizer(tree.value):
             continue
         if isinstance(value, StoredTensor):
@@ -130,7 +130,7 @@ def _optimizers(value: Any) -> list[dict[Key, Any]]:
         return []
     found: list[dict[Key, Any]] = []
     for key, part in cast("dict[Key, Any]", value).items():
-        if key in _OPTIMIZERS:
+        if key in OPTIMIZERS:
             parts: list[Any] = cast("list[Any]", part) if isinstance(part, list) else [part]
             found += [cast("dict[Key, Any]", each) for each in parts if _is_bare_optimizer(each)]
     return found
