@@ -29,7 +29,6 @@ from msprobe_core.checkpoint.pt_states import OPTIMIZERS, weight_name
 from msprobe_core.compare.shards.sources import narrowed, reshaped
 from msprobe_core.errors import DumpError, clip
 from msprobe_core.findings import Finding
-from msprobe_core.protocols.storage import TensorSource
 from msprobe_core.store.pt_trees import Opaque, open_pt_part, open_pt_tree
 from msprobe_core.store.tensor_source import StoredTensor
 
@@ -239,7 +238,7 @@ def _slice_of(piece: Piece, index: tuple[int, ...]) -> Piece:
     source = piece.source
     if piece.source.shape[:depth] != (1,) * depth:
         source = narrowed(source, (*index, *[0] * len(rest)), (*[1] * depth, *rest))
-    return replace(piece, source=cast("TensorSource", reshaped(source, rest)), begin=piece.begin[depth:])
+    return replace(piece, source=reshaped(source, rest), begin=piece.begin[depth:])
 
 
 # --- values ---------------------------------------------------------------------------------------------------------

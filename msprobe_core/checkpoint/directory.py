@@ -110,8 +110,9 @@ def read_config(draft: Draft, path: Path) -> dict[str, Any]:
         return {}
     if not isinstance(found, dict):
         return {}
-    draft.settings |= flattened(found)
-    return cast("dict[str, Any]", found)
+    config = cast("dict[str, Any]", found)
+    draft.settings |= flattened(config)
+    return config
 
 
 def flattened(value: Any, prefix: str = "") -> dict[str, Scalar]:
