@@ -104,7 +104,7 @@ def read_metadata(path: Path) -> DcpMetadata:
                     values[key] = places.get((key, None))
                 else:
                     tensors[key] = _tensor(key, _fields(value, "TensorStorageMetadata"), places)
-            except MalformedError as problem:
+            except MalformedError as problem:  # noqa: PERF203 - one tensor must not hide the others
                 wrong[key] = problem.reason
     except OSError as problem:
         raise DumpError(f"{path}: cannot be read ({problem.strerror or problem})") from problem

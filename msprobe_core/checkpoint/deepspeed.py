@@ -31,6 +31,10 @@ _Flats = Mapping[str, Sequence[Sequence[StoredTensor]]]
 """By the name of a state, the flat vectors of each rank, one for each group."""
 
 
+_Shapes = Sequence[Mapping[str, tuple[int, ...]]]
+"""Shapes of parameters by name, for each group."""
+
+
 def open_deepspeed(path: Path) -> Draft:
     """Return the checkpoint in the directory of one step.
 
@@ -42,8 +46,8 @@ def open_deepspeed(path: Path) -> Draft:
     models = [name for name in names if name.endswith("mp_rank_00_model_states.pt")]
     if not models or any(re.search(r"mp_rank_(?!00)\d+_", name) for name in names):
         raise DumpError(
-            f"{path}: is of several model parallel ranks, whose layout DeepSpeed does not store; convert it to a universal "
-            "checkpoint with deepspeed.checkpoint.ds_to_universal, or save full parameters"
+            f"{path}: is of several model parallel ranks, whose layout DeepSpeed does not store; convert it to a "
+            "universal checkpoint with deepspeed.checkpoint.ds_to_universal, or save full parameters"
         )
     draft.count(path / models[0])
     model = open_pt_tree(path / models[0])

@@ -114,6 +114,7 @@ def state():
     return model, optimizer
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_distributed_checkpoint(tmp_path):
     model, optimizer = state()
     own = {
