@@ -597,6 +597,28 @@ def _use_foreign(directory: Path) -> None:
     with tempfile.TemporaryDirectory() as other:
         command("parse", "-d", "{}", "-t", "npy", "-o", f"{other}/npy")(directory)
         command("convert", "--from", "auto", "{}", f"{other}/dump")(directory)
+def _checkpoint_names(directory: Path) -> None:
+    np.savez(directory / "a.npz", **{"layers.0.weight": np.ones((2, 3), np.float32)})
+    (directory / "names.yaml").write_text("layers.0.weight: layers.0.weight\nlayers.1.weight: layers.2.weight\n")
+
+
+def _use_checkpoint_names(directory: Path) -> None:
+    path = "{}/a.npz"
+    command("checkpoint", "compare", path, path, "--map", "{}/names.yaml", "-o", "{}/result")(directory)
+
+
+def _checkpoint_fingerprint(directory: Path) -> None:
+    from checkpoint_bugs import held, llama
+
+    from msprobe_core.checkpoint.fingerprints import fingerprint_checkpoint, write_fingerprint
+
+    found = fingerprint_checkpoint(held(llama(num_layers=1)))
+    write_fingerprint(found, directory / "a.fingerprint.arrow")
+
+
+def _use_checkpoint_fingerprint(directory: Path) -> None:
+    path = "{}/a.fingerprint.arrow"
+    command("checkpoint", "compare", path, path)(directory)
 
 
 TARGETS = {
@@ -688,6 +710,10 @@ TARGETS = {
     ),
     "checks": Target(["report/api_check_files"], _checks, _use_checks, "checks/*.json"),
     "check journal": Target(["api_check/journal"], _check_journal, _use_check_journal),
+    "checkpoint names": Target(["cli/checkpoint"], _checkpoint_names, _use_checkpoint_names, "names.yaml"),
+    "checkpoint fingerprint": Target(
+        ["checkpoint/fingerprints"], _checkpoint_fingerprint, _use_checkpoint_fingerprint, "*.arrow"
+    ),
     "check settings": Target(["api_check/settings_file"], _check_settings, _use_check_settings),
     "atb": Target(["tensor_files/atb", "tensor_files/opening"], _atb, _use_foreign),
     "dumps of CANN": Target(["tensor_files/cann_dumps"], _cann_dump, _use_foreign),
