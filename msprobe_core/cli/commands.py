@@ -11,6 +11,7 @@ from msprobe_core.cli.api_precision_compare import api_precision_compare
 from msprobe_core.cli.calibrate import calibrate
 from msprobe_core.cli.checkpoint import checkpoint
 from msprobe_core.cli.compare import compare
+from msprobe_core.cli.config_check import config_check
 from msprobe_core.cli.confirm import confirm
 from msprobe_core.cli.control import control
 from msprobe_core.cli.convert import convert
@@ -41,6 +42,7 @@ def msprobe_register_commands() -> Sequence[click.Command]:
         calibrate,
         checkpoint,
         compare,
+        config_check,
         confirm,
         control,
         convert,

@@ -13,8 +13,8 @@ from typing import Final
 MONITOR_FILES: Final = "the files of a monitor are read by `msprobe view` and `msprobe monitor analyze`"
 API_CHECK: Final = "single calls are checked by `msprobe acc_check`; programs use msprobe_core.api_check.dump_check"
 CONFIG_CHECK: Final = (
-    "comparisons of configurations and checkpoints are not part of msprobe yet; `msprobe locate TARGET GOLDEN` says "
-    "whether two recorded runs begin with equal inputs and parameters"
+    "packs of a configuration are made by ConfigChecker, from msprobe.core.config_check, and compared by "
+    "`msprobe config_check`"
 )
 PARSER: Final = (
     "its commands are `msprobe show FILE` (pk), `msprobe show FILE --against OTHER` (vc, cn, and cad for directories) "
@@ -78,6 +78,7 @@ MOVED: Final = {
     ),
     "msprobe.core.parse.identify": "msprobe_core.tensor_files.recognition:identify",
     "msprobe.core.parse.open_tensors": "msprobe_core.tensor_files.recognition:open_tensors",
+    "msprobe.core.config_check.ConfigChecker": "msprobe_core.recording:ConfigChecker",
     "msprobe.core.monitor_v2.trainer.TrainerMonitorV2": "msprobe_core.recording:TrainerMonitorV2",
     "msprobe.pytorch.common.utils.seed_all": _SEED.format("pytorch"),
     "msprobe.pytorch.compare": _COMPARE,
@@ -121,7 +122,6 @@ ABSENT: Final = {
     "msprobe.core": INTERNAL,
     "msprobe.core.SingleComparator": SINGLE_SAVE,
     "msprobe.core.SingleSave": SINGLE_SAVE,
-    "msprobe.core.config_check": CONFIG_CHECK,
     "msprobe.core.grad_probe": GRADIENT_PROBE,
     "msprobe.core.monitor": MONITOR_FILES,
     "msprobe.core.response_anomaly": RESPONSES,
@@ -148,7 +148,6 @@ ABSENT: Final = {
 
 COMMANDS: Final = {
     "code_mapping": CODE_MAPPING,
-    "config_check": CONFIG_CHECK,
     "install_deps": EXTRA_DEPENDENCIES,
     "offline_dump": OFFLINE_MODELS,
 }
