@@ -8,6 +8,7 @@
   goes wrong.
 * Monitor: `TrainerMon` and `TrainerMonitorV2` monitor a whole training; a plugin's own are those that name its
   framework.
+* Configuration: `ConfigChecker` packs what a training was told and what took effect.
 * Other: `module_dump` records one module; `kernel_options` is what a configuration of level L2 asks of a framework;
   `ProcessManifest` writes the manifest of a process that records something else than calls.
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from msprobe_core.config.ranges import parse_ranges
     from msprobe_core.config.schema import Config
     from msprobe_core.config.stages import StageConfig, check_stage_config
+    from msprobe_core.config_check.checker import ConfigChecker
     from msprobe_core.monitor.trainer_mon import TrainerMon
     from msprobe_core.monitor.trainer_monitor_v2 import TrainerMonitorV2
     from msprobe_core.names import without_wrappers
@@ -46,6 +48,7 @@ else:
             "msprobe_core.config.ranges": "parse_ranges",
             "msprobe_core.config.schema": "Config",
             "msprobe_core.config.stages": "StageConfig check_stage_config",
+            "msprobe_core.config_check.checker": "ConfigChecker",
             "msprobe_core.monitor.trainer_mon": "TrainerMon",
             "msprobe_core.monitor.trainer_monitor_v2": "TrainerMonitorV2",
             "msprobe_core.names": "without_wrappers",
@@ -57,6 +60,7 @@ __all__ = [  # noqa: RUF022  # by purpose
     "Stage", "StageRecorder", "trainer_stages", "StageConfig", "check_stage_config",
     # Configuration
     "Config", "load_config", "read_fields", "without_comments", "parse_ranges",
+    "ConfigChecker",
     # Repeated steps
     "Run", "Variant", "calibration", "listed", "repeated", "shadow_variant",
     # Ring recorder

@@ -1,0 +1,222 @@
+"""``ConfigChecker``: packs what a training was told and what took effect, while it runs."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from msprobe_core.capture.framework_choice import find_framework
+from msprobe_core.config.text import given_path
+from msprobe_core.config_check.pack import DYNAMIC, STATIC, Pack, Place, RandomSite, Summary, write_pack
+from msprobe_core.config_check.packing import distributions, environment
+from msprobe_core.config_check.static_settings import read_settings
+from msprobe_core.errors import SessionError
+from msprobe_core.guard import kept, reason_of
+from msprobe_core.interception.randomness import RandomCall, RandomWatch, common_states
+from msprobe_core.interception.stacks import StackCache
+from msprobe_core.manifest.facts import Manifest, Scalar
+from msprobe_core.manifest.libraries import installed_libraries
+from msprobe_core.manifest.process import manifest_of
+from msprobe_core.model import Digest
+from msprobe_core.protocols.capabilities import DescribingFramework, MonitoringFramework, WatchingFramework
+from msprobe_core.protocols.framework import Framework, NamedModel
+
+_logger = logging.getLogger(__name__)
+
+MOST_STEPS = 10
+"""Micro-steps whose inputs and parameters are read, unless ``num_steps`` says otherwise."""
+
+_MAX_DEPTH = 8
+
+
+@dataclass(frozen=True)
+class _Named:
+    name: str
+    model: Any
+
+
+class _RandomCalls:
+    """Counts calls of the random functions of Python and NumPy by the place that makes them."""
+
+    def __init__(self, framework: Framework) -> None:
+        self._stacks = StackCache(framework.hidden_frames)
+        self._counts: dict[tuple[str, tuple[str, ...]], int] = {}
+        self._watch = RandomWatch(self._note, (), common_states())
+        self._watch.install()
+
+    def _note(self, call: RandomCall) -> Any:
+        key = call.name, self._stacks.capture()
+        self._counts[key] = self._counts.get(key, 0) + 1
+        return call.run()
+
+    @property
+    def sites(self) -> Mapping[str, Sequence[RandomSite]]:
+        """The calls so far."""
+        found: dict[str, list[RandomSite]] = {}
+        for (name, stack), count in self._counts.items():
+            found.setdefault(name, []).append(RandomSite(count, stack))
+        return found
+
+
+class ConfigChecker:
+    """Packs environment, libraries, settings and, given a model, its manifest, inputs and parameters.
+
+    ::
+
+        ConfigChecker.apply_patches(fmk="pytorch")      # at the top of the script
+        ...
+        ConfigChecker(model, shell_path=["train.sh"], output_zip_path="./config_check_pack.zip", fmk="pytorch")
+
+    The training goes on as without it: what fails here is a warning. Ranks above 0 write ``NAME_rank{r}.zip``.
+    """
+
+    _random: _RandomCalls | None = None
+
+    @classmethod
+    def apply_patches(cls, fmk: str = "pytorch") -> None:
+        """Count the calls of random functions of Python and NumPy from now on.
+
+        Args:
+            fmk: The framework: ``pytorch`` or ``mindspore``.
+
+        Raises:
+            PluginError: the framework is not available.
+        """
+        if cls._random is None:
+            cls._random = _RandomCalls(find_framework(fmk, None))
+
+    def __init__(
+        self,
+        model: Any = None,
+        shell_path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
+        output_zip_path: str | os.PathLike[str] = "./config_check_pack.zip",
+        fmk: str = "pytorch",
+        *,
+        num_steps: int = MOST_STEPS,
+    ) -> None:
+        """Write the pack, and complete it while the model runs.
+
+        Args:
+            model: The model, whose inputs and parameters are read before each forward; ``None`` for neither.
+            shell_path: Scripts and YAML files with settings.
+            output_zip_path: The pack.
+            fmk: The framework: ``pytorch`` or ``mindspore``.
+            num_steps: Number of forwards whose inputs and parameters are read.
+
+        Raises:
+            ConfigError: a file of settings cannot be read.
+            PluginError: the framework is not available.
+            SessionError: the model is none of the framework.
+            StoreError: the pack cannot be written.
+        """
+        framework = find_framework(fmk, None)
+        if model is not None and not framework.is_model(model):
+            raise SessionError(f"ConfigChecker got {type(model).__name__}, which is no model of {fmk}")
+        rank = framework.rank()
+        self._rank = rank or 0
+        path = given_path(str(output_zip_path), "ConfigChecker: 'output_zip_path'")
+        self._path = path if not self._rank else path.with_name(f"{path.stem}_rank{self._rank}{path.suffix}")
+        self._framework = framework
+        self._model = model
+        self._num_steps = num_steps
+        self._step = 0
+        self._has_warned = False
+        models: list[NamedModel] = [] if model is None else [cast("NamedModel", _Named("", model))]
+        files = [shell_path] if isinstance(shell_path, str | os.PathLike) else list(shell_path or ())
+        settings: dict[str, Mapping[str, Scalar]] = {}
+        if files:
+            settings[STATIC] = read_settings([Path(each) for each in files])
+        manifests: dict[int, Manifest] = {}
+        if isinstance(framework, DescribingFramework):
+            run = framework.run_facts(models)
+            manifests[self._rank] = manifest_of(run, rank=rank, libraries=installed_libraries(), settings={})
+            if run.settings:
+                settings[DYNAMIC] = manifests[self._rank].run.settings
+        self._pack = Pack(environment=environment(), libraries=distributions(), settings=settings, manifests=manifests)
+        self._dataset: dict[Place, Mapping[str, Summary]] = {}
+        self._weights: dict[Place, Mapping[str, Summary]] = {}
+        self._write()
+        if models and isinstance(framework, WatchingFramework):
+            self._watching = framework.watch(models, self)
+        atexit.register(self._complete)
+
+    # --- CallWatcher ------------------------------------------------------------------------------------------------
+
+    def wants(self, path: str, type_name: str) -> bool:  # noqa: ARG002
+        """Whether a module is the model itself."""
+        return path == ""
+
+    def before(self, stem: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG002
+        """Read what the model is given, and its parameters."""
+        if self._step >= self._num_steps:
+            return
+        try:
+            with self._framework.quiet(lambda where, error: self._warn(error)):  # noqa: ARG005
+                self._read(args, kwargs)
+            self._step += 1
+            if self._step & (self._step - 1) == 0 or self._step == self._num_steps:  # 1, 2, 4, …: linear in all
+                self._write()
+        except BaseException as error:  # noqa: BLE001  # the training goes on
+            self._warn(kept(error))
+
+    def after(self, stem: str) -> None:
+        """Do nothing."""
+
+    def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        reducer = self._framework.reducer()
+        inputs = dict(self._tensors_in("args", args, 0)) | dict(self._tensors_in("kwargs", kwargs, 0))
+        digests: list[dict[str, Digest]] = []
+        for tensors in (inputs, self._parameters()):
+            own = {name: Digest() for name in tensors}
+            for name, tensor in tensors.items():
+                reducer.statistics(tensor, own[name])
+            digests.append(own)
+        if not reducer.is_complete:
+            reducer.collect()
+        place = self._step, self._rank
+        self._dataset[place], self._weights[place] = (
+            {name: _summary(digest) for name, digest in own.items()} for own in digests
+        )
+
+    def _parameters(self) -> Mapping[str, Any]:
+        framework = self._framework
+        return framework.parameters_of(self._model) if isinstance(framework, MonitoringFramework) else {}
+
+    def _tensors_in(self, path: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
+        if self._framework.is_tensor(value):
+            yield path, value
+        elif depth < _MAX_DEPTH and isinstance(value, Mapping):
+            for name, item in list(cast("Mapping[Any, Any]", value).items()):
+                yield from self._tensors_in(f"{path}.{name}", item, depth + 1)
+        elif depth < _MAX_DEPTH and isinstance(value, list | tuple):
+            for place, item in enumerate(cast("Sequence[Any]", value)):
+                yield from self._tensors_in(f"{path}.{place}", item, depth + 1)
+
+    def _write(self) -> None:
+        random = type(self)._random
+        own = {} if random is None else {self._rank: random.sites}
+        write_pack(self._path, replace(self._pack, dataset=self._dataset, weights=self._weights, random=own))
+
+    def _complete(self) -> None:
+        try:
+            self._write()
+        except BaseException as error:  # noqa: BLE001  # the program is ending
+            self._warn(kept(error))
+
+    def _warn(self, error: Exception) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            _logger.warning("the pack %s is incomplete: %s", self._path, reason_of(error))
+
+
+def _summary(digest: Digest) -> Summary:
+    stats = digest.stats
+    if stats is None:
+        return Summary()
+    numbers = (None if each is None else float(each) for each in (stats.max, stats.min, stats.mean, stats.l2_norm))
+    return Summary(*numbers)
