@@ -112,7 +112,7 @@ def read_pack(path: Path) -> Pack:
         DumpError: it cannot be read, is no pack, or expands to more than its length justifies.
     """
     try:
-        with open_plain(path) as file, zipfile.ZipFile(io.BufferedReader(file)) as archive:
+        with io.BufferedReader(open_plain(path)) as file, zipfile.ZipFile(file) as archive:
             return _PackReader(archive, path).pack()
     except OSError as error:
         raise DumpError(f"{path}: cannot be read ({error.strerror or error})") from error

@@ -1,0 +1,284 @@
+"""Configurations are compared by what they mean; what took effect comes first."""
+
+import json
+import zipfile
+
+import msgspec
+import pytest
+
+from msprobe_core.cli import main as command_line
+from msprobe_core.config_check.differences import Section, Severity
+from msprobe_core.config_check.manifests import compare_manifests
+from msprobe_core.config_check.name_pairs import pair_names
+from msprobe_core.config_check.pack import read_pack, write_pack
+from msprobe_core.config_check.ranks import check_ranks
+from msprobe_core.config_check.runs import read_run
+from msprobe_core.config_check.static_settings import read_settings, shell_settings
+from msprobe_core.config_check.trainer_logs import read_slime_log, read_verl_log
+from msprobe_core.config_check.values import same
+from msprobe_core.errors import ConfigError, DumpError
+from msprobe_core.manifest.facts import (
+    DataRows,
+    Device,
+    Generator,
+    Library,
+    Manifest,
+    Model,
+    Module,
+    Optimizer,
+    Parameter,
+    ParameterGroup,
+    RunFacts,
+    Variable,
+)
+from msprobe_core.store.manifest_file import write_manifest
+
+
+def main(arguments):
+    with pytest.raises(SystemExit) as ended:
+        command_line(arguments)
+    return ended.value.code
+
+
+@pytest.mark.parametrize(
+    ("target", "golden"),
+    [
+        ("1e-4", 0.0001), ("30s", "0.5min"), ("1GiB", "1024 MiB"), (True, "on"), ("torch.bfloat16", "bf16"),
+        ("[0.9, 0.95]", "(0.9,0.95)"), ("0", False), (None, "None"), (float("nan"), float("nan")), (0.1 + 0.2, 0.3),
+    ],
+)  # fmt: skip
+def test_values_that_mean_the_same_are_the_same(target, golden):
+    assert same(target, golden)
+    assert same(golden, target)
+
+
+@pytest.mark.parametrize(
+    ("target", "golden"),
+    [("bf16", "fp32"), (1, 2), ("30", "30s"), (True, False), (True, None), ("", "x"), ("[1, 2]", "[1]"), (2, True)],
+)
+def test_values_that_mean_something_else_differ(target, golden):
+    assert not same(target, golden)
+    assert not same(golden, target)
+
+
+def test_flags_of_opposite_meaning_are_one_setting_with_two_values():
+    (pair,) = pair_names({"bf16": True}, {"fp32": True}).pairs
+    assert pair.values == ("bfloat16", "float32")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("use_fp16", "use_bf16"), ("min_lr_ratio", "max_lr_ratio"), ("beta1", "beta2")]
+)
+def test_names_that_are_alike_but_mean_something_else_are_no_pair(one, other):
+    assert not pair_names({one: 1}, {other: 1}).pairs
+
+
+def test_names_that_are_alike_are_a_pair_with_its_score_unless_that_is_switched_off():
+    (pair,) = pair_names({"num_heads": 4}, {"n_heads": 4}).pairs
+    assert 0.8 < pair.score < 1
+    assert not pair_names({"num_heads": 4}, {"n_heads": 4}, fuzzy=False).pairs
+
+
+def manifest(
+    eps=1e-6,
+    layers=32,
+    lr=1e-3,
+    rows="abcd",
+    version="4.0",
+    tf32=False,
+    seed=1,
+    visible="0",
+    dtype="float32",
+    hooks=None,
+):
+    norms = [
+        Module(
+            path=f"model.layers.{i}.norm",
+            type="transformers.models.llama.LlamaRMSNorm",
+            settings={"eps": eps},
+            hooks=hooks or {},
+            parameters=(Parameter(name="weight", shape=(4,), dtype=dtype if i == 1 else "float32"),),
+        )
+        for i in range(layers)
+    ]
+    return Manifest(
+        created="2026",
+        run=RunFacts(
+            framework=Library(name="torch", version="2.1"),
+            device=Device(kind="cpu"),
+            switches={"tf32": tf32, "float32_matmul_precision": "high" if tf32 else "highest"},
+            generators=(Generator(name="python", state=str(seed), seed=seed),),
+            models=(Model(modules=(Module(path="", type="x.Llama"), *norms), settings={"rms_norm_eps": eps}),),
+            optimizers=(
+                Optimizer(
+                    type="torch.optim.AdamW",
+                    defaults={"lr": lr},
+                    groups=(ParameterGroup(settings={"lr": lr}, parameters=("model.layers.0.norm.weight",)),),
+                ),
+            ),
+        ),
+        libraries=(Library(name="transformers", version=version),),
+        environment=(Variable(name="CUDA_VISIBLE_DEVICES", value=visible),),
+        data=(
+            DataRows(step=0, name="args.0", count=4, ordered=rows, unordered="".join(sorted(rows)), rows=tuple(rows)),
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("planted", "path"),
+    [
+        ({"eps": 1e-5}, "model.layers.0.norm.eps"),
+        ({"lr": 2e-3}, "groups.0.lr"),
+        ({"rows": "bacd"}, "args.0"),
+        ({"rows": "bcde"}, "args.0"),
+        ({"rows": "aacd"}, "args.0"),
+        ({"version": "5.0"}, "transformers"),
+        ({"tf32": True}, "tf32"),
+        ({"seed": 2}, "python"),
+        ({"dtype": "bfloat16"}, "model.layers.1.norm.weight.dtype"),
+        ({"hooks": {"forward": ("f",)}}, "model.layers.0.norm.forward"),
+        ({"layers": 33}, "model.layers.32.norm"),
+    ],
+)
+def test_one_planted_difference_is_the_only_one_that_matters(planted, path):
+    found = compare_manifests(manifest(**planted), manifest()).differences
+    assert found[0].path == path
+    assert [each.path for each in found if each.severity is not Severity.INFO] == [path]
+
+
+def test_the_same_difference_of_many_modules_is_one_and_names_the_library_whose_version_changed():
+    result = compare_manifests(manifest(eps=1e-5, version="5.0"), manifest())
+    assert result.differences[0].count == 32
+    assert result.differences[0].finding.text == (
+        "eps is 1e-05 instead of 1e-06 in 32 modules, first model.layers.0.norm; "
+        "transformers is 5.0 instead of 4.0, and its defaults may be other ones"
+    )
+
+
+@pytest.mark.parametrize("planted", [{}, {"visible": "3"}])
+def test_equal_runs_and_other_places_do_not_matter(planted):
+    assert not compare_manifests(manifest(**planted), manifest()).matters
+
+
+def test_data_are_said_to_be_shifted():
+    (found,) = compare_manifests(manifest(rows="bcde"), manifest()).differences
+    assert found.finding.text == "args.0 begins 1 sample later than the golden run's, and is the same from there"
+
+
+def job(directory, stale):
+    for rank in range(4):
+        unit = directory / "step0" / f"rank{rank}"
+        unit.mkdir(parents=True)
+        own = manifest(**stale) if rank == 2 else manifest()
+        write_manifest(unit, msgspec.structs.replace(own, rank=rank, world_size=4))
+    return directory
+
+
+def test_a_stale_rank_is_named_first(tmp_path):
+    found = check_ranks(read_run(job(tmp_path, {"version": "3.9"}))).differences
+    assert (found[0].section, found[0].path, list(found[0].ranks)) == (Section.LIBRARIES, "transformers", [2])
+    assert not check_ranks(read_run(job(tmp_path / "sound", {}))).differences
+
+
+def test_commands_say_by_their_status_whether_runs_differ(tmp_path, capsys):
+    runs = [job(tmp_path / name, stale) for name, stale in (("a", {}), ("b", {"eps": 1e-5}))]
+    out = tmp_path / "out"
+    assert main(["config_check", "-c", str(runs[0]), str(runs[0]), "-o", str(out)]) == 0
+    assert main(["config_check", "-c", str(runs[0]), str(runs[1]), "-o", str(out)]) == 1
+    assert "eps is 1e-05 instead of 1e-06 in 32 modules" in capsys.readouterr().out
+    assert json.loads((out / "result.json").read_text())["differences"][0]["golden"] == 1e-6
+    assert main(["config_check", "--ranks", str(runs[1]), "-o", str(out)]) == 1
+    assert main(["config_check", "-c", str(tmp_path / "none"), str(runs[0])]) == 2
+
+
+def peer_pack(path, algo="Ring", lr="1e-4"):
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("env", json.dumps({"NCCL_ALGO": algo, "SECRET_TOKEN": "abc", "HOME": "/root"}))
+        file.writestr("pip", "torch=2.1.0\nnumpy=1.26.4\nsome-tool=1")
+        file.writestr("hyperparameters/hyperparameters_static.json", json.dumps({"lr": lr}))
+        norm = {"max": 1.0, "min": 0.0, "mean": 0.5, "norm": 2.0}
+        file.writestr("dataset/step0/rank0/dataset.json", json.dumps({"args": {"0": norm}, "kwargs": {}}))
+        file.writestr("random/rank0.json", json.dumps({"random.random": [{"count": 1, "stack": ["File a, line 1"]}]}))
+    return path
+
+
+def test_packs_of_the_other_tool_are_compared_with_sides_in_their_places(tmp_path):
+    from openpyxl import load_workbook
+
+    golden, target = peer_pack(tmp_path / "a.zip"), peer_pack(tmp_path / "b.zip", algo="Tree", lr="2e-4")
+    assert main(["config_check", "-c", str(golden), str(target), "-o", str(tmp_path / "out")]) == 1
+    book = load_workbook(tmp_path / "out" / "result.xlsx")
+    assert list(book["env"].values)[1] == ("NCCL_ALGO", "NCCL_ALGO", "Ring", "Tree", "error")
+    assert list(book["hyperparameters"].values)[1][:5] == ("hyperparameters_static.json", "lr", "lr", "1e-4", "2e-4")
+    assert b"abc" not in (tmp_path / "out" / "result.json").read_bytes()
+
+
+def test_a_pack_is_read_as_it_was_written(tmp_path):
+    pack = read_pack(peer_pack(tmp_path / "a.zip"))
+    write_pack(tmp_path / "b.zip", pack)
+    assert read_pack(tmp_path / "b.zip") == pack
+
+
+def test_a_pack_that_expands_beyond_its_length_is_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("env", b" " * (400 << 20))
+    with pytest.raises(DumpError, match="more than a zip of its length should"):
+        read_pack(tmp_path / "bomb.zip")
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"text"])
+def test_a_file_that_is_no_zip_is_an_error_in_one_line(tmp_path, content):
+    (tmp_path / "a.zip").write_bytes(content)
+    with pytest.raises(DumpError, match="is no zip"):
+        read_pack(tmp_path / "a.zip")
+
+
+def test_the_launch_command_of_a_script_is_read_without_running_it():
+    text = """
+    LR=1e-4   # rate
+    TRAIN_ARGS="
+      --lr $LR \\
+      --bf16 \\
+    "
+    torchrun --nproc_per_node 8 train.py $TRAIN_ARGS --betas 0.9 0.95 --name=$(touch /tmp/x) 2>&1 | tee log
+    """
+    found = shell_settings(text)
+    assert found["lr"] == "1e-4"
+    assert found["bf16"] is True
+    assert found["betas"] == "0.9 0.95"
+    assert found["nproc_per_node"] == "8"
+
+
+def test_settings_are_read_from_both_suffixes_of_yaml_and_nothing_else(tmp_path):
+    for name in ("a.yaml", "a.yml"):
+        (tmp_path / name).write_text("model: {lr: 3}")
+        assert read_settings([tmp_path / name]) == {"model.lr": 3}
+    (tmp_path / "a.txt").write_text("lr: 3")
+    with pytest.raises(ConfigError, match="neither a shell script"):
+        read_settings([tmp_path / "a.txt"])
+
+
+def test_the_last_configuration_of_verl_counts_whatever_its_prefixes(tmp_path):
+    log = tmp_path / "a.log"
+    lines = [
+        "x",
+        "(T pid=1) {'actor_rollout_ref': {'lr': 1}}",
+        "(T pid=1) {'actor_rollout_ref':",
+        "(T pid=1)  {'lr': 2,",
+    ]
+    log.write_text("\n".join([*lines, "(T pid=1)   'path': PosixPath('a')}}", "(T pid=1) more }"]))
+    assert read_verl_log(log) == {"actor_rollout_ref": {"lr": 2, "path": "PosixPath('a')"}}
+    log.write_text("nothing")
+    with pytest.raises(ConfigError, match="looked for a dict that begins with"):
+        read_verl_log(log)
+
+
+def test_arguments_of_slime_are_typed(tmp_path):
+    log = tmp_path / "a.log"
+    block = ["-" * 20 + " arguments " + "-" * 20, "[0]  lr ....... 1e-6", "[0]  use_profile ... True", "  x .... None"]
+    log.write_text("\n".join([*block, "--- end of arguments ---"]))
+    assert read_slime_log(log) == {"lr": 1e-6, "x": None}
+    log.write_text("nothing")
+    with pytest.raises(ConfigError, match="end of arguments"):
+        read_slime_log(log)
