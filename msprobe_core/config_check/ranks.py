@@ -50,14 +50,15 @@ def check_ranks(run: Run) -> ConfigResult:
         run: A recorded run, or a pack with several manifests.
     """
     manifests = run.manifests
-    stages = _stages(manifests)
+    models = {rank: msgspec.json.encode(each.run.models) for rank, each in manifests.items()}
+    stages = _stages(manifests, models)
     sections: list[SectionResult] = []
     for section, facts_of in _FACTS.items():
         parts = stages if section in _OF_STAGES else [list(manifests)]
         found: list[Difference] = []
         compared = 0
         for ranks in parts:
-            number, deviations = _deviations({rank: manifests[rank] for rank in ranks}, facts_of, section)
+            number, deviations = _deviations({rank: manifests[rank] for rank in ranks}, facts_of, section, models)
             compared += number
             found += _differences(section, deviations, len(manifests))
         if section is Section.MODEL:
@@ -183,8 +184,6 @@ _FACTS: Mapping[Section, Callable[[Manifest], _Facts]] = {
 
 _OF_STAGES = frozenset({Section.MODEL, Section.PARAMETERS, Section.OPTIMIZER})
 _ENCODED: Mapping[Section, Callable[[Manifest], object]] = {
-    Section.MODEL: lambda each: each.run.models,
-    Section.PARAMETERS: lambda each: each.run.models,
     Section.OPTIMIZER: lambda each: each.run.optimizers,
     Section.LIBRARIES: lambda each: each.libraries,
     Section.SETTINGS: lambda each: (each.run.settings, each.settings),
@@ -192,7 +191,7 @@ _ENCODED: Mapping[Section, Callable[[Manifest], object]] = {
 """Parts that are long: those that are equal as bytes are taken apart once."""
 
 
-def _stages(manifests: Mapping[int, Manifest]) -> list[list[int]]:
+def _stages(manifests: Mapping[int, Manifest], models: Mapping[int, bytes]) -> list[list[int]]:
     """Return the ranks of each stage of the pipeline, whose ranks have the same layers.
 
     Without a group for it, ranks with the same modules are a stage, if there are as many ranks in each.
@@ -204,24 +203,33 @@ def _stages(manifests: Mapping[int, Manifest]) -> list[list[int]]:
     if len(stages) > 1:
         return list(stages.values())
     by_modules: dict[object, list[int]] = {}
+    known: dict[bytes, frozenset[str]] = {}
     for rank, manifest in manifests.items():
-        paths = frozenset(module.path for model in manifest.run.models for module in model.modules)
+        paths = known.get(models[rank])
+        if paths is None:
+            paths = frozenset(module.path for model in manifest.run.models for module in model.modules)
+            known[models[rank]] = paths
         by_modules.setdefault(paths, []).append(rank)
     sizes = {len(each) for each in by_modules.values()}
     return list(by_modules.values()) if len(sizes) == 1 else [list(manifests)]
 
 
 def _deviations(
-    manifests: Mapping[int, Manifest], facts_of: Callable[[Manifest], _Facts], section: Section
+    manifests: Mapping[int, Manifest],
+    facts_of: Callable[[Manifest], _Facts],
+    section: Section,
+    models: Mapping[int, bytes],
 ) -> tuple[int, list[_Deviation]]:
     """Return the number of settings, and those that some ranks have otherwise than most."""
     kinds: dict[object, tuple[_Facts, list[int]]] = {}
     part_of = _ENCODED.get(section)
     for rank, manifest in manifests.items():
         facts = None
-        if part_of is None:
+        if section in (Section.MODEL, Section.PARAMETERS):
+            key: object = models[rank]
+        elif part_of is None:
             facts = facts_of(manifest)
-            key: object = tuple(facts.items())
+            key = tuple(facts.items())
         else:
             key = msgspec.json.encode(part_of(manifest))
         if key in kinds:
