@@ -53,6 +53,7 @@ class Task(str, Enum):
     OVERFLOW_CHECK = "overflow_check"
     ACC_CHECK = "acc_check"
     FREE_BENCHMARK = "free_benchmark"
+    GRAD_PROBE = "grad_probe"
 
 
 class SiteKind(str, Enum):

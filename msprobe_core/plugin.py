@@ -89,6 +89,7 @@ from msprobe_core.protocols.capabilities import (
     ScriptingFramework,
     TrainingState,
     UpdateObservingFramework,
+    UpdatingFramework,
     WatchingFramework,
 )
 from msprobe_core.protocols.comparison import Executor, Metric
@@ -154,7 +155,7 @@ __all__ = [  # noqa: RUF022  # by purpose
     "DescribingFramework", "DeviceGauge", "DeviceReplayingFramework", "Fp8Reducer", "KernelChecker", "KernelDump",
     "KernelDumper", "LinearFramework", "MeasuringFramework", "MonitoringFramework", "OperatorFramework",
     "PendingRows", "PerturbingFramework", "ReplayingFramework", "ScriptingFramework", "TrainerFramework",
-    "TrainingState", "UpdateObservingFramework", "WatchingFramework",
+    "TrainingState", "UpdateObservingFramework", "UpdatingFramework", "WatchingFramework",
     # Recording
     "Call", "CallRecorder", "FeatureOffer",
     # Storage

@@ -42,6 +42,7 @@ _BUILT_IN = (
     "msprobe_core.capture.processors",
     "msprobe_core.api_check.features",
     "msprobe_core.free_benchmark.perturbing",
+    "msprobe_core.gradients.probe_offer",
     "msprobe_core.store.json_writer",
     "msprobe_core.store.folder_reader",
     "msprobe_core.store.json_reader",

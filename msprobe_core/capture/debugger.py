@@ -15,9 +15,7 @@ from msprobe_core.capture.framework_choice import find_framework
 from msprobe_core.capture.window import Window
 from msprobe_core.config import Config
 from msprobe_core.errors import SessionError
-from msprobe_core.former_names.members import Gone
-from msprobe_core.former_names.table import GRADIENT_PROBE
-from msprobe_core.model import Level
+from msprobe_core.model import Level, Task
 from msprobe_core.protocols.framework import Framework
 
 if TYPE_CHECKING:
@@ -55,6 +53,7 @@ class PrecisionDebugger:
     _instance: ClassVar[PrecisionDebugger | None] = None
     _controller: Controller
     _has_refused_to_save: bool = False
+    _has_refused_to_monitor: bool = False
     _model: Any
     """Model that ``start`` uses if it gets none."""
 
@@ -168,7 +167,6 @@ class PrecisionDebugger:
 
     # Kept for scripts written for releases up to 8.x.
     forward_backward_dump_end = stop
-    monitor = Gone(GRADIENT_PROBE)
 
     @classmethod
     def step(cls) -> None:
@@ -241,6 +239,32 @@ class PrecisionDebugger:
             return
         with controller.lock:
             controller.opened().save(variable, name, save_backward=save_backward)
+
+    @classmethod
+    def monitor(cls, target: Any, optimizer: Any = None) -> None:
+        """Record the gradients that the optimizer uses, in each of its steps, with the task ``grad_probe``.
+
+        Called once, when model and optimizer exist; ``start``, ``stop`` and ``step`` are not needed, because a step is
+        one of the optimizer. With other tasks nothing is recorded, and one warning reports this.
+
+        Args:
+            target: The model, a list of models, or the optimizer.
+            optimizer: Of the model. Without it, every optimizer is watched that updates parameters of the model, if the
+                framework can do so; MindSpore cannot.
+
+        Raises:
+            SessionError: no debugger was created, or an argument is neither a model nor an optimizer.
+        """
+        debugger = cls._current()
+        controller = debugger._controller
+        if controller.config.task is not Task.GRAD_PROBE:
+            if not debugger._has_refused_to_monitor:
+                debugger._has_refused_to_monitor = True
+                task = controller.config.task.value
+                _logger.warning("monitor(): the task is %s; gradients are recorded with 'grad_probe' only", task)
+            return
+        with controller.lock:
+            controller.opened(_first(target)).monitor(_listed(target), optimizer)
 
     @classmethod
     def register_custom_api(cls, module: Any, api: str, api_prefix: str | None = None) -> None:
@@ -342,6 +366,10 @@ def _listed(model: Any) -> list[Any]:
     if model is None:
         return []
     return list(cast("Sequence[Any]", model)) if isinstance(model, list | tuple) else [model]
+
+
+def _first(model: Any) -> Any:
+    return next(iter(_listed(model)), None)
 
 
 def module_dump(module: Any, name: str) -> None:

@@ -184,6 +184,9 @@ class KernelSession:
     def save(self, variable: Any, name: str, *, save_backward: bool) -> None:
         """Do nothing: values are saved at level debug."""
 
+    def monitor(self, targets: Sequence[Any], optimizer: Any) -> None:
+        """Do nothing: gradients are recorded with the task ``grad_probe``, at no level."""
+
     def close(self) -> None:
         """End; the framework reports if nothing was dumped."""
         self._complete_manifest()

@@ -100,6 +100,7 @@ class Session:
         self._models: Sequence[Model] = ()
         self._is_started = False
         self._has_given_up = False
+        self._monitored: list[tuple[Sequence[Any], Any]] = []
         if self._schedule.may_act:
             self._windows.check()
 
@@ -146,6 +147,8 @@ class Session:
         self.begin_at(earlier.step_number if step is None else step)
         if (single := earlier._windows.single) is not None:
             self.dump_module(single.model, single.name)
+        for targets, optimizer in earlier._monitored:
+            self.monitor(targets, optimizer)
 
     def begin_at(self, step: int) -> None:
         """Continue at ``step``.
@@ -259,6 +262,14 @@ class Session:
                 for feature in self._features:
                     feature.begin_recording(self._models)
             self._saved.save(variable, name, save_backward=save_backward)
+
+    def monitor(self, targets: Sequence[Any], optimizer: Any) -> None:
+        """Let features observe the steps of an optimizer; see `Feature.monitor`."""
+        with self._guarded():
+            self._monitored.append((targets, optimizer))
+            for feature in self._features:
+                if self._schedule.may_act:
+                    feature.monitor(targets, optimizer, self._schedule.step)
 
     # --- steps and the end ------------------------------------------------------------------------------------
 

@@ -48,7 +48,7 @@ class UnitOutput:
         self._step = 0
         is_saving = config.level is Level.DEBUG
         has_list = bool(config.options.tensor_list) and not is_saving
-        self.keeps_tensors = config.task not in {Task.STATISTICS, Task.STRUCTURE} or has_list
+        self.keeps_tensors = config.task not in {Task.STATISTICS, Task.STRUCTURE, Task.GRAD_PROBE} or has_list
         """Whether whole tensors are written."""
         self._has_extra_info = config.extra_info and not is_saving
         self.features: Sequence[Feature] = ()

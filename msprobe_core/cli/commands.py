@@ -18,6 +18,7 @@ from msprobe_core.cli.convert import convert
 from msprobe_core.cli.estimate import estimate
 from msprobe_core.cli.export import export
 from msprobe_core.cli.free_benchmark import free_benchmark
+from msprobe_core.cli.gradients import gradients
 from msprobe_core.cli.graph import graph, graph_visualize
 from msprobe_core.cli.locate import locate
 from msprobe_core.cli.merge import merge_result
@@ -50,6 +51,7 @@ def msprobe_register_commands() -> Sequence[click.Command]:
         estimate,
         export,
         free_benchmark,
+        gradients,
         graph,
         graph_visualize,
         identify,

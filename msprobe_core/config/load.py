@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import difflib
 import logging
+import math
 import os
 from collections.abc import Iterable, Mapping
 from enum import Enum
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast, get_args, get_type_hints
 
@@ -96,6 +98,8 @@ def check_config(fields: JsonObject, where: str, **overrides: Any) -> Config:
         config = msgspec.structs.replace(config, options=_as_one_mode(config.options, where))
     if config.task is Task.FREE_BENCHMARK:
         config = msgspec.structs.replace(config, options=_as_listed_calls(config.options, where))
+    if config.task is Task.GRAD_PROBE:
+        config = msgspec.structs.replace(config, level=Level.L1)  # no calls are recorded, at whatever level
     config = as_repetition(config)
     _check_together(config, where)
     if config.task is Task.STRUCTURE and config.level not in {Level.L0, Level.MIX}:
@@ -331,6 +335,10 @@ def _check_options(options: TaskOptions, task: Task, where: str) -> None:
         raise ConfigError(f"{where}: 'budget' is {options.budget}, but must be more than 0, such as 0.05")
     if options.sample < 1:
         raise ConfigError(f"{where}: 'sample' is {options.sample}, but must be at least 1")
+    if any(not low < high for low, high in pairwise((-math.inf, *options.bounds, math.inf))):
+        raise ConfigError(
+            f"{where}: 'bounds' is {list(options.bounds)!r}, but must be finite numbers, each above the one before"
+        )
     if options.bench_path:
         _check_bench(options, where)
     if task is Task.FREE_BENCHMARK:

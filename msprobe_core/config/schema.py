@@ -94,6 +94,14 @@ class TensorFormat(str, Enum):
     SAFETENSORS = "safetensors"
 
 
+class GradLevel(str, Enum):
+    """What the task ``grad_probe`` keeps of gradients: a checksum, their signs, or signs and their distribution."""
+
+    L0 = "L0"
+    L1 = "L1"
+    L2 = "L2"
+
+
 class SliceRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Keep ``[begin, end)`` of dimension ``dim`` of tensors whose size there is ``size``."""
 
@@ -133,6 +141,9 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     preheat_step: int = 15
     max_sample: int = 20
     judge: ReactionJudge = ReactionJudge.NOISE
+    grad_level: GradLevel = GradLevel.L1
+    param_list: tuple[str, ...] = ()
+    bounds: tuple[float, ...] = (-1, 0, 1)
 
 
 _SELECTION = ("scope", "list", "data_mode")
@@ -149,6 +160,7 @@ TASK_FIELDS: dict[Task, tuple[str, ...]] = {
         "scope", "list", "fuzz_device", "pert_mode", "handler_type", "fuzz_level", "fuzz_stage", "if_preheat",
         "preheat_step", "max_sample", "budget", "sample", "seed", "judge",
     ),
+    Task.GRAD_PROBE: ("grad_level", "param_list", "bounds"),
 }  # fmt: skip
 """The fields that the block of each task may have."""
 

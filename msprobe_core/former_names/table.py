@@ -33,8 +33,8 @@ CODE_MAPPING: Final = (
     "the tables of `msprobe compare` show it"
 )
 GRADIENT_PROBE: Final = (
-    "the gradient probe is no longer a part of its own; recordings at level L0 hold the gradient of every parameter "
-    "(….parameters_grad), and `msprobe compare` compares them"
+    "gradients are recorded by the task 'grad_probe' of PrecisionDebugger, and compared by `msprobe gradients compare` "
+    "and msprobe.core.grad_probe.grad_compare.GradComparator"
 )
 FREE_BENCHMARK: Final = (
     "perturbed repetitions of calls are the task 'free_benchmark' of PrecisionDebugger's configuration, with the same "
@@ -79,6 +79,7 @@ MOVED: Final = {
     "msprobe.core.parse.identify": "msprobe_core.tensor_files.recognition:identify",
     "msprobe.core.parse.open_tensors": "msprobe_core.tensor_files.recognition:open_tensors",
     "msprobe.core.config_check.ConfigChecker": "msprobe_core.recording:ConfigChecker",
+    "msprobe.core.grad_probe.grad_compare.GradComparator": "msprobe_core.compat.grad_comparator:GradComparator",
     "msprobe.core.monitor_v2.trainer.TrainerMonitorV2": "msprobe_core.recording:TrainerMonitorV2",
     "msprobe.pytorch.common.utils.seed_all": _SEED.format("pytorch"),
     "msprobe.pytorch.compare": _COMPARE,
@@ -172,7 +173,6 @@ TASKS: Final = {
     "exception_dump": (
         "kernels are not dumped at exceptions; the task 'overflow_check' records the calls that make NaN or Inf"
     ),
-    "grad_probe": GRADIENT_PROBE,
     "nan_check": "take the task 'overflow_check', which records the calls that make NaN or Inf, on any device",
     "run_ut": "its name is 'acc_check' now, with the same fields",
 }

@@ -350,6 +350,31 @@ class MonitoringFramework(Protocol):
 
 
 @runtime_checkable
+class UpdatingFramework(Protocol):
+    """Optional part of a `MonitoringFramework`, for the task ``grad_probe``: knows what optimizers update."""
+
+    def updated_by(self, optimizer: Any) -> Mapping[str, Any] | None:
+        """Return the parameters that an optimizer updates, by name, each once; ``None`` if it is no optimizer."""
+        ...
+
+    def watch_all_updates(
+        self, before: Callable[[Sequence[Any]], None], after: Callable[[], None]
+    ) -> Callable[[], None]:
+        """Call functions before and after each step of any optimizer of this process; what they raise is not handled.
+
+        Args:
+            before: Called with the tensors that are about to be updated, when their gradients are there.
+            after: Called when they have been updated.
+
+        Returns: a function that ends this.
+
+        Raises:
+            SessionError: the framework cannot do this; the message says what to give instead.
+        """
+        ...
+
+
+@runtime_checkable
 class MeasuringFramework(Protocol):
     """Optional part of a `MonitoringFramework`: what quantities need that are computed from elements.
 

@@ -96,7 +96,7 @@ def test_arguments_win_over_the_file(write):
         ({"statistics": {"bench_path": "x"}}, ["'statistics'", "unknown field 'bench_path'"]),
         ({"level": "l1"}, ["'level' is 'l1'", "did you mean 'L1'", "L0, L1, L2, mix, debug"]),
         ({"task": "statistic"}, ["'task' is 'statistic'", "did you mean 'statistics'"]),
-        ({"task": "grad_probe"}, ["there is no task 'grad_probe': ", "`msprobe compare` compares them"]),
+        ({"task": "grad_probe", "grad_probe": {"bounds": [0, 0]}}, ["'bounds' is [0", "each above the one before"]),
         ({"overflow_check": {"overflow_nums": 0}}, ["'overflow_nums' is 0", "-1 for no limit"]),
         ({"task": "overflow_check", "overflow_check": {"data_mode": ["input"]}}, ["needs both"]),
         ({"risk_level": "HIGH"}, ["'risk_level' is 'HIGH'", "CORE, FOCUS, ALL"]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from msprobe_core.capture.attachments import Attachments
 from msprobe_core.capture.forward_window import ForwardWindow
@@ -66,6 +67,19 @@ class Feature:
     @property
     def is_over(self) -> bool:
         """Whether recording can end; evaluated when a window has ended."""
+        return False
+
+    def monitor(self, targets: Sequence[Any], optimizer: Any, step: int) -> bool:  # noqa: ARG002
+        """Observe the steps of an optimizer from now on, and return whether this feature does so.
+
+        Args:
+            targets: Models, or optimizers.
+            optimizer: Of the models; ``None`` if it was not given.
+            step: Number of the first step.
+
+        Raises:
+            SessionError: an argument is neither a model nor an optimizer.
+        """
         return False
 
     def begin_window(self, step: int, rank: int | None) -> bool:  # noqa: ARG002

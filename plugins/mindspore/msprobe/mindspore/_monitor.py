@@ -111,6 +111,23 @@ class Monitoring:
             )
         return _Updates(optimizer, self._given, before, after).end
 
+    def updated_by(self, optimizer: Any) -> Mapping[str, Any] | None:
+        """Return them by the names that they have."""
+        return {each.name: each for each in optimizer.parameters} if _is_optimizer(optimizer) else None
+
+    def watch_all_updates(
+        self, before: Callable[[Sequence[Any]], None], after: Callable[[], None]
+    ) -> Callable[[], None]:
+        """Refuse: optimizers have no class in common.
+
+        Raises:
+            SessionError: always.
+        """
+        del before, after
+        raise SessionError(
+            "monitor() got a Cell without its optimizer; call monitor(optimizer) or monitor(net, optimizer)"
+        )
+
 
 class _Accumulation:
     """See `msprobe_core.plugin.Removable`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from msprobe.pytorch._collectives import Collectives
 from msprobe.pytorch._compiled import modules_to_hook
 from msprobe.pytorch._modules import PREFIX, type_name_of
-from msprobe.pytorch._optimizer_steps import StepWatch
+from msprobe.pytorch._optimizer_steps import StepWatch, hook_all_steps, leaves_of
 from msprobe.pytorch._parameters import ParameterGradients
 from msprobe.pytorch._reduce import readable
 from msprobe.pytorch._statistics import widened
@@ -82,6 +82,26 @@ class Monitoring:
     def watch_updates(self, optimizer: Any, before: BeforeUpdate, after: Callable[[], None]) -> Callable[[], None]:
         """Watch the steps of one optimizer, or of several."""
         return StepWatch(optimizer, lambda _optimizer: before(), after).end
+
+    def updated_by(self, optimizer: Any) -> Mapping[str, Any] | None:
+        """Return them by the names that the optimizer was given, else by group and place."""
+        leaves = [] if isinstance(optimizer, nn.Module) else leaves_of(optimizer)
+        found = [each for leaf in leaves for each in _names_of(leaf)]
+        by_tensor = {id(parameter): (name, parameter) for name, parameter in reversed(found)}
+        return dict(reversed(by_tensor.values())) if leaves else None
+
+    def watch_all_updates(
+        self, before: Callable[[Sequence[Any]], None], after: Callable[[], None]
+    ) -> Callable[[], None]:
+        """Hook all optimizers of PyTorch."""
+        return hook_all_steps(before, after)
+
+
+def _names_of(optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Any]]:
+    for number, group in enumerate(optimizer.param_groups):
+        named: Sequence[str] = group.get("param_names") or ()
+        for place, parameter in enumerate(group["params"]):
+            yield named[place] if place < len(named) else f"group{number}.{place}", parameter
 
 
 def moments_in(state: Mapping[str, Any]) -> tuple[Any, Any]:

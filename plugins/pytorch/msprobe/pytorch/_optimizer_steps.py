@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from msprobe_core.interception import FunctionPatch
 from msprobe_core.plugin import SessionError
@@ -159,6 +160,29 @@ class StepWatch:
         """Remove everything."""
         while self._ends:
             self._ends.pop()()
+
+
+def hook_all_steps(before: Callable[[Sequence[Any]], None], after: Callable[[], None]) -> Callable[[], None]:
+    """Call functions around the steps of all optimizers of PyTorch, also those that are made later.
+
+    Args:
+        before: Called with what is about to be updated; if a closure computes gradients, when it has done so.
+        after: Called after the update.
+
+    Returns: a function that ends this.
+    """
+
+    def begin(optimizer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        updated = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        return _with_closure(args, kwargs, lambda: before(updated))
+
+    handles = (register_optimizer_step_pre_hook(begin), register_optimizer_step_post_hook(lambda *_: after()))
+
+    def end() -> None:
+        for handle in handles:
+            handle.remove()
+
+    return end
 
 
 def _nothing() -> None:

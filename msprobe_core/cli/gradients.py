@@ -1,0 +1,83 @@
+"""``msprobe gradients``: compare the gradients of two trainings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from msprobe_core.cli.output import output_option, overwrite_option
+from msprobe_core.cli.show import show
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+    from msprobe_core.gradients.similarity import GradientComparison, Problem
+
+_MOST_SHOWN = 8
+
+
+@click.group()
+def gradients() -> None:
+    """Compare the gradients of two trainings."""
+
+
+@gradients.command()
+@click.argument("target", type=click.Path(path_type=Path))
+@click.argument("golden", type=click.Path(path_type=Path))
+@output_option()
+@overwrite_option
+def compare(*, target: Path, golden: Path, output_path: Path, overwrites: bool) -> int:
+    """Find where the gradients recorded in TARGET stop resembling those of the trusted training, GOLDEN.
+
+    Both are directories of the task grad_probe (level L1 or L2), of this or an older tool, or of a training monitor
+    that keeps sketches of gradients. Similarity is the share of elements with equal signs.
+
+    Exit status: 0 if the gradients agree, 1 if they do not, 2 if they cannot be compared.
+    """
+    from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT
+    from msprobe_core.gradients.compare import compare_gradients  # imports NumPy
+    from msprobe_core.report.gradients import refuse_foreign_results, write_comparison
+
+    result = compare_gradients(target, golden)
+    if not overwrites:
+        refuse_foreign_results(output_path, result.ranks)
+    write_comparison(result, output_path)
+    show(partial(_print, result, output_path), "the results are in the files")
+    return EXIT_DIFFERENT if result.problems else EXIT_AGREES
+
+
+def _print(result: GradientComparison, output: Path, console: Console) -> None:
+    for line in _lines(result, output):
+        console.print(line, soft_wrap=True)
+
+
+def _lines(result: GradientComparison, output: Path) -> Iterator[Text]:
+    from rich.text import Text
+
+    if result.problems:
+        first = result.problems[0].agreement
+        yield Text(f"DIFFERENT: first in layer {first.layer}, step {first.step}, rank {first.rank}.", style="bold red")
+        for problem in result.problems[:_MOST_SHOWN]:
+            yield Text(f"  {_said(problem)}")
+        if len(result.problems) > _MOST_SHOWN:
+            yield Text(f"  … and {len(result.problems) - _MOST_SHOWN:,} more")
+    else:
+        yield Text(f"AGREE: {len(result.agreements):,} gradients are as similar as they should be.", style="bold green")
+    for rank in result.ranks:
+        counted = result.counted_summary(rank)
+        step, worst = min(counted.items(), key=lambda each: each[1])
+        yield Text(f"  rank {rank}: {100 * worst:.4g} % of the signs that count agree in step {step}, the worst")
+    yield Text(f"  by the published rule: {len(result.published_problems):,} problems")
+    for finding in result.lacking:
+        yield Text(f"  {finding.text}", style="yellow")
+    yield Text(f"  written: {output}")
+
+
+def _said(problem: Problem) -> str:
+    found = problem.agreement
+    return f"{found.parameter} (step {found.step}, rank {found.rank}): {problem.finding.text}"
