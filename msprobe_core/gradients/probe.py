@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -108,7 +108,7 @@ class GradientProbe(Feature):
         for needed in (MonitoringFramework, MeasuringFramework, UpdatingFramework):
             if not isinstance(framework, needed):
                 raise PluginError(f"the task 'grad_probe' is not available for {framework.name}; choose another task")
-        self._framework: ProbedFramework = framework
+        self._framework: ProbedFramework = cast("Any", host.framework)
         self._config = host.config
         self._options = host.config.options
         self._queue = BackgroundQueue()
