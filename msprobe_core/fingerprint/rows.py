@@ -57,8 +57,8 @@ def unordered_hash(hashes: Sequence[int]) -> str:
 
 
 def _words(hashes: Sequence[int]) -> NDArray[np.int64]:
-    return np.array(hashes, np.uint64).view(np.int64)
+    return np.array([signed(int(each)) for each in hashes], np.int64)
 
 
 def _digits(total: NDArray[np.int64]) -> str:
-    return f"{int(total.view(np.uint64)[0]):016x}"
+    return f"{int(total[0]) % (1 << 64):016x}"

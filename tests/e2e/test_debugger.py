@@ -204,7 +204,7 @@ def test_without_extra_info_there_are_no_extra_files(tmp_path):
     debugger = PrecisionDebugger(dump_path=tmp_path, level="L1", extra_info=False)
     with debugger.start():
         torch.ones(2) + 1
-    assert [path.name for path in Recorded(tmp_path).directory.iterdir()] == ["dump.json"]
+    assert {path.name for path in Recorded(tmp_path).directory.iterdir()} == {"dump.json", "manifest.json"}
 
 
 def test_checksums_tell_any_difference(tmp_path):
