@@ -6,6 +6,7 @@ import pytest
 from mindspore_jobs import run_job
 
 from msprobe_core.cli import main
+from msprobe_core.store.manifest_file import MANIFEST_FILE, read_manifest
 
 FAULT = "Cell.layers.1.post_attention_layernorm.RMSNorm.forward.0"
 
@@ -30,6 +31,16 @@ def test_each_rank_has_a_directory_in_each_step(recorded, run):
         assert set(zero) == set(one)
         assert {"Cell.lm_head.Dense.forward.0", "Cell.layers.0.mlp.MLP.backward.0", FAULT} < set(zero)
         assert zero["Cell.lm_head.Dense.forward.0"] != one["Cell.lm_head.Dense.forward.0"]  # each has its own batch
+
+
+def test_each_rank_has_a_manifest_with_the_groups_of_the_job(recorded):
+    for rank in range(2):
+        manifest = read_manifest(recorded / "golden" / "step0" / f"rank{rank}" / MANIFEST_FILE)
+        assert manifest.notes == ()
+        assert (manifest.rank, manifest.world_size) == (rank, 2)
+        assert manifest.run.groups[0].ranks == (0, 1)
+        assert manifest.run.groups[0].backend == "mccl"
+        assert manifest.data
 
 
 def test_compare_names_the_rank_that_differs(recorded, tmp_path, capsys):
