@@ -172,7 +172,7 @@ def _precision() -> Mapping[str, Any]:
 
 def _generators() -> tuple[Generator, ...]:
     found = common_generators()
-    with suppress(Exception):  # this device cannot tell; the others are told
+    with suppress(Exception):  # not on this device; the others are known
         state = ms.get_rng_state().asnumpy().tobytes()
         found.append(Generator(name="mindspore", state=digest_of(state), seed=int(ms.initial_seed())))
         draws = repr((ms.get_seed(), sorted(_seeds._KERNEL_SEED.items()))).encode()
