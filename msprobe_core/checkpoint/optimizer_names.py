@@ -66,14 +66,15 @@ def _orders(
     if len(groups) == 1:
         yield names
         return
-    for is_first in (
-        lambda name: len(parameters[name]) > 1 and not _WITHOUT_DECAY.search(name),
-        lambda name: len(parameters[name]) > 1,
-        lambda name: len(parameters[name]) > 1 and not name.endswith("bias"),
-        lambda name: not name.endswith("bias"),
+    matrices = [name for name in names if len(parameters[name]) > 1]
+    for first in (
+        [name for name in matrices if not _WITHOUT_DECAY.search(name)],
+        matrices,
+        [name for name in matrices if not name.endswith("bias")],
+        [name for name in names if not name.endswith("bias")],
     ):
-        first = [name for name in names if is_first(name)]
-        second = [name for name in names if not is_first(name)]
+        known = set(first)
+        second = [name for name in names if name not in known]
         yield [*first, *second]
         yield [*second, *first]
     yield names

@@ -117,9 +117,7 @@ def state():
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_distributed_checkpoint(tmp_path):
     model, optimizer = state()
-    own = {
-        model_name: x for model_name, x in zip(dict(model.named_parameters()), optimizer.state.values(), strict=True)
-    }
+    own = dict(zip(dict(model.named_parameters()), optimizer.state.values(), strict=True))
     saved = {"model": model.state_dict(), "optim": {"state": own, "param_groups": []}, "step": 7}
     dcp.save(saved, checkpoint_id=tmp_path, no_dist=True)
     found = open_checkpoint(tmp_path)
