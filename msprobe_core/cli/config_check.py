@@ -202,20 +202,24 @@ def _ranks(directory: Path, out: Path, *, overwrites: bool) -> int:
 
 
 def _explain(located: Path, golden: Path, target: Path, out: Path | None, *, fuzzy: bool, overwrites: bool) -> int:
-    from msprobe_core.config_check.explaining import explanations, located_kind
     from msprobe_core.config_check.runs import read_run
+    from msprobe_core.locate.explain import explains, order_of, read_located
     from msprobe_core.report.config_check import RESULT_FILE, check_config_result, print_config_result, result_content
     from msprobe_core.store.atomic_file import write_json
 
     directory = out or Path(_DEFAULTS["explain"])
     if not overwrites:
         check_config_result(directory)
-    kind = located_kind(located)
+    fault = read_located(located)
     result = _result((read_run(target), read_run(golden)), fuzzy=fuzzy)
-    explains = explanations(kind, result.differences)
+    explained = {place: explains(fault, each) for place, each in enumerate(result.differences)}
     path = directory / RESULT_FILE
-    write_json(path, {**result_content(result, explains), "kind": kind})
-    shown = {place: each for place, each in explains.items() if each.degree.value != "no"}
+    write_json(path, {**result_content(result, explained), "kind": fault.kind.value})
+    telling = sorted(
+        (place for place in explained if explained[place].degree.value != "no"),
+        key=lambda place: order_of(explained[place]),
+    )
+    shown = {place: explained[place] for place in telling}
     show(lambda console: print_config_result(result, [path], console, shown), f"it is in {path}")
     return 1 if shown else 0
 

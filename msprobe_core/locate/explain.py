@@ -143,7 +143,12 @@ def _rank(found: Explained) -> tuple[int, int, int]:
     severity = list(Severity).index(found.difference.severity)
     if found.explanation is None:
         return 0, 0, severity
-    return list(Degree).index(found.explanation.degree), -found.explanation.closeness, severity
+    return *order_of(found.explanation), severity
+
+
+def order_of(explanation: Explanation) -> tuple[int, int]:
+    """Return what orders explanations, those that explain the fault best first."""
+    return list(Degree).index(explanation.degree), -explanation.closeness
 
 
 def explains(fault: LocatedFault, difference: Difference) -> Explanation:

@@ -182,7 +182,7 @@ def print_config_result(
 
 
 def _of_interest(differences: Sequence[Difference], explains: Mapping[int, Any] | None) -> list[tuple[int, Difference]]:
-    numbered = [(place, each) for place, each in enumerate(differences) if explains is None or place in explains]
+    numbered = list(enumerate(differences)) if explains is None else [(place, differences[place]) for place in explains]
     severe = [(place, each) for place, each in numbered if each.severity is not Severity.INFO]
     info = [(place, each) for place, each in numbered if each.severity is Severity.INFO]
     return [*severe[:_MOST_SHOWN], *info[:_MOST_INFO]]

@@ -93,3 +93,17 @@ def test_other_data_and_seeds_are_advised_on(tmp_path, golden):
         result = locate(record(tmp_path / name, planted, is_target=True), golden(planted))
         assert result.suspects[0].kind is kind
         assert said in result.suspects[0].advice.text
+
+
+def test_config_check_lists_what_explains_the_located_fault_first(tmp_path, golden):
+    from msprobe_core.cli.config_check import config_check
+
+    planted = PLANTED["rope base"]
+    sides = [str(golden(planted)), str(record(tmp_path / "target", planted, is_target=True))]
+    CliRunner().invoke(command, [*reversed(sides), "-o", str(tmp_path / "out")], standalone_mode=False)
+    asked = ["--explain", str(tmp_path / "out" / "locate.json"), *sides, "-o", str(tmp_path / "checked")]
+    done = CliRunner().invoke(config_check, asked, standalone_mode=False)
+    assert done.return_value == 1
+    first = next(line for line in done.output.splitlines() if line.startswith("  "))
+    assert "config.rope_parameters.rope_theta" in first
+    assert "explains it" in first
