@@ -335,17 +335,11 @@ def _check_options(options: TaskOptions, task: Task, where: str) -> None:
         raise ConfigError(f"{where}: 'budget' is {options.budget}, but must be more than 0, such as 0.05")
     if options.sample < 1:
         raise ConfigError(f"{where}: 'sample' is {options.sample}, but must be at least 1")
-    if any(not low < high for low, high in pairwise((-math.inf, *options.bounds, math.inf))):
-        raise ConfigError(
-            f"{where}: 'bounds' is {list(options.bounds)!r}, but must be finite numbers, each above the one before"
-        )
     if options.bench_path:
         _check_bench(options, where)
     if task is Task.FREE_BENCHMARK:
         _check_perturbing(options, where)
-    for rule in options.slice:
-        if rule.dim < 0 or rule.begin < 0 or (rule.size is not None and rule.size < 0):
-            raise ConfigError(f"{where}: 'slice' has a negative 'dim', 'size' or 'begin'")
+    _check_lists(options, where)
 
 
 def _check_bench(options: TaskOptions, where: str) -> None:
@@ -357,6 +351,16 @@ def _check_bench(options: TaskOptions, where: str) -> None:
         raise ConfigError(
             f"{where}: 'bench_path' is {options.bench_path!r}, which is no directory; give that of an earlier run"
         )
+
+
+def _check_lists(options: TaskOptions, where: str) -> None:
+    if any(not low < high for low, high in pairwise((-math.inf, *options.bounds, math.inf))):
+        raise ConfigError(
+            f"{where}: 'bounds' is {list(options.bounds)!r}, but must be finite numbers, each above the one before"
+        )
+    for rule in options.slice:
+        if rule.dim < 0 or rule.begin < 0 or (rule.size is not None and rule.size < 0):
+            raise ConfigError(f"{where}: 'slice' has a negative 'dim', 'size' or 'begin'")
 
 
 def _check_perturbing(options: TaskOptions, where: str) -> None:

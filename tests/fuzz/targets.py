@@ -568,6 +568,8 @@ def _use_manifests(directory: Path) -> None:
     read_manifest(directory / "step0" / "rank0" / "manifest.json")
     read_data_rows(directory / "step0" / "rank0")
     read_data_rows(directory / "step1" / "rank0" / "data_rows.json")
+
+
 def _atb(directory: Path) -> None:
     content = foreign_dumps.elements("float16", (2, 3))
     (directory / "tensors.bin").write_bytes(foreign_dumps.atb(content, 1, (2, 3)))
@@ -597,6 +599,8 @@ def _use_foreign(directory: Path) -> None:
     with tempfile.TemporaryDirectory() as other:
         command("parse", "-d", "{}", "-t", "npy", "-o", f"{other}/npy")(directory)
         command("convert", "--from", "auto", "{}", f"{other}/dump")(directory)
+
+
 def _checkpoint_names(directory: Path) -> None:
     np.savez(directory / "a.npz", **{"layers.0.weight": np.ones((2, 3), np.float32)})
     (directory / "names.yaml").write_text("layers.0.weight: layers.0.weight\nlayers.1.weight: layers.2.weight\n")
