@@ -550,7 +550,7 @@ def _with_earlier(
     kinds: Sequence[Kind],
     notes: list[Finding],
 ) -> list[TensorRow]:
-    """Return the rows with distances in units of one step's update, and with tensors that were left behind."""
+    """Return the rows with distances in units of one step's update, and with tensors that were not updated."""
     workspace = Workspace()
     by_key = {pair.key: pair for pair in pairs}
     sides: list[tuple[Checkpoint, Mapping[str, Slot]]] = []

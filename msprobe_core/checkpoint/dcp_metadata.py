@@ -5,7 +5,7 @@ Source: ``metadata.py`` and ``filesystem.py`` in ``torch/distributed/checkpoint`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -177,7 +177,8 @@ def _places(entries: Entries) -> dict[_PlaceKey, StoredRange]:
         if type(name) is not str or type(file) is not str or type(begin) is not int or type(length) is not int:
             raise MalformedError("has a place in a file that is none")
         offset = index.get("offset")
-        names = tuple(str(each)[:40] for each in transforms) if isinstance(transforms, (list, tuple)) else ()
+        listed = cast("Sequence[object]", transforms) if isinstance(transforms, (list, tuple)) else ()
+        names = tuple(str(each)[:40] for each in listed)
         found[name, None if offset is None else _sizes(offset)] = StoredRange(file, begin, length, names)
     return found
 
@@ -185,7 +186,9 @@ def _places(entries: Entries) -> dict[_PlaceKey, StoredRange]:
 def _paths(value: Any) -> dict[str, tuple[str | int, ...]]:
     found: dict[str, tuple[str | int, ...]] = {}
     for key, each in _entries(value):
-        parts: Any = each
-        if type(key) is str and type(parts) is tuple and all(type(part) in (str, int) for part in parts):
-            found[key] = cast("tuple[str | int, ...]", parts)
+        if type(key) is not str or type(each) is not tuple:
+            continue
+        parts = cast("tuple[str | int, ...]", each)
+        if all(type(part) in (str, int) for part in parts):
+            found[key] = parts
     return found

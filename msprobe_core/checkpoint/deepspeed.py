@@ -51,8 +51,9 @@ def open_deepspeed(path: Path) -> Draft:
         )
     draft.count(path / models[0])
     model = open_pt_tree(path / models[0])
-    value = cast("dict[Key, Any]", model.value) if isinstance(model.value, dict) else {}
-    step = value.get("global_steps")
+    content: Any = model.value
+    value = cast("dict[Key, Any]", content) if isinstance(content, dict) else {}
+    step: object = value.get("global_steps")
     draft.step = step if type(step) is int else step_in(path.name)
     draft.settings |= flattened(value.get("ds_config"), "ds_config")
     ranks = _ranks(draft, names)
@@ -101,9 +102,11 @@ def _shapes(value: Any) -> list[dict[str, tuple[int, ...]]]:
     for group in groups:
         own: dict[str, tuple[int, ...]] = {}
         for name, shape in (cast("dict[Key, Any]", group) if isinstance(group, dict) else {}).items():
-            sizes: Any = shape
-            if type(sizes) is tuple and all(type(each) is int and each >= 0 for each in sizes):
-                own[str(name)] = cast("tuple[int, ...]", sizes)
+            if type(shape) is not tuple:
+                continue
+            sizes = cast("tuple[int, ...]", shape)
+            if all(type(each) is int and each >= 0 for each in sizes):
+                own[str(name)] = sizes
         found.append(own)
     return found
 
@@ -114,8 +117,7 @@ def _add_states(
     if not ranks:
         return
     count = _state_of(next(iter(ranks.values()))).get("partition_count")
-    counts: Any = count
-    size = max(counts, default=0) if isinstance(counts, list) else count
+    size: object = max(cast("list[int]", count), default=0) if isinstance(count, list) else count
     expected = size if type(size) is int and 0 < size < 1 << 20 else 1 + max(ranks)
     missing = [f"dp{rank}" for rank in range(expected) if rank not in ranks]
     vectors = [_vectors(_state_of(tree), stage) for _, tree in sorted(ranks.items())]

@@ -162,9 +162,8 @@ def tie_by_config(draft: Draft, config: Mapping[str, Any]) -> None:
                 draft.aliases[name] = "shared.weight"
     has_head = any(name.rpartition(".")[0].endswith(("lm_head", "output_layer", "embed_out")) for name in draft.tensors)
     architectures: Any = config.get("architectures") or [""]
-    is_model_with_head = str(architectures[0] if isinstance(architectures, list) else "").endswith(
-        ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
-    )
+    first = cast("list[object]", architectures)[0] if isinstance(architectures, list) else ""
+    is_model_with_head = str(first).endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration"))
     if tied is True or (tied is None and is_model_with_head):
         table = "shared.weight" if "shared.weight" in draft.tensors else tables[0]
         if not has_head:

@@ -197,13 +197,13 @@ def names_of_states(
 
 
 def _add_settings(draft: Draft, tree: PtTree) -> None:
-    if not isinstance(tree.value, dict):
+    content: Any = tree.value
+    if not isinstance(content, dict):
         return
-    for key, value in cast("dict[Key, Any]", tree.value).items():
-        if key in ("args", "hyper_parameters", "config", "cfg", "hparams") or not isinstance(
-            value, (dict, list, tuple)
-        ):
-            if isinstance(value, (StoredTensor, Opaque)) or value is None:
+    for key, value in cast("dict[Key, Any]", content).items():
+        is_container = type(value) in (dict, list, tuple)
+        if key in ("args", "hyper_parameters", "config", "cfg", "hparams") or not is_container:
+            if value is None or isinstance(value, (StoredTensor, Opaque)):
                 continue
             draft.settings |= flattened(value, "" if key == "args" else str(key))
         if key in ("step", "global_step", "iteration", "global_steps") and type(value) is int:

@@ -140,11 +140,11 @@ def _shift(own: Sequence[str], other: Sequence[str]) -> int | None:
     """
     most = min(len(own), len(other)) // 2
     for shift in range(1, min(most, _MOST_SHIFT) + 1):
-        for sign, (ahead, behind) in ((1, (other, own)), (-1, (own, other))):
-            length = min(len(ahead) - shift, len(behind))
+        for sign, (ahead, later) in ((1, (other, own)), (-1, (own, other))):
+            length = min(len(ahead) - shift, len(later))
             # Rows that are all alike, such as masks, are equal at any shift.
-            if ahead[shift] == behind[0] and list(ahead[shift : shift + length]) == list(behind[:length]):
-                return sign * shift if len({*behind[:length]}) > 1 else None
+            if ahead[shift] == later[0] and list(ahead[shift : shift + length]) == list(later[:length]):
+                return sign * shift if len({*later[:length]}) > 1 else None
     return None
 
 

@@ -1,6 +1,6 @@
 """Differences of the models of two runs: modules and their settings, parameters, and the models' own configuration.
 
-The same difference of many modules is one row with their number: another eps in 32 norms is one decision of somebody.
+The same difference of many modules is one row with their number: another eps in 32 norms is one decision of a user.
 What modules and parameters show is what took effect. A setting of the model's configuration that shows in them is named
 after them, as what follows.
 """

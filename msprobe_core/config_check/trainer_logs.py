@@ -143,7 +143,7 @@ def _stripper(prefix: str) -> Callable[[str], str]:
 
 
 def _end_of_dict(text: str) -> int | None:
-    """Return the place behind the bracket that closes the first one; ``None`` if there is none, or too much depth."""
+    """Return the place after the bracket that closes the first one; ``None`` if there is none, or too much depth."""
     depth, quote, is_escaped = 0, "", False
     for place, letter in enumerate(text):
         if quote:

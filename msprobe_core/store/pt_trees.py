@@ -456,8 +456,8 @@ class _Window(io.RawIOBase):
     def tell(self) -> int:
         return self._position
 
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._num_bytes}[whence]
+    def seek(self, offset: int, origin: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._num_bytes}[origin]
         if base + offset < 0:
             raise OSError(22, "a position before the start")
         self._position = base + offset
