@@ -26,6 +26,8 @@ _MAX_SETTINGS = 4096
 _MAX_SETTING_CHARS = 500
 
 _TABLES = re.compile(r"(^|\.)(embed_tokens|wte|word_embeddings|tok_embeddings|embed_in|shared)\.weight$")
+_TABLE_ENDINGS = ("_tokens.weight", "wte.weight", "_embeddings.weight", "embed_in.weight", "shared.weight")
+"""Endings of all that `_TABLES` matches: searching for the pattern in 100,000 names takes longer."""
 _HEADS = ("lm_head.weight", "model.lm_head.weight")
 
 
@@ -152,7 +154,7 @@ def tie_by_config(draft: Draft, config: Mapping[str, Any]) -> None:
     tied = config.get("tie_word_embeddings")
     if tied is None and isinstance(text, dict):
         tied = cast("dict[str, Any]", text).get("tie_word_embeddings")
-    tables = sorted((name for name in draft.tensors if _TABLES.search(name)), key=len)
+    tables = sorted((name for name in draft.tensors if name.endswith(_TABLE_ENDINGS) and _TABLES.search(name)), key=len)
     if not tables:
         return
     if config.get("is_encoder_decoder") is True and "shared.weight" in draft.tensors:

@@ -5,6 +5,9 @@ Imports of formats are in functions, so that opening one does not load the other
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
 from msprobe_core.checkpoint.contents import Checkpoint, CheckpointFormat
@@ -34,14 +37,27 @@ def open_checkpoint(path: Path) -> Checkpoint:
     """
     path = Path(path)
     try:
-        draft = _open_directory(path) if path.is_dir() else _open_file(path)
-        return draft.done()
+        with _without_collection():
+            draft = _open_directory(path) if path.is_dir() else _open_file(path)
+            return draft.done()
     except OSError as problem:
         raise DumpError(f"{path}: cannot be read ({problem.strerror or problem})") from problem
     except MemoryError as problem:
         raise DumpError(f"{path}: what describes its tensors does not fit into memory") from problem
     except RecursionError as problem:
         raise DumpError(f"{path}: what describes its tensors is nested too deeply") from problem
+
+
+@contextmanager
+def _without_collection() -> Generator[None, None, None]:
+    """Pause the search for cycles: it would walk over 100,000 tensors, none of them garbage, again and again."""
+    is_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if is_on:
+            gc.enable()
 
 
 def _open_directory(path: Path) -> Draft:

@@ -80,7 +80,7 @@ class StoredTensor:
         is_conjugated: Whether the imaginary parts are those stored with the opposite sign.
     """
 
-    name: Path
+    name: Path | str
     storage: Storage
     stored: Any  # np.dtype, most of whose members have no types
     dtype: str
@@ -91,16 +91,18 @@ class StoredTensor:
     is_conjugated: bool = False
 
     def __post_init__(self) -> None:
-        numbers = (*self.shape, *self.strides, self.offset)
-        if len(self.shape) != len(self.strides) or len(self.shape) > MAX_DIMS or min(numbers) < 0:
+        shape, strides = self.shape, self.strides
+        if len(shape) != len(strides) or len(shape) > MAX_DIMS or min((*shape, *strides, self.offset)) < 0:
             raise DumpError(f"{self.name}: describes a tensor with impossible sizes or strides")
-        num_bytes = self.storage.num_bytes
-        if 0 not in self.shape and (self.offset + self._extent) * self.stored.itemsize > num_bytes:
+        num_bytes, item_bytes, is_empty = self.storage.num_bytes, self.stored.itemsize, 0 in shape
+        if not is_empty and (self.offset + _extent_of(shape, strides)) * item_bytes > num_bytes:
             raise DumpError(f"{self.name}: describes a tensor larger than its {num_bytes} bytes; the file is damaged")
         # Other sizes count even if one is 0: NumPy cannot create an array of such a shape either.
-        unfolded = math.prod(max(n, 1) for n in self.shape) * self.stored.itemsize
-        if unfolded > MAX_TENSOR_BYTES or self.size_bytes > most_unfolded(num_bytes):
-            raise DumpError(f"{self.name}: describes a tensor of the shape {self.shape}, which is too large to unfold")
+        unfolded = item_bytes
+        for size in shape:
+            unfolded *= size or 1
+        if unfolded > MAX_TENSOR_BYTES or (not is_empty and unfolded > most_unfolded(num_bytes)):
+            raise DumpError(f"{self.name}: describes a tensor of the shape {shape}, which is too large to unfold")
 
     @property
     def numel(self) -> int:
@@ -172,10 +174,6 @@ class StoredTensor:
         except MemoryError as error:
             raise DumpError(f"{self.name}: does not fit into memory") from error
         return TensorContent(self.dtype, self.shape, memoryview(content))
-
-    @property
-    def _extent(self) -> int:
-        return _extent_of(self.shape, self.strides)
 
     @property
     def is_contiguous(self) -> bool:
@@ -323,15 +321,23 @@ def _bytes_of(values: Any) -> Any:
 
 def _extent_of(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
     """Return the number of elements from the first to the last of a non-empty view."""
-    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    extent = 1
+    for size, stride in zip(shape, strides, strict=True):
+        extent += (size - 1) * stride
+    return extent
 
 
 def c_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return the strides of a tensor in C order, in elements."""
-    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= size
+    return tuple(reversed(strides))
 
 
-def _read_fully(file: FileIO, content: Any, name: Path) -> None:
+def _read_fully(file: FileIO, content: Any, name: Path | str) -> None:
     """Fill a vector of bytes from the current position of ``file``, a raw file.
 
     Raises:

@@ -207,6 +207,9 @@ _BFLOAT16, _UINT16 = b"'descr': '<E2'", b"'descr': '<u2'"
 _OPENERS = {".npy": _open_npy, ".pt": open_pt}
 
 
+_STORED = {dtype: np.dtype(DTYPES[dtype]) for dtype in SAFETENSORS_DTYPES.values()}
+
+
 class _Member(msgspec.Struct):
     """One tensor in a shard's header."""
 
@@ -231,22 +234,23 @@ def _open_member(shard: Path, key: str) -> StoredTensor:
 
 
 def _member_tensor(shard: Path, key: str, start: int, found: _Member, size: int) -> StoredTensor:
-    path = Path(layout.shard_reference(str(shard), key))
+    # A text: a file may have 100,000 tensors, and a Path takes longer to make than all the rest of one.
+    name = layout.shard_reference(str(shard), key)
     dtype = SAFETENSORS_DTYPES.get(found.dtype)
     if dtype is None:
-        raise DumpError(f"{path}: holds values of the type {found.dtype}, which is not known here")
+        raise DumpError(f"{name}: holds values of the type {found.dtype}, which is not known here")
     begin, end = found.data_offsets
-    stored = np.dtype(DTYPES[dtype])
+    stored = _STORED[dtype]
     if (
         len(found.shape) > MAX_DIMS
-        or min(begin, *found.shape, 0) < 0
+        or min((begin, *found.shape)) < 0
         or end - begin != math.prod(found.shape) * stored.itemsize
     ):
-        raise DumpError(f"{path}: its place in the file does not fit its shape; the file is damaged")
+        raise DumpError(f"{name}: its place in the file does not fit its shape; the file is damaged")
     if start + end > size:
-        raise DumpError(f"{path}: is cut off: the file ends before it")
+        raise DumpError(f"{name}: is cut off: the file ends before it")
     return StoredTensor(
-        name=path,
+        name=name,
         storage=Storage(file=shard, begin=start + begin, num_bytes=end - begin),
         stored=stored,
         dtype=dtype,
