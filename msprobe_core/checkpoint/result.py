@@ -119,7 +119,7 @@ class CheckpointResult:
 
     @property
     def is_exact(self) -> bool:
-        """Whether all tensors are equal."""
+        """Whether all tensors are equal; ties and buffers of one side are no differences, casts and padding are."""
         return self.is_same_model and all(row.relation in (Relation.EQUAL, Relation.BUFFER) for row in self.rows)
 
     @property

@@ -1,9 +1,12 @@
 """msprobe checkpoint on files of real libraries: a sound conversion is the same model, a planted bug is named."""
 
+import json
+
 import pytest
 import torch
 import transformers
 from megatron_layout import shape_of, write_megatron
+from safetensors.torch import save_file
 
 from msprobe_core.cli import main
 
@@ -55,6 +58,19 @@ def test_a_cast_is_the_same_model_unless_strict(run, model, saved, tmp_path):
     torch.save({name: value.bfloat16() for name, value in model.state_dict().items()}, tmp_path / "half.pt")
     assert run("compare", tmp_path / "half.pt", saved)[0] == 0
     assert run("compare", "--strict", tmp_path / "half.pt", saved)[0] == 1
+
+
+def test_a_tie_is_no_difference_even_if_strict(run, model, saved, tmp_path):
+    tied = {name: value for name, value in model.state_dict().items() if name != "lm_head.weight"}
+    settings = model.config.to_diff_dict() | {"tie_word_embeddings": True}
+    (tmp_path / "tied").mkdir()
+    (tmp_path / "tied" / "config.json").write_text(json.dumps(settings, default=str))
+    save_file(tied, tmp_path / "tied" / "model.safetensors")
+    both = tied | {"lm_head.weight": tied["model.embed_tokens.weight"].clone()}
+    torch.save(both, tmp_path / "both.pt")
+    assert run("compare", "--strict", tmp_path / "tied", tmp_path / "both.pt")[0] == 0
+    torch.save(both | {"lm_head.weight": model.state_dict()["lm_head.weight"]}, tmp_path / "own.pt")
+    assert run("compare", tmp_path / "tied", tmp_path / "own.pt")[0] == 1
 
 
 def test_a_wrong_tensor_is_named_and_written(run, model, saved, tmp_path):
