@@ -3,7 +3,8 @@
 python bench/checkpoint_faults.py
 
 Plants every bug of `tests/support/checkpoint_bugs.py` into weights that look trained, saves both sides as safetensors,
-and prints a table. Sound conversions to Megatron's layout are checked for each number of ranks.
+and prints a table. Sound conversions to Megatron's layout, to PyTorch's
+distributed checkpoints and to DeepSpeed's are checked, the latter two as far as one process can write them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors.numpy import save_file
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
@@ -73,11 +75,51 @@ def sound(directory: Path) -> int:
     return count
 
 
+def sharded(directory: Path) -> int:
+    """Print sound conversions to what PyTorch's distributed checkpoints and DeepSpeed write; return their number."""
+    count = 0
+    for model in (bugs.llama, bugs.qwen_moe):
+        arrays = model(num_layers=2)
+        state = {key: torch.from_numpy(values.copy()) for key, values in arrays.items()}
+        golden = saved(arrays, directory / model.__name__ / "hf")
+        for world in (0, 1, 2, 4):
+            form = f"zero3 of {world} ranks" if world else "dcp"
+            path = directory / model.__name__ / form
+            if world:
+                write_zero3(state, path, world)
+            else:
+                dcp.save({"model": state}, checkpoint_id=path, no_dist=True)
+            found = compare_checkpoints(open_checkpoint(path), open_checkpoint(golden))
+            count += 1
+            print(f"{'same' if found.is_same_model else 'DIFFERENT':10} {model.__name__} {form}: {found.headline}")
+            for row in found.differing[:3]:
+                print(f"    {row.name} {row.golden_name}: {row.relation.value}, {row.proof}")
+    return count
+
+
+def write_zero3(state: dict[str, torch.Tensor], directory: Path, world: int) -> None:
+    """Write what DeepSpeed 0.19 does at stage 3: each parameter is cut in as many parts as ranks, of equal size."""
+    step = directory / "global_step5"
+    step.mkdir(parents=True)
+    vectors: list[list[torch.Tensor]] = [[] for _ in range(world)]
+    for x in state.values():
+        padded = torch.cat([x.float().reshape(-1), torch.zeros(-x.numel() % world)])
+        for own, part in zip(vectors, padded.chunk(world), strict=True):
+            own.append(part)
+    content = {"module": {}, "param_shapes": [{name: x.shape for name, x in state.items()}], "global_steps": 5}
+    for rank, parts in enumerate(vectors):
+        own = {"zero_stage": 3, "partition_count": world, "fp32_flat_groups": [torch.cat(parts)]}
+        own["optimizer_state_dict"] = {"state": {}, "param_groups": []}
+        torch.save({"optimizer_state_dict": own}, step / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
+        torch.save(content, step / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt")
+    (directory / "latest").write_text("global_step5")
+
+
 def main() -> None:
-    """Print both tables."""
+    """Print all tables."""
     with tempfile.TemporaryDirectory() as place:
         share = planted(Path(place) / "planted")
-        count = sound(Path(place) / "sound")
+        count = sound(Path(place) / "sound") + sharded(Path(place) / "sharded")
     print(f"{len(bugs.BUGS)} planted bugs, {share:.0%} with the right class; {count} sound conversions")
 
 
