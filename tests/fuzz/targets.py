@@ -9,6 +9,7 @@ import random
 import re
 import shutil
 import tempfile
+import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,15 +34,20 @@ class Target:
         make: Writes what is sound into a directory that is there.
         use: Reads what lies in a directory; a sentence is raised as a `MsprobeError`.
         files: Which of the files there are damaged.
+        damages: Damages them in another way than a file as a whole.
     """
 
     modules: Sequence[str]
     make: Callable[[Path], object]
     use: Callable[[Path], object]
     files: str = "**/*"
+    damages: Callable[[random.Random, Path], None] | None = None
 
     def damage(self, rng: random.Random, directory: Path) -> None:
         """Damage one file."""
+        if self.damages is not None:
+            self.damages(rng, directory)
+            return
         damage_file(rng, rng.choice(sorted(path for path in directory.glob(self.files) if path.is_file())))
 
 
@@ -625,6 +631,182 @@ def _use_checkpoint_fingerprint(directory: Path) -> None:
     command("checkpoint", "compare", path, path)(directory)
 
 
+def _checkpoint(kind: str) -> Callable[[Path], None]:
+    def make(directory: Path) -> None:
+        from checkpoint_files import WRITERS
+
+        WRITERS[kind](directory / "damaged")
+        WRITERS[kind](directory / "sound")
+
+    return make
+
+
+def _use_checkpoint(directory: Path) -> None:
+    from msprobe_core.checkpoint.opening import open_checkpoint
+    from msprobe_core.checkpoint.reading import read_logical
+    from msprobe_core.errors import MsprobeError
+
+    command("checkpoint", "inspect", "{}/damaged")(directory)
+    command("checkpoint", "compare", "{}/damaged", "{}/sound", "--optimizer", "-o", "{}/out", "--overwrite")(directory)
+    command("checkpoint", "resume", "{}/damaged", "{}/sound")(directory)
+    command("checkpoint", "resume", "{}/sound", "{}/damaged")(directory)
+    shutil.rmtree(directory / "out", ignore_errors=True)
+    for held in open_checkpoint(directory / "damaged").tensors.values():
+        if held.damage is None:
+            with contextlib.suppress(MsprobeError):
+                read_logical(held)
+
+
+def _checkpoint_index(directory: Path) -> None:
+    table = {"metadata": {"total_size": 3}, "weight_map": {"a": "x-00001.safetensors", "b": "y.safetensors"}}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(table))
+
+
+def _dcp_metadata(directory: Path) -> None:
+    from checkpoint_files import write_dcp
+
+    write_dcp(directory / "whole")
+    (directory / "whole" / ".metadata").rename(directory / ".metadata")
+    shutil.rmtree(directory / "whole")
+
+
+def _packs(directory: Path) -> None:
+    import manifests
+
+    from msprobe_core.config_check.pack import DYNAMIC, STATIC, Pack, RandomSite, Summary, write_pack
+
+    for name, factor in (("pack", 1.0), ("other", 2.0)):
+        summaries = {"args.0": Summary(max=factor, min=-1.0, mean=0.5, norm=2.0)}
+        pack = Pack(
+            environment={"NCCL_ALGO": "Ring"}, libraries={"torch": "2.13.0", "numpy": "2.3.0"},
+            settings={STATIC: {"lr": 0.1 * factor}, DYNAMIC: {"hidden_size": 64}},
+            dataset={(step, 0): summaries for step in (0, 1)}, weights={(0, 0): {"fc.weight": Summary(max=factor)}},
+            random={0: {"torch.rand": [RandomSite(3, ["a.py:3"])]}},
+            manifests={0: manifests.manifest((), lr=0.1 * factor)},
+        )  # fmt: skip
+        write_pack(directory / f"{name}.zip", pack)
+    with zipfile.ZipFile(directory / "pack.zip") as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(directory / "pack.zip", "w") as archive:  # not compressed, so that damage reaches the texts
+        for name, content in members.items():
+            archive.writestr(name, content)
+
+
+def _damaged_pack(rng: random.Random, directory: Path) -> None:
+    """Damage the zip, or a member of it."""
+    path = directory / "pack.zip"
+    if rng.random() < 0.4:
+        damage_file(rng, path)
+        return
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    chosen = rng.choice(sorted(members))
+    scratch = directory / ("member.json" if chosen != "pip" else "member")
+    scratch.write_bytes(members[chosen])
+    damage_file(rng, scratch)
+    members[chosen] = scratch.read_bytes()
+    scratch.unlink()
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+
+
+def _use_packs(directory: Path) -> None:
+    command("config_check", "-c", "{}/pack.zip", "{}/other.zip", "-o", "{}/out", "--overwrite")(directory)
+    shutil.rmtree(directory / "out", ignore_errors=True)
+    READERS["pack.zip"](directory / "pack.zip")
+
+
+_SCRIPT = """#!/bin/bash
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+LR=1e-4
+MODEL_ARGS="
+  --num-layers ${LAYERS:-24} --hidden-size 1024 --lr $LR --bf16
+"
+MODEL_ARGS+=" --seq-length 4096"  # more
+DATA=(--data-path /a/b 'c d')
+torchrun --nproc_per_node 8 pretrain.py $MODEL_ARGS "${DATA[@]}" \\
+    --split 949,50,1 model.path=/x 2>&1 | tee out.log
+"""
+
+_VERL_LOG = """(TaskRunner pid=31) {'actor_rollout_ref': {'actor': {'optim': {'lr': 1e-06, 'betas': [0.9, 0.999]},
+(TaskRunner pid=31)                              'path': PosixPath('/a'), 'ppo_epochs': 1},
+(TaskRunner pid=31)                    'rollout': {'name': 'vllm', 'n': 5, 'seed': None, 'env_vars': {'A': '1'}}},
+(TaskRunner pid=31)  'data': {'seed': -1, 'shuffle': True}}
+(TaskRunner pid=31) step:1
+"""
+
+_SLIME_LOG = """------------------------ arguments ------------------------
+  lr .............................................. 1e-06
+  betas ........................................... [0.9, 0.98]
+  save ............................................ None
+  path ............................................ /a/b
+-------------------- end of arguments ---------------------
+"""
+
+
+def _settings(directory: Path) -> None:
+    (directory / "train.sh").write_text(_SCRIPT)
+    (directory / "train.yaml").write_text("model: {hidden_size: 1024, layers: [1, 2]}\nlr: 1.0e-4\napi_key: abc\n")
+
+
+def _use_settings(directory: Path) -> None:
+    from msprobe_core.errors import MsprobeError
+
+    for name in ("train.sh", "train.yaml"):
+        with contextlib.suppress(MsprobeError):
+            READERS[name](directory / name)
+    files = ("{}/train.sh", "{}/train.yaml")
+    command("config_check", "-d", *files, "-o", "{}/pack.zip", "--overwrite")(directory)
+    (directory / "pack.zip").unlink(missing_ok=True)
+
+
+def _logs(directory: Path) -> None:
+    (directory / "verl.log").write_text(_VERL_LOG)
+    (directory / "slime.log").write_text(_SLIME_LOG)
+    (directory / "wanted.yaml").write_text("actor_rollout_ref: {actor: {ppo_epochs: 1}}\nA: '1'\n")
+
+
+def _use_logs(directory: Path) -> None:
+    from msprobe_core.errors import MsprobeError
+
+    for name in ("verl.log", "slime.log", "wanted.yaml"):
+        with contextlib.suppress(MsprobeError):
+            READERS[name](directory / name)
+    with tempfile.TemporaryDirectory() as other:
+        for name, text in (("verl.log", _VERL_LOG), ("slime.log", _SLIME_LOG)):
+            (Path(other) / name).write_text(text)
+        for mode, files in {
+            "-vc": ("{}/verl.log", f"{other}/verl.log"), "-sc": ("{}/slime.log", f"{other}/slime.log"),
+            "-vv": ("{}/wanted.yaml", "{}/verl.log"),
+        }.items():  # fmt: skip
+            command("config_check", mode, *files, "-o", f"{other}/out{mode}")(directory)
+
+
+def _signs(directory: Path) -> None:
+    from msprobe_core.gradients.probe_layout import counted_file, sign_file, summary_file
+
+    rng = np.random.default_rng(0)
+    for side in ("target", "golden"):
+        rank = directory / side / "rank0"
+        for step in (0, 1):
+            for name in ("fc.weight", "fc.bias"):
+                for path in (sign_file(rank, step, name), counted_file(rank, step, name)):
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                np.save(sign_file(rank, step, name), rng.random((3, 4)) > 0.5)
+                np.save(counted_file(rank, step, name), np.packbits(rng.random(12) > 0.2))
+            rows = 'param_name,max,min,norm,shape\nfc.weight,1.0,-1.0,2.0,"[3, 4]"\nfc.bias,1.0,-1.0,2.0,[12]\n'
+            summary_file(rank, step).write_text(rows)
+
+
+def _use_signs(directory: Path) -> None:
+    from msprobe_core.gradients.signs import compare_signs
+
+    command("gradients", "compare", "{}/target", "{}/golden", "-o", "{}/out", "--overwrite")(directory)
+    shutil.rmtree(directory / "out", ignore_errors=True)
+    compare_signs(directory / "target", directory / "golden")
+
+
 TARGETS = {
     "tensor": Target(["store/tensors", "store/tensor_source"], _tensor, one("x.npy")),
     "pt": Target(["store/pt_files", "store/tensor_source"], _pt, one("x.pt")),
@@ -718,6 +900,24 @@ TARGETS = {
     "checkpoint fingerprint": Target(
         ["checkpoint/fingerprints"], _checkpoint_fingerprint, _use_checkpoint_fingerprint, "*.arrow"
     ),
+    **{
+        f"checkpoint {kind}": Target(
+            [f"checkpoint/{each}" for each in modules], _checkpoint(kind), _use_checkpoint, "damaged/**/*"
+        )
+        for kind, modules in {
+            "hf": ("opening", "directory", "safetensors_files"),
+            "bin": ("opening", "pt_states"),
+            "megatron": ("opening", "megatron"),
+            "deepspeed": ("opening", "deepspeed"),
+            "dcp": ("dcp", "dcp_metadata"),
+        }.items()
+    },
+    "checkpoint index": Target(["checkpoint/directory"], _checkpoint_index, one("model.safetensors.index.json")),
+    "checkpoint .metadata": Target(["checkpoint/dcp_metadata"], _dcp_metadata, one(".metadata"), ".metadata"),
+    "packs": Target(["config_check/pack"], _packs, _use_packs, damages=_damaged_pack),
+    "launch settings": Target(["config_check/static_settings"], _settings, _use_settings),
+    "logs of trainers": Target(["config_check/trainer_logs"], _logs, _use_logs),
+    "signs of gradients": Target(["gradients/signs"], _signs, _use_signs, "target/**/*"),
     "check settings": Target(["api_check/settings_file"], _check_settings, _use_check_settings),
     "atb": Target(["tensor_files/atb", "tensor_files/opening"], _atb, _use_foreign),
     "dumps of CANN": Target(["tensor_files/cann_dumps"], _cann_dump, _use_foreign),

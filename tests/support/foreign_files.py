@@ -208,6 +208,48 @@ def _foreign(path):
             content_of(tensor.source)
 
 
+def _pack(path):
+    from msprobe_core.config_check.pack import read_pack
+
+    return read_pack(path)
+
+
+def _static_settings(path):
+    from msprobe_core.config_check.static_settings import read_settings
+
+    return read_settings([path])
+
+
+def _verl_log(path):
+    from msprobe_core.config_check.trainer_logs import read_verl_log
+
+    return read_verl_log(path)
+
+
+def _slime_log(path):
+    from msprobe_core.config_check.trainer_logs import read_slime_log
+
+    return read_slime_log(path)
+
+
+def _wanted(path):
+    from msprobe_core.config_check.trainer_logs import read_wanted
+
+    return read_wanted(path)
+
+
+def _checkpoint_index(path):
+    from msprobe_core.checkpoint.directory import read_json
+
+    return read_json(path)
+
+
+def _distributed_metadata(path):
+    from msprobe_core.checkpoint.dcp_metadata import read_metadata
+
+    return read_metadata(path)
+
+
 READERS = {
     "manifest.json": _manifest, "data_rows.json": _data_rows,
     "tensors.bin": _foreign, "tensors.npz": _foreign,
@@ -220,4 +262,7 @@ READERS = {
     "anomaly.json": _alarms, "monitor_v2.json": _second_plan, "names.json": _trend_names,
     "check.journal": _check_journal, "check.yaml": _check_settings,
     "calls.json": _stored_calls, "locate.json": _location, "compare.json": _request, "request.json": _compare_request,
+    "pack.zip": _pack, "train.sh": _static_settings, "train.yaml": _static_settings, "wanted.yaml": _wanted,
+    "verl.log": _verl_log, "slime.log": _slime_log,
+    "model.safetensors.index.json": _checkpoint_index, ".metadata": _distributed_metadata,
 }  # fmt: skip
