@@ -7,9 +7,10 @@ flattened. Settings that look like secrets are not kept.
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from msprobe_core.errors import ConfigError
@@ -25,6 +26,8 @@ SHELL_SUFFIXES, YAML_SUFFIXES = frozenset({".sh", ".bash"}), frozenset({".yaml",
 _MAX_BYTES = 8 << 20
 _MAX_VALUE = 1 << 16
 _MAX_DEPTH = 20
+_MOST_ASSIGNMENTS, _MOST_LAUNCHES = 20_000, 100
+"""A script can put together far more than it has: each is read with the values of those before it."""
 
 _ASSIGNMENT = re.compile(
     r"""^[ \t]*(?:export[ \t]+|local[ \t]+|declare[ \t]+(?:-\w+[ \t]+)*)?([A-Za-z_]\w*)(\+?)=
@@ -85,21 +88,22 @@ def shell_settings(text: str) -> dict[str, Scalar]:
     text = re.sub(r"\\\r?\n", " ", re.sub(r"(?m)(^|[ \t])#.*$", "", text))
     variables = _variables(text)
     found: dict[str, Scalar] = {}
-    for line in text.splitlines():
-        if _LAUNCHES.search(line) and not _ASSIGNMENT.match(line):
-            found |= _options(_words(_expanded(line, variables, 0)))
+    launches = (line for line in text.splitlines() if _LAUNCHES.search(line) and not _ASSIGNMENT.match(line))
+    for line in itertools.islice(launches, _MOST_LAUNCHES):
+        found |= _options(_words(_expanded(line, variables, 0)))
     # A launch of the script in a way that is not known: its blocks of arguments have the settings all the same.
     if not found:
-        for name, value in variables.items():
-            if name.upper().endswith(("ARGS", "ARGUMENTS", "OPTIONS", "OPTS", "PARAMS")):
-                found |= _options(_words(_expanded(value, variables, 0)))
+        endings = ("ARGS", "ARGUMENTS", "OPTIONS", "OPTS", "PARAMS")
+        blocks = (value for name, value in variables.items() if name.upper().endswith(endings))
+        for value in itertools.islice(blocks, _MOST_LAUNCHES):
+            found |= _options(_words(_expanded(value, variables, 0)))
     return found
 
 
 def _variables(text: str) -> dict[str, str]:
     """Return what a script assigns to its variables, the last value of each."""
     found: dict[str, str] = {}
-    for match in _ASSIGNMENT.finditer(text):
+    for match in itertools.islice(_ASSIGNMENT.finditer(text), _MOST_ASSIGNMENTS):
         double, single, several, bare = match.groups()[2:]
         value = next(each for each in (double, single, several, bare) if each is not None)
         if len(value) > _MAX_VALUE:
@@ -107,7 +111,7 @@ def _variables(text: str) -> dict[str, str]:
         name = match[1]
         before = found.get(name, "")
         # ARGS="$ARGS --more": itself is what it was.
-        value = _VARIABLE.sub(lambda own, name=name, before=before: before if _name(own) == name else own[0], value)
+        value = _replaced(value, lambda own, name=name, before=before: before if _name(own) == name else own[0])
         joined = f"{before} {value}" if match[2] else value
         found[name] = joined[:_MAX_VALUE]
     return found
@@ -126,8 +130,24 @@ def _expanded(text: str, variables: Mapping[str, str], depth: int) -> str:
         default: str | None = match[2]
         return variables.get(_name(match), match[0] if default is None else default)
 
-    replaced = _VARIABLE.sub(value, text)[:_MAX_VALUE]
+    replaced = _replaced(text, value)
     return replaced if replaced == text else _expanded(replaced, variables, depth + 1)
+
+
+def _replaced(text: str, value: Callable[[re.Match[str]], str]) -> str:
+    """Return at most `_MAX_VALUE` characters of a text with variables replaced; more are never put together."""
+    parts: list[str] = []
+    size = end = 0
+    for match in _VARIABLE.finditer(text):
+        found = value(match)
+        parts += [text[end : match.start()], found]
+        size += match.start() - end + len(found)
+        end = match.end()
+        if size >= _MAX_VALUE:
+            break
+    else:
+        parts.append(text[end:])
+    return "".join(parts)[:_MAX_VALUE]
 
 
 def _words(line: str) -> list[str]:

@@ -1,6 +1,8 @@
 """Configurations are compared by what they mean; what took effect comes first."""
 
 import json
+import time
+import tracemalloc
 import zipfile
 
 import msgspec
@@ -282,3 +284,19 @@ def test_arguments_of_slime_are_typed(tmp_path):
     log.write_text("nothing")
     with pytest.raises(ConfigError, match="end of arguments"):
         read_slime_log(log)
+
+
+@pytest.mark.parametrize("script", [
+    "A='" + "x" * 60_000 + "'\ntorchrun a.py --b " + "$A" * 20_000,
+    "A='" + "x" * 60_000 + "'\nA=\"" + "$A" * 20_000 + "\"\ntorchrun a.py --b $A",
+    "A='" + "--x y " * 100 + "'\n" + "torchrun a.py $A\n" * 20_000,
+], ids=["in a launch", "in itself", "in many launches"])  # fmt: skip
+def test_a_script_that_unfolds_takes_no_more_than_its_length_allows(script):
+    """Each would become a gigabyte, or take minutes."""
+    tracemalloc.start()
+    begin = time.process_time()
+    found = shell_settings(script)
+    assert time.process_time() - begin < 10
+    assert tracemalloc.get_traced_memory()[1] < 40 << 20
+    tracemalloc.stop()
+    assert found == {"x": "y"} or len(found["b"]) <= 1 << 16
