@@ -30,6 +30,9 @@ _WRAPPERS = frozenset({
 })  # fmt: skip
 OPTIMIZERS = frozenset({"optimizer", "optim", "optimizer_state_dict", "optim_state_dict", "opt", "optimizer_states"})
 _STATE_WORDS = ("rng", "scheduler", "random", "loader", "sampler", "scaler")
+_PLAIN_STATE_WORDS = ("sched", "loader", "sampler", "scaler")
+"""In keys of states that are numbers rather than tensors: what a resumed job must go on with."""
+_SETTINGS = frozenset({"args", "hyper_parameters", "config", "cfg", "hparams"})
 _MODULE_PARTS = frozenset({"_modules", "_parameters", "_buffers"})
 
 _View = tuple[Storage, int, tuple[int, ...], tuple[int, ...]]
@@ -201,8 +204,9 @@ def _add_settings(draft: Draft, tree: PtTree) -> None:
     if not isinstance(content, dict):
         return
     for key, value in cast("dict[Key, Any]", content).items():
+        is_state = any(word in str(key).lower() for word in _PLAIN_STATE_WORDS)
         is_container = type(value) in (dict, list, tuple)
-        if key in ("args", "hyper_parameters", "config", "cfg", "hparams") or not is_container:
+        if is_state or key in _SETTINGS or not is_container:
             if value is None or isinstance(value, (StoredTensor, Opaque)):
                 continue
             draft.settings |= flattened(value, "" if key == "args" else str(key))

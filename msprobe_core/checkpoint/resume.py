@@ -26,7 +26,7 @@ _STEP_NAME = re.compile(r"(^|[./_])(step|steps|num_steps|iteration|global_step|l
 _STATES: Mapping[str, re.Pattern[str]] = {
     "scheduler": re.compile(r"sched|num_warmup|last_epoch", re.IGNORECASE),
     "random state": re.compile(r"rng|random", re.IGNORECASE),
-    "data position": re.compile(r"consumed|dataloader|sampler|data_state|epoch|cursor", re.IGNORECASE),
+    "data position": re.compile(r"consumed|dataloader|sampler|data_state|(?<!last_)epoch|cursor", re.IGNORECASE),
 }
 """States besides tensors of the model, and by what names of tensors and settings they are recognised."""
 

@@ -101,6 +101,92 @@ def test_inspect_and_resume(run, saved):
     assert run("resume", saved, saved)[0] == 0
 
 
+class Job:
+    """A training of a small model, with a schedule; it saves as most loops of their own do."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        self.model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.LayerNorm(8))
+        self.begin()
+        self.step = 0
+
+    def begin(self):
+        """Make a new optimizer and schedule: what a job has that does not load them."""
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda step: 0.9**step)
+
+    def train(self, num_steps):
+        for _ in range(num_steps):
+            self.model(torch.ones(2, 6) * (self.step + 1)).square().sum().backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.schedule.step()
+            self.step += 1
+        return self
+
+    def save(self, path, *, without=()):
+        state = {
+            "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "step": self.step,
+            "lr_scheduler": self.schedule.state_dict(), "rng_state": torch.get_rng_state(),
+        }  # fmt: skip
+        torch.save({name: value for name, value in state.items() if name not in without}, path)
+        return path
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 3])
+def test_a_sound_resume_lost_nothing(run, tmp_path, num_steps):
+    job = Job().train(10)
+    before = job.save(tmp_path / "before.pt")
+    code, out, _ = run("resume", before, job.train(num_steps).save(tmp_path / "after.pt"))
+    assert (code, "weights, moments and step counts are as before" in out) == (0, True), out
+
+
+@pytest.mark.parametrize("num_steps", [1, 3])
+def test_an_optimizer_that_began_again_is_found(run, tmp_path, num_steps):
+    """Weights are as before, so that a comparison of weights or of the first loss would find nothing."""
+    job = Job().train(10)
+    before = job.save(tmp_path / "before.pt")
+    job.begin()
+    code, out, _ = run("resume", before, job.train(num_steps).save(tmp_path / "after.pt"))
+    assert code == 1
+    assert "moments of optimizer.state.0." in out
+    assert "it was reset" in out
+    assert f".step went from 10 to {num_steps}" in out
+
+
+def test_moments_that_were_not_saved_are_missing(run, tmp_path):
+    job = Job().train(10)
+    before = job.save(tmp_path / "before.pt")
+    job.begin()  # an optimizer without a step has no states
+    code, out, _ = run("resume", before, job.save(tmp_path / "after.pt"))
+    assert code == 1
+    assert "moments is not in the saved state: 8 tensors" in out
+    assert "step counts is not in the saved state" in out
+
+
+def test_step_counts_that_went_back_are_found(run, tmp_path):
+    job = Job().train(10)
+    before = job.save(tmp_path / "before.pt")
+    for own in job.optimizer.state.values():
+        own["step"].zero_()
+    job.step = 5
+    code, out, _ = run("resume", before, job.save(tmp_path / "after.pt"))
+    assert code == 1
+    assert "the training step went from 10 to 5" in out
+    assert ".step went from 10 to 0" in out
+    assert "it was reset" not in out
+
+
+def test_a_schedule_that_was_not_saved_or_began_again_is_found(run, tmp_path):
+    job = Job().train(10)
+    before = job.save(tmp_path / "before.pt")
+    code, out, _ = run("resume", before, job.save(tmp_path / "lost.pt", without={"lr_scheduler"}))
+    assert (code, "scheduler is not in the saved state" in out) == (1, True)
+    job.schedule = torch.optim.lr_scheduler.LambdaLR(job.optimizer, lambda step: 0.9**step)
+    code, out, _ = run("resume", before, job.save(tmp_path / "again.pt"))
+    assert (code, "last_epoch went from 10 to 0" in out) == (1, True)
+
+
 def test_what_cannot_be_read_is_an_error(run, saved, tmp_path):
     code, _, err = run("compare", tmp_path / "missing", saved)
     assert code == 2
