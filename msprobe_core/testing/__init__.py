@@ -17,5 +17,14 @@ from msprobe_core.testing.manifest_contract import ManifestContract
 from msprobe_core.testing.monitor_contract import MonitorContract
 from msprobe_core.testing.replay_contract import ReplayContract
 from msprobe_core.testing.rig import MonitoredRig, TrainingRig
+from msprobe_core.testing.update_contract import UpdateContract
 
-__all__ = ["FrameworkContract", "ManifestContract", "MonitorContract", "MonitoredRig", "ReplayContract", "TrainingRig"]
+__all__ = [
+    "FrameworkContract",
+    "ManifestContract",
+    "MonitorContract",
+    "MonitoredRig",
+    "ReplayContract",
+    "TrainingRig",
+    "UpdateContract",
+]

@@ -5,7 +5,7 @@ import pytest
 from msprobe_core.capture import Session
 from msprobe_core.config import load_config
 from msprobe_core.plugins import registry
-from msprobe_core.testing import FrameworkContract, ManifestContract, MonitorContract, ReplayContract
+from msprobe_core.testing import FrameworkContract, ManifestContract, MonitorContract, ReplayContract, UpdateContract
 from msprobe_core.testing.contract import MODES
 
 pytest.importorskip("mindspore")
@@ -63,6 +63,14 @@ class TestMonitor(MonitorContract):
         from mindspore_rig import MindSporeRig
 
         return MindSporeRig(defers=request.param)
+
+
+class TestUpdates(UpdateContract):
+    @pytest.fixture
+    def rig(self):
+        from mindspore_rig import MindSporeRig
+
+        return MindSporeRig(defers=False)
 
 
 class TestReplays(ReplayContract):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from msprobe_core.testing import FrameworkContract, ManifestContract, MonitorContract, ReplayContract
+from msprobe_core.testing import FrameworkContract, ManifestContract, MonitorContract, ReplayContract, UpdateContract
 
 torch = pytest.importorskip("torch")
 
@@ -33,6 +33,14 @@ class TestPyTorchDeferred(FrameworkContract):
 
 
 class TestMonitor(MonitorContract):
+    @pytest.fixture
+    def rig(self):
+        from torch_rig import TorchRig
+
+        return TorchRig()
+
+
+class TestUpdates(UpdateContract):
     @pytest.fixture
     def rig(self):
         from torch_rig import TorchRig
