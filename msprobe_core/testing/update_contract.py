@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -87,7 +87,7 @@ def _framework(rig: MonitoredRig) -> UpdatingFramework:
 
 
 @contextmanager
-def _watched(rig: MonitoredRig, before: Callable[[Sequence[Any]], None], after: Callable[[], None]) -> Iterator[None]:
+def _watched(rig: MonitoredRig, before: Callable[[Sequence[Any]], None], after: Callable[[], None]) -> Generator[None]:
     try:
         end = _framework(rig).watch_all_updates(before, after)
     except SessionError as error:
