@@ -26,6 +26,7 @@ LOG_SUFFIXES = frozenset({".log", ".txt", ".out"})
 
 _MAX_LOG_BYTES = 1 << 30
 _MAX_TEXT = 4 << 20
+_MOST_MARKS, _BEFORE_MARK = 16, 1 << 16
 _MAX_DEPTH = 64
 
 _ABSENT = "NA"
@@ -62,7 +63,7 @@ def read_verl_log(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: the file cannot be read, is no log, or has no configuration.
     """
-    text = _log_text(path)
+    text = _log_text(path, b"'actor_rollout_ref'")
     found = [*_VERL.finditer(text)]
     for match in reversed(found):  # the last one may be cut off
         config = _dict_at(text, match.start())
@@ -83,7 +84,7 @@ def read_slime_log(path: Path) -> dict[str, Any]:
     """
     found: dict[str, Any] | None = None
     block: dict[str, Any] | None = None
-    for line in _log_text(path).splitlines():
+    for line in _log_text(path, b"- arguments").splitlines():
         if _SLIME_BEGIN.search(line):
             block = {}
         elif block is not None and _SLIME_END.search(line):
@@ -105,14 +106,30 @@ def _cleaned(name: str, value: Any) -> Any:
     return cleaned(name, value) if isinstance(value, str) else _without_secrets(name, value)
 
 
-def _log_text(path: Path) -> str:
+def _log_text(path: Path, mark: bytes) -> str:
+    """Return the text of a log around its last places with a mark; the rest, which may be most of it, is not decoded.
+
+    Raises:
+        ConfigError: it cannot be read, or is no log.
+    """
     if path.suffix.lower() not in LOG_SUFFIXES:
         raise ConfigError(f"{path}: is no log; expected a file that ends in {', '.join(sorted(LOG_SUFFIXES))}")
     try:
         content = read_plain(path, _MAX_LOG_BYTES)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from error
-    return _ANSI.sub("", content.decode("utf-8", "replace").replace("\r\n", "\n"))
+    places: list[int] = []
+    end = len(content)
+    while len(places) < _MOST_MARKS and (end := content.rfind(mark, 0, end)) >= 0:
+        places.append(end)
+    parts: list[bytes] = []
+    begin = 0
+    for place in reversed(places):
+        first = max(begin, content.rfind(b"\n", 0, max(0, place - _BEFORE_MARK)) + 1, place - 2 * _BEFORE_MARK)
+        parts.append(b"\n" if first > begin else b"")
+        begin = max(begin, place + _MAX_TEXT)
+        parts.append(content[first:begin])
+    return _ANSI.sub("", b"".join(parts).decode("utf-8", "replace").replace("\r\n", "\n"))
 
 
 # --- dicts in a log --------------------------------------------------------------------------------------------------

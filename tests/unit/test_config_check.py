@@ -300,3 +300,15 @@ def test_a_script_that_unfolds_takes_no_more_than_its_length_allows(script):
     assert tracemalloc.get_traced_memory()[1] < 40 << 20
     tracemalloc.stop()
     assert found == {"x": "y"} or len(found["b"]) <= 1 << 16
+
+
+def test_a_long_log_is_read_around_its_configurations(tmp_path):
+    """Only these are decoded: other letters would take four bytes each."""
+    log = tmp_path / "x.log"
+    config = "(T pid=1) {'actor_rollout_ref': {'lr': NUMBER,\n(T pid=1)   'n': 5}}\n"
+    noise = "(T pid=1) step: \N{GRINNING FACE}\n" * 1_000_000
+    log.write_text(config.replace("NUMBER", "1") + noise + config.replace("NUMBER", "2") + noise)
+    tracemalloc.start()
+    assert read_verl_log(log) == {"actor_rollout_ref": {"lr": 2, "n": 5}}
+    assert tracemalloc.get_traced_memory()[1] < 3 * log.stat().st_size
+    tracemalloc.stop()
