@@ -199,15 +199,18 @@ def names_of_states(
     return names
 
 
+def _is_plain(value: Any) -> bool:
+    return not isinstance(value, (dict, list, tuple))
+
+
 def _add_settings(draft: Draft, tree: PtTree) -> None:
     content: Any = tree.value
     if not isinstance(content, dict):
         return
     for key, value in cast("dict[Key, Any]", content).items():
         is_state = any(word in str(key).lower() for word in _PLAIN_STATE_WORDS)
-        is_container = type(value) in (dict, list, tuple)
-        if is_state or key in _SETTINGS or not is_container:
-            if value is None or isinstance(value, (StoredTensor, Opaque)):
+        if is_state or _is_plain(value) or key in _SETTINGS:
+            if isinstance(value, (StoredTensor, Opaque)) or value is None:
                 continue
             draft.settings |= flattened(value, "" if key == "args" else str(key))
         if key in ("step", "global_step", "iteration", "global_steps") and type(value) is int:
