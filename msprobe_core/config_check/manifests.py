@@ -18,7 +18,7 @@ from msprobe_core.config_check.differences import ConfigResult, Difference, Sect
 from msprobe_core.config_check.model_differences import compare_models
 from msprobe_core.config_check.optimizer_differences import compare_optimizers
 from msprobe_core.config_check.setting_differences import compare_environment, compare_settings
-from msprobe_core.config_check.severities import is_about_float32
+from msprobe_core.config_check.severities import is_about_float32, with_named_precision
 from msprobe_core.config_check.sides import (
     ALL_SECTIONS,
     GOLDEN,
@@ -229,6 +229,7 @@ def _device(target: Device, golden: Device) -> SectionResult:
 
 def _switches(target: Mapping[str, Scalar], golden: Mapping[str, Scalar], sides: Sides) -> SectionResult:
     found: list[Difference] = []
+    target, golden = with_named_precision(target), with_named_precision(golden)
     for name, value in target.items():
         if name in golden:
             if not same(value, golden[name]):

@@ -7,7 +7,7 @@ after them, as what follows.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,12 +21,15 @@ from msprobe_core.config_check.sides import (
     TARGET,
     Sides,
     because,
+    demoted,
     following,
+    follows,
     leaders,
     lone,
     said,
     section_result,
     valued,
+    words_in,
 )
 from msprobe_core.config_check.values import as_text, dtype_in, same
 from msprobe_core.findings import Finding
@@ -82,7 +85,7 @@ def compare_models(
         modules += [lone(Section.MODEL, each.name or "model", side, len(each.modules), Severity.ERROR) for each in more]
     effective = [each for each in (*modules, *parameters) if each.severity is not Severity.INFO]
     modules = list(following(modules, leaders(modules)))
-    modules += following(settings, [*effective, *leaders(settings)])
+    modules += _without_names_of_classes(following(settings, [*effective, *leaders(settings)]), effective)
     return section_result(Section.MODEL, num_modules, modules), section_result(
         Section.PARAMETERS, num_parameters, parameters
     )
@@ -129,7 +132,7 @@ def _modules(pairs: _Pairs, sides: Sides, other_parts: Finding | None) -> list[D
             if own.hooks.get(kind, ()) != other.hooks.get(kind, ()):
                 alike.add((ConfigCode.MODULE_HOOKS, kind, own.hooks.get(kind, ()), other.hooks.get(kind, ())), path)
         for key in _settings_of(own.settings, other.settings, is_foreign=sides.are_foreign):
-            alike.add((*key, own.type), path)
+            alike.add((*key, own.type, types[0] != types[1]), path)
     found = [_module_difference(key, path, count, sides) for key, path, count in alike]
     return [*_missing_modules(pairs, other_parts), *found]
 
@@ -193,6 +196,8 @@ def _module_difference(key: tuple[Any, ...], path: str, count: int, sides: Sides
             only_on = key[3]
             # A release adds attributes; that is no difference of what is computed.
             severity = Severity.WARNING if reason is None else Severity.INFO
+            if key[5]:  # so does another class, which is a difference of its own
+                severity, reason = Severity.INFO, follows(shown)
             values = (key[2], None) if only_on == TARGET else (None, key[2])
             what = said(code, severity, name=name, value=as_text(key[2]), side=only_on, count=count, path=shown)
     return Difference(
@@ -354,6 +359,23 @@ def _parameter_difference(key: tuple[Any, ...], path: str, count: int, other_par
 
 
 # --- the model's own configuration -----------------------------------------------------------------------------------
+
+
+def _without_names_of_classes(settings: Iterable[Difference], effective: Sequence[Difference]) -> Iterator[Difference]:
+    """Yield settings; one that names the classes of modules, as ``gelu`` does ``GELUActivation``, follows from them."""
+    types = [each for each in effective if each.finding.code is ConfigCode.MODULE_TYPE]
+    for each in settings:
+        leader = None if each.severity is Severity.INFO else next((one for one in types if _names(each, one)), None)
+        yield each if leader is None else demoted(each, follows(leader.path))
+
+
+def _names(setting: Difference, types: Difference) -> bool:
+    pairs = (setting.target, types.target), (setting.golden, types.golden)
+    return all(_is_word_of(value, str(type_name)) for value, type_name in pairs)
+
+
+def _is_word_of(value: Scalar, type_name: str) -> bool:
+    return isinstance(value, str) and any(len(word) > 2 and word in type_name.lower() for word in words_in(value))
 
 
 def _settings(target: Mapping[str, Scalar], golden: Mapping[str, Scalar]) -> list[Difference]:

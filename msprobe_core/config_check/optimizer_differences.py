@@ -93,8 +93,16 @@ def _optimizer(
         own, other = target.state_dtypes[name], golden.state_dtypes[name]
         if own.lower() != other.lower():
             each = valued(Section.OPTIMIZER, f"{prefix}state.{name}", (own, other), Severity.ERROR)
-            leader = next((one for one in parameters if one.path.endswith(".dtype") and may_follow(each, one)), None)
+            leader = next(
+                (one for one in parameters if one.path.endswith(".dtype") and _explains(one, own, other)), None
+            )
             yield each if leader is None else demoted(each, follows(leader.path))
+
+
+def _explains(parameter: Difference, target: str, golden: str) -> bool:
+    """Whether another dtype of parameters explains that of their states, of which some may be as on the other side."""
+    own, other = ({*text.lower().split(", ")} for text in (target, golden))
+    return own - other <= {parameter.target} and other - own <= {parameter.golden}
 
 
 def _once(differences: Iterator[Difference]) -> list[Difference]:

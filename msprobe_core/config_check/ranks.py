@@ -20,7 +20,7 @@ from msprobe_core.config_check.config_codes import ConfigCode
 from msprobe_core.config_check.data_differences import shared_data
 from msprobe_core.config_check.differences import ConfigResult, Difference, Section, SectionResult, Severity
 from msprobe_core.config_check.runs import Run
-from msprobe_core.config_check.severities import is_harmless_variable, severity_of_setting
+from msprobe_core.config_check.severities import is_harmless_variable, severity_of_setting, with_named_precision
 from msprobe_core.config_check.sides import LEVELS, following, leaders, said, section_result
 from msprobe_core.config_check.values import as_text
 from msprobe_core.findings import Finding
@@ -106,7 +106,7 @@ def _environment(manifest: Manifest) -> _Facts:
 
 
 def _switches(manifest: Manifest) -> _Facts:
-    return dict(manifest.run.switches)
+    return with_named_precision(manifest.run.switches)
 
 
 def _model(manifest: Manifest) -> _Facts:

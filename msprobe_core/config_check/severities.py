@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from msprobe_core.config_check.differences import Severity
+from msprobe_core.manifest.facts import Scalar
 
 _HARMLESS_VARIABLE = re.compile(
     r"VISIBLE_DEVICES|HOST|(^|_)(IP|ADDR|ADDRESS|PORT|PORTS|IFNAME|NIC|NICS|HCA|RANK|WORLD_SIZE|GROUP_RANK)($|_)|PATH|"
-    r"(^|_)(DIR|HOME|ROOT|FILE|CONF|CACHE|LOG|LOGS|LOGLEVEL|LOGGING|DEBUG|VERBOSE|VERBOSITY|TRACE|PROFILE|PROFILER|"
-    r"PROFILING|TIMEOUT|RUN_ID|JOB_ID|RESTARTS?|RESTART_COUNT|URL|URI|ENDPOINT|USER|PID|TMPDIR|VERSION)($|_)|"
+    r"(^|_)(DIR|HOME|ROOT|FILE|CONF|CACHE|LOG|LOGS|LOGLEVEL|LOGGING|DEBUG|DISPLAY|VERBOSE|VERBOSITY|TRACE|PROFILE|"
+    r"PROFILER|PROFILING|TIMEOUT|RUN_ID|JOB_ID|RESTARTS?|RESTART_COUNT|URL|URI|ENDPOINT|USER|PID|TMPDIR|VERSION)($|_)|"
     r"^TORCHELASTIC_|^MSPROBE_|_ID$",
     re.ASCII,
 )
@@ -24,8 +26,10 @@ _HARMLESS_SETTING = re.compile(
     re.IGNORECASE | re.ASCII,
 )
 _HARMLESS_ENDS = re.compile(
-    r"([_-](path|dir|directory|folder|file|host|port|addr|address|endpoint|url|logger|log[_-]level|log[_-]interval|"
-    r"save[_-]interval|run[_-]name|job[_-]name|project|experiment[_-]name))$|^rank$|^(tensorboard|wandb|swanlab|log|save)[_-]",
+    r"(^|[_-])(path|dir|directory|folder|file|host|port|addr|address|endpoint|url|logger|log[_-]level|log[_-]interval|"
+    r"save[_-]interval|(run|job|exp|experiment|project|trial)[_-]name|project)$|^(tensorboard|wandb|swanlab|save)[_-]|"
+    r"^log[_-](?!prob|softmax|sum|sigma|std|scale)|"
+    r"^(rank|o|workdir|results?|reports?|plots?|export|experiment|tags?|notes?|comment|description)$",
     re.IGNORECASE | re.ASCII,
 )
 
@@ -53,3 +57,12 @@ def severity_of_setting(name: str, severity: Severity) -> Severity:
 def is_about_float32(switch: str) -> bool:
     """Whether a switch of a framework is about the precision of products of float32, which has several switches."""
     return bool(_PRECISION.search(switch))
+
+
+def with_named_precision(switches: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Return switches with the precision of float32 that takes effect where PyTorch says ``none``: that of IEEE 754.
+
+    PyTorch shows that of the back end where an operator has none, so ``none`` means that nobody set any;
+    ``set_float32_matmul_precision("highest")``, which is the default, turns it into ``ieee``.
+    """
+    return {name: "ieee" if value == "none" and is_about_float32(name) else value for name, value in switches.items()}

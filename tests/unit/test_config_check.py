@@ -15,6 +15,7 @@ from msprobe_core.config_check.name_pairs import pair_names
 from msprobe_core.config_check.pack import read_pack, write_pack
 from msprobe_core.config_check.ranks import check_ranks
 from msprobe_core.config_check.runs import read_run
+from msprobe_core.config_check.severities import severity_of_setting
 from msprobe_core.config_check.static_settings import read_settings, shell_settings
 from msprobe_core.config_check.trainer_logs import read_slime_log, read_verl_log
 from msprobe_core.config_check.values import same
@@ -161,6 +162,88 @@ def test_the_same_difference_of_many_modules_is_one_and_names_the_library_whose_
 @pytest.mark.parametrize("planted", [{}, {"visible": "3"}])
 def test_equal_runs_and_other_places_do_not_matter(planted):
     assert not compare_manifests(manifest(**planted), manifest()).matters
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "0", "out", "output_dir", "output-dir", "save-path", "save_to", "workdir", "work-dir", "logging_dir", "results",
+        "result", "results-dir", "report", "o", "export", "plot", "run-name", "exp-name", "experiment", "tag",
+        "trainer.project_name", "data.file",
+    ],
+)  # fmt: skip
+def test_arguments_that_say_where_results_go_do_not_matter(name):
+    assert severity_of_setting(name, Severity.ERROR) is Severity.INFO
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "calibrate", "lr", "experiment.lr", "log_softmax_in_fp32", "log_prob_top_k", "resume", "output_size",
+        "tags.weight", "profile_lr", "report_scale", "export_scale", "rotary", "projection", "num_experts",
+    ],
+)  # fmt: skip
+def test_arguments_that_can_change_results_matter(name):
+    assert severity_of_setting(name, Severity.ERROR) is Severity.ERROR
+
+
+def in_switches(**switches):
+    run = msgspec.structs.replace(
+        manifest().run, switches={key.replace("__", "."): value for key, value in switches.items()}
+    )
+    return msgspec.structs.replace(manifest(), run=run)
+
+
+@pytest.mark.parametrize("value", ["none", "ieee", "tf32"])
+def test_a_precision_that_nobody_set_is_that_of_the_format(value):
+    pair = in_switches(fp32_precision__cuda__matmul=value), in_switches(fp32_precision__cuda__matmul="ieee")
+    assert compare_manifests(*pair).matters == (value == "tf32")
+
+
+def with_activation(name, type_name, **settings):
+    module = Module(path="mlp.act", type=f"transformers.activations.{type_name}", settings=settings)
+    run = msgspec.structs.replace(manifest().run, models=(Model(modules=(module,), settings={"hidden_act": name}),))
+    return msgspec.structs.replace(manifest(), run=run)
+
+
+def test_what_follows_from_another_class_of_a_module_does_not_matter():
+    pair = (
+        with_activation("gelu", "GELUActivation", act="gelu"),
+        with_activation("silu", "SiLUActivation", inplace=False),
+    )
+    found = compare_manifests(*pair).differences
+    assert [(each.path, each.severity) for each in found] == [
+        ("mlp.act", Severity.ERROR), ("mlp.act.act", Severity.INFO), ("mlp.act.inplace", Severity.INFO),
+        ("config.hidden_act", Severity.INFO),
+    ]  # fmt: skip
+
+
+def test_a_setting_that_names_no_class_of_the_pair_matters_beside_it():
+    pair = with_activation("tanh", "GELUActivation"), with_activation("silu", "SiLUActivation")
+    found = [each.path for each in compare_manifests(*pair).differences if each.severity is Severity.ERROR]
+    assert found == ["mlp.act", "config.hidden_act"]
+
+
+def with_state(dtype, state):
+    own = manifest(dtype=dtype)
+    (optimizer,) = own.run.optimizers
+    optimizer = msgspec.structs.replace(optimizer, state_dtypes={"exp_avg": state})
+    return msgspec.structs.replace(own, run=msgspec.structs.replace(own.run, optimizers=(optimizer,)))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "state", "follows"),
+    [
+        ("bfloat16", "bfloat16, float32", True),
+        ("bfloat16", "bfloat16", True),
+        ("bfloat16", "float16, float32", False),
+        ("float32", "bfloat16, float32", False),
+    ],
+)
+def test_states_of_an_optimizer_follow_the_dtype_of_their_parameters(dtype, state, follows):
+    found = compare_manifests(with_state(dtype, state), with_state("float32", "float32")).differences
+    (severity,) = [each.severity for each in found if each.path == "state.exp_avg"]
+    assert severity is (Severity.INFO if follows else Severity.ERROR)
 
 
 def test_data_are_said_to_be_shifted():
