@@ -84,8 +84,9 @@ def compare_models(
     for side, more in ((TARGET, target[len(golden) :]), (GOLDEN, golden[len(target) :])):
         modules += [lone(Section.MODEL, each.name or "model", side, len(each.modules), Severity.ERROR) for each in more]
     effective = [each for each in (*modules, *parameters) if each.severity is not Severity.INFO]
-    modules = list(following(modules, leaders(modules)))
-    modules += _without_names_of_classes(following(settings, [*effective, *leaders(settings)]), effective)
+    types = [each for each in effective if each.finding.code is ConfigCode.MODULE_TYPE]
+    modules = list(without_names_of_classes(following(modules, leaders(modules)), types))
+    modules += without_names_of_classes(following(settings, [*effective, *leaders(settings)]), types)
     return section_result(Section.MODEL, num_modules, modules), section_result(
         Section.PARAMETERS, num_parameters, parameters
     )
@@ -261,6 +262,30 @@ def _top_of(path: str, modules: Collection[str]) -> str:
     return path
 
 
+def without_names_of_classes(settings: Iterable[Difference], types: Sequence[Difference]) -> Iterator[Difference]:
+    """Yield settings; one that names other classes of modules, as ``gelu`` does ``GELUActivation``, follows from them.
+
+    Args:
+        settings: Differences of settings of modules, or of the model's configuration.
+        types: Differences of the classes of modules, which are themselves left as they are.
+    """
+    for each in settings:
+        may = each.severity is not Severity.INFO and each not in types
+        leader = next((one for one in types if may and _names(each, one)), None)
+        yield each if leader is None else demoted(each, follows(leader.path))
+
+
+def _names(setting: Difference, types: Difference) -> bool:
+    pairs = (setting.target, types.target), (setting.golden, types.golden)
+    if setting.finding.code is ConfigCode.MODULE_HOOKS or list(setting.ranks) != list(types.ranks):
+        return False
+    return all(_is_word_of(value, str(type_name)) for value, type_name in pairs)
+
+
+def _is_word_of(value: Scalar, type_name: str) -> bool:
+    return isinstance(value, str) and any(len(word) > 2 and word in type_name.lower() for word in words_in(value))
+
+
 # --- parameters ------------------------------------------------------------------------------------------------------
 
 
@@ -359,23 +384,6 @@ def _parameter_difference(key: tuple[Any, ...], path: str, count: int, other_par
 
 
 # --- the model's own configuration -----------------------------------------------------------------------------------
-
-
-def _without_names_of_classes(settings: Iterable[Difference], effective: Sequence[Difference]) -> Iterator[Difference]:
-    """Yield settings; one that names the classes of modules, as ``gelu`` does ``GELUActivation``, follows from them."""
-    types = [each for each in effective if each.finding.code is ConfigCode.MODULE_TYPE]
-    for each in settings:
-        leader = None if each.severity is Severity.INFO else next((one for one in types if _names(each, one)), None)
-        yield each if leader is None else demoted(each, follows(leader.path))
-
-
-def _names(setting: Difference, types: Difference) -> bool:
-    pairs = (setting.target, types.target), (setting.golden, types.golden)
-    return all(_is_word_of(value, str(type_name)) for value, type_name in pairs)
-
-
-def _is_word_of(value: Scalar, type_name: str) -> bool:
-    return isinstance(value, str) and any(len(word) > 2 and word in type_name.lower() for word in words_in(value))
 
 
 def _settings(target: Mapping[str, Scalar], golden: Mapping[str, Scalar]) -> list[Difference]:

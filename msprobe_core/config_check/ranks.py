@@ -19,6 +19,7 @@ from msprobe_core.config.ranges import format_ranges
 from msprobe_core.config_check.config_codes import ConfigCode
 from msprobe_core.config_check.data_differences import shared_data
 from msprobe_core.config_check.differences import ConfigResult, Difference, Section, SectionResult, Severity
+from msprobe_core.config_check.model_differences import without_names_of_classes
 from msprobe_core.config_check.runs import Run
 from msprobe_core.config_check.severities import is_harmless_variable, severity_of_setting, with_named_precision
 from msprobe_core.config_check.sides import LEVELS, following, leaders, said, section_result
@@ -43,6 +44,15 @@ class _Deviation:
     ranks: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Generator:
+    """A random generator that some ranks have in another state: states and seeds of the first of them, and of most."""
+
+    name: str
+    states: tuple[str, str]
+    seeds: tuple[int | None, int | None]
+
+
 def check_ranks(run: Run) -> ConfigResult:
     """Compare the ranks of one job with each other; golden values are those of most ranks.
 
@@ -63,6 +73,8 @@ def check_ranks(run: Run) -> ConfigResult:
             found += _differences(section, deviations, len(manifests))
         if section is Section.MODEL:
             found = list(following(found, leaders([each for each in found if not each.path.startswith("config.")])))
+            types = [each for each in found if each.path.endswith(".class") and each.severity is Severity.ERROR]
+            found = list(without_names_of_classes(found, types))
         sections.append(section_result(section, compared, found))
     sections += [_random(manifests), _data(manifests)]
     order = list(Section)
@@ -313,30 +325,37 @@ def _random(manifests: Mapping[int, Manifest]) -> SectionResult:
         for each in manifest.run.generators:
             # Ranks number their devices in their own way.
             states.setdefault(each.name.partition(":")[0], {})[rank] = each.state, each.seed
-    found: list[Difference] = []
+    deviating: dict[tuple[int, ...], list[_Generator]] = {}
     for name, own in states.items():
         counts = Counter(state for state, _ in own.values())
         state, number = counts.most_common(1)[0]
         if len(counts) == 1 or number <= len(own) / 2 or number == 1:
             continue  # all alike, or each rank or group has its own
-        ranks = sorted(rank for rank, (other, _) in own.items() if other != state)
+        ranks = tuple(sorted(rank for rank, (other, _) in own.items() if other != state))
         seeds = own[ranks[0]][1], next(seed for other, seed in own.values() if other == state)
-        if None in seeds or seeds[0] == seeds[1]:
-            what = said(ConfigCode.RANDOM_STATE, Severity.ERROR, names=[name])
-        else:
-            what = said(ConfigCode.RANDOM_SEED, Severity.ERROR, target=seeds[0], golden=seeds[1], names=[name])
-        found.append(
-            Difference(
-                section=Section.RANDOM,
-                path=name,
-                target=own[ranks[0]][0],
-                golden=state,
-                severity=Severity.ERROR,
-                finding=_on(what, ranks, len(manifests)),
-                ranks=ranks,
-            )
-        )
+        deviating.setdefault(ranks, []).append(_Generator(name, (own[ranks[0]][0], state), seeds))
+    found = [_other_states(ranks, generators, len(manifests)) for ranks, generators in deviating.items()]
     return section_result(Section.RANDOM, len(states), found)
+
+
+def _other_states(ranks: Sequence[int], generators: Sequence[_Generator], total: int) -> Difference:
+    """Return the difference of generators that the same ranks have in another state: one seed sets all of them."""
+    names = [each.name for each in generators]
+    seeds = [(own, other) for own, other in (each.seeds for each in generators) if None is not own != other is not None]
+    if not seeds:
+        what = said(ConfigCode.RANDOM_STATE, Severity.ERROR, names=names)
+    else:
+        what = said(ConfigCode.RANDOM_SEED, Severity.ERROR, target=seeds[0][0], golden=seeds[0][1], names=names)
+    return Difference(
+        section=Section.RANDOM,
+        path=names[0],
+        target=generators[0].states[0],
+        golden=generators[0].states[1],
+        severity=Severity.ERROR,
+        finding=_on(what, ranks, total),
+        count=len(names),
+        ranks=ranks,
+    )
 
 
 def _data(manifests: Mapping[int, Manifest]) -> SectionResult:

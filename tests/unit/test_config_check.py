@@ -218,6 +218,17 @@ def test_what_follows_from_another_class_of_a_module_does_not_matter():
     ]  # fmt: skip
 
 
+def test_the_name_of_a_function_in_a_module_follows_from_its_class():
+    sides = []
+    for name, type_name in (("gelu", "GELUActivation"), ("silu", "SiLUActivation")):
+        own = with_activation(name, type_name)
+        mixer = Module(path="mlp", type="x.Mixer", settings={"activation": name}, hooks={"forward": (name,)})
+        models = (Model(modules=(mixer, *own.run.models[0].modules)),)
+        sides.append(msgspec.structs.replace(own, run=msgspec.structs.replace(own.run, models=models)))
+    found = compare_manifests(*sides).differences
+    assert [each.path for each in found if each.severity is Severity.ERROR] == ["mlp.forward", "mlp.act"]
+
+
 def test_a_setting_that_names_no_class_of_the_pair_matters_beside_it():
     pair = with_activation("tanh", "GELUActivation"), with_activation("silu", "SiLUActivation")
     found = [each.path for each in compare_manifests(*pair).differences if each.severity is Severity.ERROR]
@@ -264,6 +275,30 @@ def test_a_stale_rank_is_named_first(tmp_path):
     found = check_ranks(read_run(job(tmp_path, {"version": "3.9"}))).differences
     assert (found[0].section, found[0].path, list(found[0].ranks)) == (Section.LIBRARIES, "transformers", [2])
     assert not check_ranks(read_run(job(tmp_path / "sound", {}))).differences
+
+
+def of_ranks(directory, *manifests):
+    for rank, each in enumerate(manifests):
+        unit = directory / "step0" / f"rank{rank}"
+        unit.mkdir(parents=True)
+        write_manifest(unit, msgspec.structs.replace(each, rank=rank, world_size=len(manifests)))
+    return [each for each in check_ranks(read_run(directory)).differences if each.severity is Severity.ERROR]
+
+
+def test_generators_of_one_seed_are_one_difference_of_a_rank(tmp_path):
+    def seeded(seed):
+        generators = tuple(Generator(name=name, state=f"{name} {seed}", seed=seed) for name in ("python", "torch.cpu"))
+        return msgspec.structs.replace(manifest(), run=msgspec.structs.replace(manifest().run, generators=generators))
+
+    (found,) = of_ranks(tmp_path, seeded(1), seeded(1), seeded(2))
+    assert (found.path, found.count, list(found.ranks)) == ("python", 2, [2])
+    assert "2 instead of 1" in found.finding.text
+
+
+def test_another_class_in_one_rank_is_one_difference(tmp_path):
+    same_ranks = [with_activation("silu", "SiLUActivation")] * 2
+    (found,) = of_ranks(tmp_path, *same_ranks, with_activation("gelu", "GELUActivation"))
+    assert (found.path, list(found.ranks)) == ("mlp.act.class", [2])
 
 
 def test_commands_say_by_their_status_whether_runs_differ(tmp_path, capsys):
