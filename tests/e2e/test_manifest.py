@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
+import itertools
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -193,6 +197,23 @@ def test_a_compiled_model_is_described_and_unchanged(record, tmp_path):
     assert manifest.run.models[0].modules[0].settings["torch.compile"] is True
     assert manifest.run.optimizers[0].groups[0].parameters == ("0.weight", "0.bias", "3.weight", "3.bias")
     assert [(rows.name, rows.count) for rows in manifest.data] == [("args.0", 6)]
+
+
+def test_an_optimizer_is_found_where_the_machine_is_busy(record, tmp_path, monkeypatch):
+    """The search for it is bounded by its own work: here the clock runs a second each time it is read."""
+    importlib.import_module("torch._dynamo")  # optimizers are not watched from then on, but searched
+    ballast = []
+
+    def make():
+        made = tiny()
+        gc.collect()
+        ballast.extend([] for _ in range(150_000))  # made later, so looked at first
+        gc.collect()
+        monkeypatch.setattr(time, "perf_counter", itertools.count().__next__)
+        return made
+
+    record(make, train=train_tiny, steps=1)
+    assert [each.type for each in manifest_in(tmp_path / "run").run.optimizers] == ["torch.optim.sgd.SGD"]
 
 
 def test_without_a_model_the_rest_is_described(tmp_path):
