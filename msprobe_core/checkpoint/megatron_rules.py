@@ -29,7 +29,7 @@ _FIRST = re.compile(
     r"linear_in|lm_head)\.(weight|bias)$"
 )
 _NONE = re.compile(
-    r"(norm|ln_f|ln_)[^.]*(\.|_)(weight|bias)$|layer_norm_(weight|bias)$|router\.|position_embeddings|tokentype_embeddings|"
+    r"(norm|ln_)[^.]{0,80}(\.|_)(weight|bias)$|layer_norm_(weight|bias)$|router\.|position_embeddings|tokentype_embeddings|"
     r"gate_weight$|expert_bias$|linear_(q|kv)_down_proj\.weight$|eh_proj\.|pooler|\bscale$|inv_freq$"
 )
 _GATE = re.compile(r"(^|\.)(linear_fc1|dense_h_to_4h)\.(weight|bias)$")

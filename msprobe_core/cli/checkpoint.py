@@ -38,7 +38,9 @@ def checkpoint() -> None:
 @click.option(
     "--earlier", multiple=True, type=click.Path(path_type=Path), help="An earlier golden checkpoint; may be repeated."
 )
-@click.option("--strict", "is_strict", is_flag=True, help="Casts and padding are differences too; tied weights are not.")
+@click.option(
+    "--strict", "is_strict", is_flag=True, help="Casts and padding are differences too; tied weights are not."
+)
 @click.option("-k", "--top_k", default=10, show_default=True, type=click.IntRange(0), help="Tensors to print.")
 @overwrite_option
 def compare(

@@ -35,9 +35,9 @@ _VERL = re.compile(r"\{\s*'actor_rollout_ref'\s*:")
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _RAY_PREFIX = re.compile(r"^\([^()\n]{1,200}\bpid=\d+[^()\n]{0,100}\)\s?")
 
-_SLIME_BEGIN = re.compile(r"-{10,}\s+arguments\b")
+_SLIME_BEGIN = re.compile(r"-{10}[ \t]+arguments\b")
 _SLIME_END = re.compile(r"end of arguments")
-_SLIME_LINE = re.compile(r"([A-Za-z_][\w.-]*) \.{2,} ?(.*)$")
+_SLIME_LINE = re.compile(r"(?<![\w.-])([A-Za-z_][\w.-]*) \.{2,} ?(.*)$")
 
 
 @dataclass(frozen=True, slots=True)

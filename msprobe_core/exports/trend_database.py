@@ -27,7 +27,7 @@ FILE = "monitor_data.trend.db"
 _LARGEST = 1e9
 """Largest magnitude in the file; that of an infinite value is one larger."""
 
-_NUMBERED = re.compile(r"(?:^|\.)([^.]*[^.\d][^.]*\.\d+)(?=\.|$)")
+_NUMBERED = re.compile(r"(?:^|\.)(\d*[^.\d][^.]*\.\d+)(?=\.|$)")
 """``layers.3`` in a name."""
 
 _TABLES = """

@@ -27,7 +27,7 @@ _logger = logging.getLogger(__name__)
 
 CALLERS_FILE = "cc_callers.json"
 
-_FRAME = re.compile(r"File (?P<file>.*), line (?P<line>\d+), in ", re.DOTALL)
+_FRAME = re.compile(r"File (?P<file>.{0,1000}), line (?P<line>\d+), in ", re.DOTALL)
 _MOST_CALLERS = 10_000
 
 

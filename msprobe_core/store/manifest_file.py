@@ -132,7 +132,7 @@ def read_data_rows(unit: Path) -> list[DataRows]:
     """
     directory = unit if unit.is_dir() else unit.parent
     path = directory / DATA_ROWS_FILE
-    if path.is_file():
+    if path.exists() or path.is_symlink():  # also if it is no file, which is an error
         try:
             content = read_plain(path, _MAX_BYTES)
         except OSError as error:

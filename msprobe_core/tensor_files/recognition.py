@@ -6,7 +6,6 @@ called ``key=value___key=value.pt``, and one of a kernel of MindSpore a ``.npy``
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -41,8 +40,6 @@ _OLD_PT_MARK = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
 _MAX_METADATA_BYTES = 64 << 20
 _MAX_OBJECTS = 100
 """How many objects of a file that are no tensors are listed one by one."""
-
-_TAGGED = re.compile(r"[^=]+=.*?(?:___[^=]+=.*?)*\.pt", re.DOTALL)
 
 
 def identify(path: Path | str) -> FileContent:
@@ -117,7 +114,7 @@ def tags_of(name: str) -> Mapping[str, str]:
     ``step=0___rank=1___dump_index=5___name=hidden_states___layer_id=3.pt``; releases before ``step`` have
     ``forward_pass_id``.
     """
-    if not name.endswith(".pt") or not _TAGGED.fullmatch(name):
+    if not name.endswith(".pt") or name.find("=") < 1:
         return {}
     parts = [part.partition("=") for part in name.removesuffix(".pt").split("___")]
     tags = {key: value for key, mark, value in parts if mark}

@@ -105,7 +105,7 @@ def _run(content: bytes | IO[bytes], machine: _Machine, actions: _Actions) -> An
         return machine.stack.pop()
     except MalformedError:
         raise
-    except (ValueError, TypeError, IndexError, KeyError, AttributeError, OverflowError) as error:
+    except (ValueError, TypeError, IndexError, KeyError, AttributeError, OverflowError, Warning) as error:
         raise MalformedError("is no pickle, or a damaged one") from error
 
 

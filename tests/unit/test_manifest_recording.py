@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
@@ -104,10 +105,10 @@ def test_nothing_secret_is_in_the_bytes(tmp_path, open_session, monkeypatch):
     arguments = [word for place, (name, value) in enumerate(SECRETS) for word in (f"--{name}", str(value))]
     monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
     Described.settings = {f"{place}.{name}": value for place, (name, value) in enumerate(SECRETS)}
-    manifests = Manifests()
-    manifests.add_settings("trainer", Described.settings)
+    offer = SimpleNamespace(name="trainer", read=lambda: Described.settings)
+    monkeypatch.setattr(type(registry()), "run_settings", lambda _: {"trainer": offer})
     try:
-        run(open_session(manifests=manifests))
+        run(open_session(manifests=Manifests()))
     finally:
         Described.settings = {}
     (path,) = manifests_in(tmp_path / "run").values()

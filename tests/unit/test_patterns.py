@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from msprobe_core import names
 from msprobe_core.config import edit
@@ -25,6 +26,13 @@ TESTED_ELSEWHERE = {
     "msprobe_core/config/edit.py: pattern": "test_edits_take_linear_time",
     "msprobe_core/judge/limits.py: pattern": "alternatives of plain words",
     "msprobe_core/capture/kernel_dump.py: found[1]": "compiled for its message only; the framework applies it",
+    "msprobe_core/checkpoint/compare.py: only": "of the user",
+    "msprobe_core/cli/checkpoint.py: only or ''": "of the user",
+    "msprobe_core/config_check/trainer_logs.py: '^' + '\\\\d+'.join(map(re.escape, re.split('\\\\d+', prefix)))": (
+        "escaped texts and runs of digits, from the beginning of a line"
+    ),
+    "msprobe_core/locate/explain.py: pattern": "test_explanations_take_linear_time",
+    "msprobe_core/locate/explain.py: cause.paths": "test_explanations_take_linear_time",
 }
 """Patterns that are made while the program runs."""
 
@@ -144,6 +152,15 @@ def test_every_use_is_found():
 @pytest.mark.parametrize(("pattern", "method"), [(r"\s+and\s+", "split"), (r"(%\d+)\(.*?\) = Load\(", "search")])
 def test_quadratic_time_is_noticed(pattern, method):
     assert worst(re.compile(pattern), method)[0] > CPU_SECONDS
+
+
+def test_explanations_take_linear_time():
+    table = yaml.safe_load((REPOSITORY / "msprobe_core" / "locate" / "explanations.yaml").read_text())
+    causes = [*table["causes"], *table["topics"].values()]
+    patterns = {value for cause in causes for name, value in cause.items() if isinstance(value, str) and name != "name"}
+    assert len(patterns) > 20
+    for pattern in patterns:
+        assert worst(re.compile(pattern, re.IGNORECASE), "search")[0] < CPU_SECONDS
 
 
 @pytest.mark.parametrize("suffix", ["json", "yaml"])

@@ -107,6 +107,8 @@ OWN = {
     "manifest/libraries.py": "of installed packages, which the process runs",
     "manifest/process.py": "the program that the process runs",
     "view/page_file.py": "part of the package",
+    "config_check/trainer_logs.py": "part of the package",
+    "locate/explain.py": "part of the package",
     "findings.py": "part of a package",
     "view/graph_cache.py": "written a moment ago, in a directory of its own",
     "compat/first_differences.py": "written a moment ago",
