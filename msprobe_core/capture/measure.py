@@ -26,6 +26,7 @@ from msprobe_core.model import Batch, Ending, RunHeader
 from msprobe_core.protocols.capabilities import DeviceGauge
 from msprobe_core.protocols.framework import Framework
 from msprobe_core.protocols.storage import EndingWriter, Writer, WriterFactory
+from msprobe_core.store.manifest_file import DATA_ROWS_FILE, MANIFEST_FILE
 
 ORDER_VARIABLE = "MSPROBE_ESTIMATE"
 
@@ -232,7 +233,14 @@ class _CountingEndingWriter(_CountingWriter):
 
 
 def _size_of(directory: Path) -> int:
-    return sum(path.lstat().st_size for path in directory.rglob("*") if path.is_file())
+    """Return the bytes of a step's files.
+
+    Without the manifest, which is written once in a run, and the rows of data, which it has of the first step: a few
+    hundred bytes.
+    """
+    others = (MANIFEST_FILE, DATA_ROWS_FILE)
+    files = (path for path in directory.rglob("*") if path.is_file() and path.name not in others)
+    return sum(path.lstat().st_size for path in files)
 
 
 def _peak_memory() -> int:

@@ -62,7 +62,7 @@ def is_about_float32(switch: str) -> bool:
 def with_named_precision(switches: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """Return switches with the precision of float32 that takes effect where PyTorch says ``none``: that of IEEE 754.
 
-    PyTorch shows that of the back end where an operator has none, so ``none`` means that nobody set any;
+    PyTorch shows that of the back end where an operator has none, so ``none`` means that no one set any;
     ``set_float32_matmul_precision("highest")``, which is the default, turns it into ``ieee``.
     """
     return {name: "ieee" if value == "none" and is_about_float32(name) else value for name, value in switches.items()}

@@ -79,6 +79,9 @@ NARROW = {
     # Without a kernel of oneDNN, float16 is convolved by a product of matrices and by adding up patches, as by fold.
     ("conv1d", "float16", "backward"), ("conv2d", "float16", "backward"), ("conv3d", "float16", "backward"),
     ("conv_transpose2d", "float16", "forward"), ("conv_transpose2d", "float16", "backward"),
+    # oneDNN has kernels for bfloat16 on processors with AVX-512 only.
+    ("conv1d", "bfloat16", "backward"), ("conv2d", "bfloat16", "backward"), ("conv3d", "bfloat16", "backward"),
+    ("conv_transpose2d", "bfloat16", "forward"), ("conv_transpose2d", "bfloat16", "backward"),
 }  # fmt: skip
 """What PyTorch computes in less than float32 on a CPU; which of its kernels do depends on release and processor."""
 
