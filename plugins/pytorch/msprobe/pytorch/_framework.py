@@ -201,6 +201,10 @@ class PyTorchFramework(Monitoring, Measuring, Describing):
         """Observe the modules that the watcher wants."""
         return WatchHooks("Module", modules_to_watch(models), watcher, observe)
 
+    def watch_data(self, models: Sequence[NamedModel], watcher: CallWatcher) -> Removable:
+        """Observe the modules that the watcher wants, but not while compiled code runs, which would be compiled too."""
+        return _DataWatch(models, watcher)
+
     def perturb(self, models: Sequence[NamedModel], perturbation: Perturbation, seed: int) -> Removable:
         """Install a dispatch mode, or module hooks."""
         return perturb(models, perturbation, seed)
@@ -319,6 +323,47 @@ def _in_place_of(like: Tensor, loaded: Tensor) -> Tensor:
         with torch._C.DisableTorchFunction():
             loaded = loaded.clone()
     return loaded
+
+
+class _DataWatch:
+    """Watches calls of modules outside of compiled and traced code."""
+
+    def __init__(self, models: Sequence[NamedModel], watcher: CallWatcher) -> None:
+        self._models, self._watcher = models, watcher
+        self._hooks: WatchHooks | None = None
+        self._regions = (CompiledRegions([self], _say_nothing), TracedRegions([self], _say_nothing))
+        self._watch()
+        for regions in self._regions:
+            regions.install()
+
+    def _watch(self) -> None:
+        self._hooks = WatchHooks("Module", modules_to_watch(self._models), self._watcher, observe)
+
+    def step_aside(self) -> Callable[[], None]:
+        """See `msprobe.pytorch._compiled.StepsAside`."""
+        self._unwatch()
+        return self._watch
+
+    def _unwatch(self) -> None:
+        hooks, self._hooks = self._hooks, None
+        if hooks is not None:
+            hooks.detach()
+
+    def detach(self) -> None:
+        """Remove everything."""
+        for regions in reversed(self._regions):
+            regions.remove()
+        self._unwatch()
+
+    def release(self) -> None:
+        """Do nothing: no gradients are reported."""
+
+    def settle(self) -> None:
+        """Do nothing: no gradients are pending."""
+
+
+def _say_nothing(_: str) -> None:
+    """The recording says it."""
 
 
 class _Attachment(PlacedAttachment[ApiCalls]):
