@@ -35,7 +35,8 @@ _logger = logging.getLogger(__name__)
 MOST_ROWS = 256
 """Rows of one input whose hashes are kept one by one."""
 
-_MOST_INPUTS = 4096
+_MOST_INPUTS = 64
+"""Inputs of one step whose rows are hashed: a window may last for thousands of forwards."""
 _MAX_DEPTH = 4
 
 
