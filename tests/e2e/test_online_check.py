@@ -259,7 +259,8 @@ def test_an_error_outside_of_a_check_ends_recording_only(tmp_path, open_debugger
     monkeypatch.setattr(HeldDump, "of", fail)
     debugger = open_debugger()
     debugger.start(model := Classifier())
-    (feature,) = controller_of(debugger).session._features
+    features = controller_of(debugger).session._features
+    (feature,) = [each for each in features if isinstance(each, check.OnlineCheck)]
     with monkeypatch.context() as patch:
         patch.setattr(debugger, "close", lambda: None)
         model = small_training(debugger)
