@@ -109,7 +109,7 @@ def is_at(browser, step, following):
 class TestMicroSteps:
     def test_the_map_has_a_column_for_each_and_keys_lead_into_it(self, opened):
         browser = opened("micro")
-        browser.keys("3")
+        browser.keys("4")  # the third tab shows how the runs were configured
         heat = browser.wait_for("[data-testid='heat']")
         browser.until(lambda: go_to_row(browser, heat, "layers.1"), "the layer is not there")
         seen = {}
@@ -126,7 +126,7 @@ class TestMicroSteps:
 
     def test_they_can_be_put_together_and_stand_first(self, opened):
         browser = opened("micro")
-        browser.keys("3")
+        browser.keys("4")
         heat = browser.wait_for("[data-testid='heat']")
         select = browser.find("select")
         select.find_element("css selector", "option[value='micro']").click()
