@@ -19,7 +19,8 @@ from msprobe_core.config.repetition import CALIBRATION_DIRECTORY
 from msprobe_core.errors import CompareError, StoreError
 from msprobe_core.execute.units import run_units
 from msprobe_core.judge.noise.profile import PROFILE_FILE
-from msprobe_core.store.layout import create_file, find_steps, make_directory
+from msprobe_core.store.atomic_file import whole_file
+from msprobe_core.store.layout import find_steps, make_directory
 from msprobe_core.store.results import refusal
 from msprobe_core.untrusted.paths import source_of
 
@@ -173,10 +174,8 @@ def _write(parts: Sequence[Path], path: Path) -> None:
         StoreError: the profile cannot be written.
     """
     make_directory(path.parent)
-    unfinished = path.with_name(f".{path.name}.part")
     try:
-        with create_file(unfinished) as file:
+        with whole_file(path) as file:
             pl.scan_parquet(cast("Any", [source_of(part) for part in parts]), glob=False).sink_parquet(file)
-        unfinished.replace(path)
-    except (OSError, pl.exceptions.PolarsError) as error:
+    except pl.exceptions.PolarsError as error:
         raise StoreError(f"{path}: the noise profile cannot be written ({error}); free space, or give -o") from error

@@ -11,7 +11,8 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
-from msprobe_core.store.layout import create_file, make_directory
+from msprobe_core.store.atomic_file import whole_file
+from msprobe_core.store.layout import make_directory
 from msprobe_core.untrusted.files import read_plain
 
 KEPT_DIRECTORY = ".units"
@@ -69,10 +70,8 @@ class KeptOutcomes(Generic[UnitT, R]):
         """Store the outcome of a unit; an interrupted write leaves no outcome."""
         path = self._record_of(label)
         make_directory(path.parent, below=self.directory)
-        part = path.with_suffix(f".{os.getpid()}")
-        with create_file(part) as file:
+        with whole_file(path) as file:
             file.write(msgspec.msgpack.encode((key, outcome), enc_hook=_encoded))
-        part.replace(path)
 
     def _kept_of(self, unit: UnitT) -> R | None:
         """Return the stored outcome of the same unit under the same conditions, or ``None``."""

@@ -8,6 +8,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from msprobe_core.errors import StoreError
+from msprobe_core.store.atomic_file import unfinished_path
 from msprobe_core.store.layout import create_file, make_directory
 
 
@@ -19,7 +20,7 @@ def whole_database(path: Path) -> Generator[sqlite3.Connection, None, None]:
         StoreError: it cannot be written; no partial file remains.
     """
     make_directory(path.parent)
-    part = path.with_name(f".{path.name}.part")
+    part = unfinished_path(path)
     create_file(part).close()  # so that SQLite keeps the permissions of the file
     try:
         with closing(sqlite3.connect(part)) as connection, connection:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,17 @@ from msprobe_core.errors import StoreError
 from msprobe_core.store.layout import create_file, make_directory
 from msprobe_core.untrusted.paths import encode_json
 
+_MAX_STEM = 60
+"""Characters of the name that are kept: four bytes each at most, so that the path of the part is below 255 bytes."""
+
+
+def unfinished_path(path: Path) -> Path:
+    """Return a path beside ``path`` for its content until it is complete; no other process uses the same one.
+
+    Several commands may write the same file at the same time: the last one to finish replaces what the others wrote.
+    """
+    return path.with_name(f".{path.name[:_MAX_STEM]}.{secrets.token_hex(4)}.part")
+
 
 @contextmanager
 def whole_file(path: Path) -> Generator[BinaryIO, None, None]:
@@ -19,7 +31,7 @@ def whole_file(path: Path) -> Generator[BinaryIO, None, None]:
     Raises:
         StoreError: it cannot be written; no part of it is left.
     """
-    part = path.with_name(f".{path.name}.part")
+    part = unfinished_path(path)
     try:
         with create_file(part) as file:
             yield file
