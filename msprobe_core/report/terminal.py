@@ -118,7 +118,7 @@ def _print_many(result: ComparisonResult[UnitSummary], console: Console) -> None
     for unit in units:
         if (fault := unit.first_fault) is not None:
             places.setdefault((unit.step, fault.entry), []).append(unit)
-    console.print(Text("Where pairs part first:"))
+    console.print(Text("Where pairs first diverge:"))
     for (step, entry), own in list(places.items())[:_MAX_PLACES]:
         prefix = "" if step is None else f"step {step}, "
         console.print(Text(f"  {prefix}{_ranks(own)}: {entry}"), soft_wrap=True)

@@ -50,7 +50,7 @@ def data(job):
     done = msprobe("view", job / "target", job / "golden", "-o", job / "page.html")
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
-    assert lines[0].startswith(f"The runs part first in step 0, rank 1 at {NODE} in Module.layers.1.norm.LayerNorm")
+    assert lines[0].startswith(f"The runs first diverge in step 0, rank 1 at {NODE} in Module.layers.1.norm.LayerNorm")
     assert lines[-1].endswith(f": {job / 'page.html'}")
     assert (job / "page.html").stat().st_size < 2_500_000
     return data_of(job / "page.html")

@@ -141,7 +141,7 @@ class TestMicroSteps:
 class TestMonitor:
     def test_the_first_sentence_and_the_trend_it_speaks_of(self, opened):
         browser = opened("two")
-        assert browser.text(".verdict-state") == "The runs part"
+        assert browser.text(".verdict-state") == "The runs diverge"
         assert "step 2, rank 1 at fc2.input (actv): its norm is 50 % off" in browser.text("[data-testid='sentence']")
         assert browser.texts("[role='tab']") == ["Summary", "Monitor", "Trends"]
         browser.click("show-trend")

@@ -293,8 +293,8 @@ class TestTwo:
     def test_the_difference_and_where_it_begins(self, monitor):
         browser = monitor("two")
         first = browser.text(".event.first")
-        assert first.startswith("The runs part step 50 · rank 2")
-        assert f"The runs part first in step 50, rank 2 at {WEIGHT} (grad_reduced)" in first
+        assert first.startswith("The runs diverge step 50 · rank 2")
+        assert f"The runs first diverge in step 50, rank 2 at {WEIGHT} (grad_reduced)" in first
         hover = hovered(browser, ROW, 50)
         golden = next(line for line in hover if line.startswith("Golden"))
         assert re.fullmatch(r"Golden [\d.]+ \(700 % off\)", golden)

@@ -313,7 +313,7 @@ def comparison(model: Model | None = None, *, ranks: int = 1, steps: int = 1) ->
         },
         "verdict": {
             "state": "fault" if fault else "agree",
-            "sentence": f"The runs part at {culprit}: its inputs are right, what it makes is not."
+            "sentence": f"The runs diverge at {culprit}: its inputs are right, what it makes is not."
             if fault
             else "Rounding explains every difference.",
             "detail": ["Everything before it agrees within rounding."],

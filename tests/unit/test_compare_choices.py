@@ -204,7 +204,7 @@ def test_a_coarser_precision_is_said(run, tmp_path):
     code, out, _ = run()
     assert code == 0
     assert (
-        "Note: tensors whose precision is another on each side, and whose limits are those of the coarser: 1; "
+        "Note: tensors whose precision differs between the sides, and whose limits are those of the coarser: 1; "
         f"the first is {ENTRY}.output.0 (torch.bfloat16, golden torch.float32)"
     ) in out
     assert "whose precision" not in run(target="golden")[1]

@@ -203,7 +203,7 @@ def test_two_monitors_make_a_page_of_trends(tmp_path):
     data = monitored_data(TARGET, GOLDEN, Chosen())
     assert (data.kind, data.verdict.state, data.units) == (Kind.MONITOR, State.FAULT, ())
     assert (
-        data.verdict.sentence.text == "The runs part first in step 2, rank 1 at fc2.input (actv): its norm is 50 % off."
+        data.verdict.sentence.text == "The runs first diverge in step 2, rank 1 at fc2.input (actv): its norm is 50 % off."
     )
     first = data.trends[0]
     assert (first.name, first.slot, first.micro_step, first.statistic) == ("fc2.input", "actv", 0, "norm")

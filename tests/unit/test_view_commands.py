@@ -65,7 +65,7 @@ def test_established_options_make_a_page(tmp_path, command):
     assert done.exit_code == 0, done.output
     (page,) = (tmp_path / "out").iterdir()
     assert re.fullmatch(r"compare_\d{14}\.html", page.name)
-    assert "The runs part first at Functional.linear.0.forward" in done.output
+    assert "The runs first diverge at Functional.linear.0.forward" in done.output
 
 
 def test_a_compare_json_and_one_run(tmp_path):

@@ -1,6 +1,6 @@
 /**
- * Colours of severities: blue over yellow to red-brown, in order of lightness too, which is told apart with any colour
- * vision (tests/unit/test_view_bundle.py simulates three kinds); a shape says the same (icons.tsx).
+ * Colours of severities: from blue over yellow to red-brown. Their lightness falls in the same order, so that they can be
+ * distinguished with any colour vision (tests/unit/test_view_bundle.py simulates three kinds); shapes say the same (icons.tsx).
  */
 import type { Severity } from "./data";
 

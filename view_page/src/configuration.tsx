@@ -94,7 +94,7 @@ function Row({ difference, isExplained }: { difference: ConfigDifference; isExpl
     <tr data-path={path} data-explains={explains ?? ""}>
       {isExplained && (
         <td>{explains && <span className="degree"><Shape verdict={SHAPES[explains]} size={13} /> <b>{say(`explainsOf_${explains}`)}</b></span>}
-          {because && <div className="muted">{read(reasonIn(because))}</div>}</td>
+          {because && <div className="muted">{read(reasonAlone(because))}</div>}</td>
       )}
       <td title={read(message)}><code><Name value={path} /></code>{golden_path && <div className="muted"><code><Name value={golden_path} /></code></div>}
         {places.length > 0 && <div className="muted">{places.join(" · ")}</div>}</td>
@@ -106,7 +106,7 @@ function Row({ difference, isExplained }: { difference: ConfigDifference; isExpl
 }
 
 /** Why, without the answer, which has its own words in the table. */
-function reasonIn(because: Said): Said {
+function reasonAlone(because: Said): Said {
   return typeof because === "string" ? because : (because.fields.why as Said | undefined) ?? because;
 }
 

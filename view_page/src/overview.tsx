@@ -17,7 +17,7 @@ type Part = "worst" | "forward" | "backward" | "parameters";
 interface Column {
   unit: number;
   micro: number | null;
-  /** Where it stands in the tables of the data. */
+  /** Its row in the tables of the data. */
   at: number;
 }
 
@@ -41,7 +41,7 @@ function firstPart(data: ViewData): Part {
   return parts.find((part) => data.heat?.[part].some((layer) => layer.some((severity) => (severity ?? 0) > 0.5))) ?? "worst";
 }
 
-/** More columns than these are micro steps that nobody has asked to see apart. */
+/** With more columns than these, micro steps are one column until the user separates them. */
 const MOST_APART = 96;
 
 /** Columns in the order that is asked for, and the bands over them. */

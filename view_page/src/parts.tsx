@@ -60,7 +60,7 @@ export function Strength({ strength }: { strength: string }): ReactNode {
   );
 }
 
-/** A name that may be broken behind its dots and underscores. */
+/** A name that may break over lines after its dots and underscores. */
 export function Name({ value }: { value: string }): ReactNode {
   const parts = value.split(/(?<=[._/])(?=\w)/);
   return parts.map((part, i) => <Fragment key={i}>{i > 0 && <wbr />}{part}</Fragment>);

@@ -1,6 +1,6 @@
 /**
- * A unit's graph as a tree with bounded breadth: what the outline lists and the canvas draws. Nodes keep their index of
- * the data; containers of very many children get groups between, which have indices behind all others.
+ * A unit's graph as a tree with bounded breadth: what the outline lists and the canvas draws. Nodes keep their index in
+ * the data; children of containers that have very many are put into groups, whose indices follow those of all nodes.
  */
 import type { Graph, Severity } from "./data";
 
