@@ -12,11 +12,13 @@ from __future__ import annotations
 import itertools
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from safetensors.numpy import save_file
+from safetensors.torch import save_file
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
@@ -24,6 +26,7 @@ import json
 
 import checkpoint_bugs as bugs
 from megatron_layout import Shape, write_megatron
+from unseen_checkpoint_bugs import UNSEEN
 
 from msprobe_core.checkpoint.compare import compare_checkpoints
 from msprobe_core.checkpoint.opening import open_checkpoint
@@ -32,25 +35,33 @@ from msprobe_core.checkpoint.opening import open_checkpoint
 def saved(arrays: bugs.Arrays, directory: Path) -> Path:
     """Write a checkpoint as transformers does; return its directory."""
     directory.mkdir(parents=True)
-    save_file({name: values.copy() for name, values in arrays.items()}, directory / "model.safetensors")
+    tensors = {name: _tensor(values) for name, values in arrays.items()}
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     (directory / "config.json").write_text(json.dumps(bugs.SETTINGS))
     return directory
 
 
-def planted(directory: Path) -> float:
+def _tensor(values: Any) -> torch.Tensor:
+    """Return an array, or one with the name of its dtype, as a tensor."""
+    if isinstance(values, tuple):
+        return torch.from_numpy(values[0].copy()).to(getattr(torch, values[1]))
+    return torch.from_numpy(values.copy())
+
+
+def planted(every: Sequence[bugs.Bug], directory: Path) -> float:
     """Print each bug with the class it got; return the share that was right."""
     right = 0
-    for number, bug in enumerate(bugs.BUGS):
+    for number, bug in enumerate(every):
         arrays = bug.model()
         bad = dict(arrays)
         bug.plant(bad)
         paths = [saved(each, directory / f"{number}" / side) for side, each in (("t", bug.convert(bad)), ("g", arrays))]
         found = compare_checkpoints(*map(open_checkpoint, paths)).differing
         names = {row.relation.value for row in found}
-        is_right = names == {bug.relation.value} and all(any(t in row.key for t in bug.tensors) for row in found)
+        is_right = names == {bug.relation} and all(any(t in row.key for t in bug.tensors) for row in found)
         right += is_right
         print(f"{'right' if is_right else 'WRONG':6} {bug.name:40} {', '.join(sorted(names))}")
-    return right / len(bugs.BUGS)
+    return right / len(every)
 
 
 def sound(directory: Path) -> int:
@@ -118,9 +129,11 @@ def write_zero3(state: dict[str, torch.Tensor], directory: Path, world: int) -> 
 def main() -> None:
     """Print all tables."""
     with tempfile.TemporaryDirectory() as place:
-        share = planted(Path(place) / "planted")
+        share = planted(bugs.BUGS, Path(place) / "planted")
+        unseen = planted(UNSEEN, Path(place) / "unseen")
         count = sound(Path(place) / "sound") + sharded(Path(place) / "sharded")
     print(f"{len(bugs.BUGS)} planted bugs, {share:.0%} with the right class; {count} sound conversions")
+    print(f"{len(UNSEEN)} others, which no rule was made for, {unseen:.0%}")
 
 
 if __name__ == "__main__":

@@ -17,9 +17,10 @@ import shutil
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -35,10 +36,27 @@ from msprobe_core.config_check.ranks import check_ranks
 from msprobe_core.config_check.runs import compare_runs, read_run
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
-from architectures import ARCHITECTURES
+from architectures import ARCHITECTURES, Architecture
 
 NUM_RANKS = 3
+WITHOUT_SDPA = frozenset(
+    {
+        "MambaForCausalLM",
+        "ConvNextForImageClassification",
+        "ResNetForImageClassification",
+        "Gemma2ForCausalLM",
+        "DebertaV2ForMaskedLM",
+    }
+)  # fmt: skip
 STALE = 1
+
+
+def loss_of(model: torch.nn.Module, batch: dict[str, Any]) -> torch.Tensor:
+    """Return the loss that a model of transformers computes."""
+    return model(**batch).loss
+
+
+ADAM_W = partial(torch.optim.AdamW, lr=0.01, weight_decay=0.1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +75,9 @@ class Planted:
         around: A context around the recording, given a new directory.
         both: A context around the steps of both sides.
         is_stale: Whether only one rank of a job has the difference.
+        batch: Changes the batch.
+        optimizer: Makes the optimizer of parameter groups.
+        train: Computes the loss.
     """
 
     expected: str | None
@@ -70,6 +91,9 @@ class Planted:
     around: Callable[[Path], AbstractContextManager[object]] = nullcontext
     both: Callable[[], AbstractContextManager[object]] = nullcontext
     is_stale: bool = False
+    batch: Callable[[dict[str, Any]], dict[str, Any]] = dict
+    optimizer: Callable[..., torch.optim.Optimizer] = ADAM_W
+    train: Callable[[torch.nn.Module, dict[str, Any]], torch.Tensor] = loss_of
 
 
 # --- what is planted -------------------------------------------------------------------------------------------------
@@ -218,39 +242,51 @@ HEALTHY = PLANTED["nothing"]
 # --- recording -------------------------------------------------------------------------------------------------------
 
 
-def built(name: str, planted: Planted) -> torch.nn.Module | None:
+def built(architecture: Architecture, planted: Planted) -> torch.nn.Module | None:
     """Return a model with a planted difference; ``None`` if it has nothing of the kind."""
-    architecture = ARCHITECTURES[name]
     config = architecture.make_config()
     if planted.config:
         for path, change in planted.config.items():
             holder, _, key = path.rpartition(".")
             owner = getattr(config, holder, None) if holder else config
             if getattr(owner, key, None) is not None:
-                setattr(owner, key, change(getattr(owner, key)))
+                try:
+                    setattr(owner, key, change(getattr(owner, key)))
+                except LookupError:
+                    return None
                 break
         else:
             return None
     torch.manual_seed(0)
-    if planted.attention != "sdpa" and name == "mamba":
+    if planted.attention != "sdpa" and architecture.model == "MambaForCausalLM":
         return None
-    implementation = None if name == "mamba" else planted.attention
-    model = getattr(transformers, architecture.model)._from_config(config, attn_implementation=implementation).train()
-    planted.change(model)
+    implementation = None if architecture.model in WITHOUT_SDPA else planted.attention
+    kind = getattr(transformers, architecture.model)
+    try:
+        model = kind._from_config(config, attn_implementation=implementation).train()
+        planted.change(model)
+    except LookupError:
+        return None
     return model
 
 
-def record(run: Path, name: str, planted: Planted, both: Callable[[], AbstractContextManager[object]]) -> bool:
+def record(
+    run: Path, architecture: Architecture, planted: Planted, both: Callable[[], AbstractContextManager[object]]
+) -> bool:
     """Train and record one step; return whether the planted difference can be had."""
-    model = built(name, planted)
+    model = built(architecture, planted)
     if model is None:
         return False
     weights = [each for each in model.parameters() if each.ndim > 1]
     others = [each for each in model.parameters() if each.ndim < 2]
     groups = [{"params": weights}, {"params": others, "lr": planted.lr, "weight_decay": planted.weight_decay}]
-    optimizer = torch.optim.AdamW(groups, lr=0.01, weight_decay=0.1)
-    batch = ARCHITECTURES[name].batch()
+    optimizer = planted.optimizer(groups)
+    batch = architecture.batch()
     batch = {key: each[list(planted.rows)] if torch.is_tensor(each) else each for key, each in batch.items()}
+    try:
+        batch = planted.batch(batch)
+    except LookupError:
+        return False
     config = Path(f"{run}.json")
     config.write_text(json.dumps({"task": "structure", "level": "L0", "dump_path": str(run)}))
     torch.manual_seed(planted.seed)
@@ -260,7 +296,7 @@ def record(run: Path, name: str, planted: Planted, both: Callable[[], AbstractCo
         debugger = PrecisionDebugger(str(config))
         with both():
             debugger.start(model)
-            loss = model(**batch).loss
+            loss = planted.train(model, batch)
         loss.backward()
         optimizer.step()
         debugger.stop()
@@ -269,7 +305,7 @@ def record(run: Path, name: str, planted: Planted, both: Callable[[], AbstractCo
     return True
 
 
-def record_job(run: Path, name: str, planted: Planted | None, golden: Path | None) -> Path:
+def record_job(run: Path, architecture: Architecture, planted: Planted | None, golden: Path | None) -> Path:
     """Record the ranks of a job one after another; those that are not stale are the golden run's, if it is given."""
     for rank in range(NUM_RANKS):
         if golden is not None and rank != STALE:
@@ -278,7 +314,7 @@ def record_job(run: Path, name: str, planted: Planted | None, golden: Path | Non
         torch.distributed.init_process_group("fake", rank=rank, world_size=NUM_RANKS, store=FakeStore())
         try:
             part = run.with_name(f"{run.name}.{rank}")
-            record(part, name, planted or HEALTHY, nullcontext)
+            record(part, architecture, planted or HEALTHY, nullcontext)
         finally:
             torch.distributed.destroy_process_group()
         shutil.copytree(part / "step0", run / "step0", dirs_exist_ok=True)
@@ -302,10 +338,9 @@ class Count:
     first: int = 0
     others: int = 0
 
-    def add(self, name: str, planted: str, differences: Sequence[Difference]) -> None:
+    def add(self, name: str, planted: str, pattern: str | None, differences: Sequence[Difference]) -> None:
         counting = [each for each in differences if each.severity is not Severity.INFO]
         paths = [f"{each.section.value}: {each.path}" for each in counting]
-        pattern = PLANTED[planted].expected
         is_first = not paths if pattern is None else bool(paths) and re.match(pattern, paths[0]) is not None
         is_there = pattern is not None and any(re.match(pattern, path) for path in paths)
         self.pairs += 1
@@ -315,48 +350,52 @@ class Count:
             print(f"<!-- {planted}, {name}: {'; '.join(paths) or 'nothing'} -->", flush=True)
 
 
-def of_one(name: str, counts: dict[str, Count], root: Path) -> None:
+def of_one(
+    name: str, architecture: Architecture, every: Mapping[str, Planted], counts: dict[str, Count], root: Path
+) -> None:
     """Record and compare the pairs of one architecture."""
     goldens: dict[Any, Path] = {}
     with (
         mock.patch.object(sys, "argv", arguments("/runs", "a")),
         variables(MASTER_PORT="29500", OMP_NUM_THREADS="1")(root),
     ):
-        for number, (title, planted) in enumerate(PLANTED.items()):
+        for number, (title, planted) in enumerate(every.items()):
             key = planted.is_stale, planted.both
             if key not in goldens:
                 goldens[key] = root / f"golden{len(goldens)}"
                 if planted.is_stale:
-                    record_job(goldens[key], name, None, None)
+                    record_job(goldens[key], architecture, None, None)
                 else:
-                    record(goldens[key], name, HEALTHY, planted.both)
+                    record(goldens[key], architecture, HEALTHY, planted.both)
             target = root / f"target{number}"
             if planted.is_stale:
-                record_job(target, name, planted, goldens[key])
-                counts[f"{title} (--ranks)"].add(name, title, check_ranks(read_run(target)).differences)
-            elif not record(target, name, planted, planted.both):
+                record_job(target, architecture, planted, goldens[key])
+                differences = check_ranks(read_run(target)).differences
+                counts[f"{title} (--ranks)"].add(name, title, planted.expected, differences)
+            elif not record(target, architecture, planted, planted.both):
                 continue
-            counts[title].add(name, title, compare_runs(target, goldens[key]).differences)
+            counts[title].add(name, title, planted.expected, compare_runs(target, goldens[key]).differences)
             shutil.rmtree(target)
 
 
-def main() -> None:
+def run(every: Mapping[str, Planted], architectures: Mapping[str, Architecture]) -> None:
+    """Plant every difference into every architecture, and print the table."""
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
     titles = [
-        each for title, planted in PLANTED.items() for each in (title, f"{title} (--ranks)")[: 1 + planted.is_stale]
+        each for title, planted in every.items() for each in (title, f"{title} (--ranks)")[: 1 + planted.is_stale]
     ]
     counts = {title: Count() for title in titles}
-    for name in sys.argv[1:] or ARCHITECTURES:
+    for name, architecture in architectures.items():
         with tempfile.TemporaryDirectory() as directory:
-            of_one(name, counts, Path(directory))
+            of_one(name, architecture, every, counts, Path(directory))
     print("| planted | pairs | first | others above info |\n|---|---|---|---|")
     for title, count in counts.items():
         print(f"| {title} | {count.pairs} | {count.first} | {count.others} |")
-    planted = [count for title, count in counts.items() if PLANTED[title.removesuffix(" (--ranks)")].expected]
+    planted = [count for title, count in counts.items() if every[title.removesuffix(" (--ranks)")].expected]
     pairs, first, others = (sum(getattr(each, key) for each in planted) for key in ("pairs", "first", "others"))
     print(f"| all planted | {pairs} | {first} ({first / pairs:.1%}) | {others} |")
 
 
 if __name__ == "__main__":
-    main()
+    run(PLANTED, {name: ARCHITECTURES[name] for name in sys.argv[1:] or ARCHITECTURES})

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msprobe_core.checkpoint.contents import LogicalTensor, Piece
+from msprobe_core.errors import DumpError
 from msprobe_core.protocols.storage import TensorSource
 from msprobe_core.store.joined_tensor import JoinedTensor
 from msprobe_core.store.tensor_source import HeldTensor, StoredTensor, read_whole
@@ -96,6 +97,17 @@ def read_values(tensor: LogicalTensor, box: Box) -> Array:
         DumpError: they cannot be read.
     """
     return values_of(read_box(tensor, box), tensor.dtype)
+
+
+def read_tensor(tensor: LogicalTensor) -> Array:
+    """Return all elements of a tensor in its shape; for tensors that fit into memory.
+
+    Raises:
+        DumpError: it is damaged, or cannot be read.
+    """
+    if tensor.damage is not None:
+        raise DumpError(f"{tensor.name}: {tensor.damage}")
+    return read_values(tensor, whole_box(tensor.shape))
 
 
 def values_of(codes: Array, dtype: str) -> Array:

@@ -96,6 +96,9 @@ def _without_root(parts: list[str]) -> list[str]:
     return parts
 
 
+_OF_ATTENTION = {"query": "q", "key": "k", "value": "v"}
+
+
 def _translated(parts: list[str], i: int) -> str:
     part = parts[i]
     before = parts[:i]
@@ -103,8 +106,8 @@ def _translated(parts: list[str], i: int) -> str:
         return "router"  # of experts; gates of the experts themselves are gate_proj
     if part in {"dense", "c_proj"}:
         return "down" if "mlp" in before else "o"
-    if part == "attn":
-        return "attn"
+    if part in _OF_ATTENTION and any(_SEGMENTS.get(each, each) == "attn" for each in before):
+        return _OF_ATTENTION[part]
     if part == "norm" and i == 0:
         return "final_norm"
     if part == "input_layernorm" and "attn" in before:

@@ -15,12 +15,19 @@ from typing import Any
 
 import numpy as np
 
-from msprobe_core.checkpoint.boxes import Box, boxes_of, read_box, read_values, rows_of, stacked
+from msprobe_core.checkpoint.boxes import Array, Box, boxes_of, read_box, read_values, rows_of, stacked
 from msprobe_core.checkpoint.canonical import Heads, key_of, layer_of, without_part
 from msprobe_core.checkpoint.contents import Checkpoint, Kind, LogicalTensor, Piece
 from msprobe_core.checkpoint.difference_codes import DifferenceCode
 from msprobe_core.checkpoint.matching import Match, Slot, match_tensors, slots_of
-from msprobe_core.checkpoint.pair_pass import PairNumbers, Rounding, chunk_elements, compare_pair, same_codes
+from msprobe_core.checkpoint.pair_pass import (
+    PairNumbers,
+    Rounding,
+    chunk_elements,
+    compare_pair,
+    measure_pair,
+    same_codes,
+)
 from msprobe_core.checkpoint.result import CheckpointResult, TensorRow
 from msprobe_core.checkpoint.signatures import Signature, permutation_of, rounded, signature_of
 from msprobe_core.checkpoint.structure import (
@@ -75,6 +82,8 @@ class _Open:
     numbers: PairNumbers
     signatures: tuple[Signature, Signature] | None = None
     answer: Answer | None = None
+    part: float | None = None
+    """Relative distance of the rows that differ, if others do not."""
 
 
 def kinds_of(*, has_optimizer: bool) -> list[Kind]:
@@ -253,7 +262,7 @@ class _Comparison:
     def _compare_shapes(self, pair: Match, target: Slot, golden: Slot) -> None:
         own, other = target.tensor, golden.tensor
         fields = {"target": str(list(own.shape)), "golden": str(list(other.shape))}
-        if len(own.shape) == 2 and own.shape == other.shape[::-1]:
+        if len(own.shape) > 1 and own.shape[:-2] + own.shape[:-3:-1] == other.shape:
             signatures = _signatures(own, other)
             answer = structure_of(own, other, signatures, pair.key, self._heads)
             if answer is not None:
@@ -293,8 +302,10 @@ class _Comparison:
         if numbers.relative_l2 < _NEAR and is_everywhere:
             return
         found.signatures = _signatures(own, other)
-        found.answer = _constant(found.signatures) or structure_of(
-            own, other, found.signatures, found.match.key, self._heads
+        found.answer = (
+            _constant(found.signatures)
+            or self._shifted(found, found.signatures)
+            or structure_of(own, other, found.signatures, found.match.key, self._heads)
         )
 
     def _explain_rows(self, found: _Open) -> Answer | None:
@@ -309,6 +320,7 @@ class _Comparison:
         own, other = (
             rows_of(slot.tensor, ranges, slot.name, slot.tensor.rule) for slot in (found.target, found.golden)
         )
+        found.part = measure_pair(own, other, self._workspace).relative_l2
         signatures = _signatures(own, other)
         part = permutation_of(signatures[0].rows, signatures[1].rows)
         if part is not None and has_rows(own, other, part):
@@ -317,7 +329,7 @@ class _Comparison:
             return named_order(order, found.match.key, self._heads, along=0, ndim=len(own.shape))
         constant = _constant(signatures)
         if constant is None and found.match.key == without_part(found.match.key):
-            constant = _initial(signatures) if found.numbers.relative_l2 > _CLOSE else None
+            constant = _initial(signatures) if found.part > _CLOSE else None
         if constant is None:
             return None
         fields = {"first": ranges[0][0], "last": ranges[-1][1] - 1, "count": index.size, "why": constant.proof}
@@ -354,23 +366,39 @@ class _Comparison:
             return None
         if abs(numbers.cosine) < _SAME_DIRECTION:
             return None
-        own, other = found.target.tensor, found.golden.tensor
-        unit = max(_UNITS.get(own.dtype, 0.0), _UNITS.get(other.dtype, 0.0))
-        if not unit:
+        if not _is_made_by(found, lambda values: values * factor):
             return None
-        for box, _ in boxes_of(own.shape, chunk_elements(own, other)):
-            first = read_values(own, box).astype(np.float64)
-            second = read_values(other, box).astype(np.float64) * factor
-            limit = 2 * unit * np.maximum(np.abs(first), np.abs(second)) + _TINY
-            if not (np.abs(first - second) <= limit).all():
-                return None
         return Answer(Relation.SCALED, Finding(DifferenceCode.SCALED, Level.ERROR, {"factor": factor}))
+
+    def _shifted(self, found: _Open, signatures: tuple[Signature, Signature]) -> Answer | None:
+        """Return that the target is golden plus a constant, if each element is, but for rounding."""
+        offset, size = signatures[0].mean - signatures[1].mean, math.sqrt(found.target.tensor.numel)
+        if abs(abs(offset) * size - found.numbers.l2) > _SAME_OFFSET * found.numbers.l2:
+            return None
+        if found.target.tensor.numel < _LEAST_SHIFTED or not _is_made_by(found, lambda values: values + offset):
+            return None
+        return Answer(Relation.SHIFTED, Finding(DifferenceCode.SHIFTED, Level.ERROR, {"offset": offset}))
+
+
+def _is_made_by(found: _Open, make: Callable[[Array], Array]) -> bool:
+    """Whether each element of the target is made of the golden one, but for rounding."""
+    own, other = found.target.tensor, found.golden.tensor
+    unit = max(_UNITS.get(own.dtype, 0.0), _UNITS.get(other.dtype, 0.0))
+    for box, _ in boxes_of(own.shape, chunk_elements(own, other)):
+        first, golden = read_values(own, box).astype(np.float64), read_values(other, box).astype(np.float64)
+        second = make(golden)
+        limit = 2 * unit * np.maximum(np.maximum(np.abs(first), np.abs(second)), np.abs(golden)) + _TINY
+        if not (np.abs(first - second) <= limit).all():
+            return False
+    return unit > 0
 
 
 _MOST_CANDIDATES = 4
 _MOST_RUNS = 4096
 _LEAST_FACTOR = 1e-6
 _SAME_DIRECTION = 0.999
+_SAME_OFFSET = 1e-3
+_LEAST_SHIFTED = 8
 _TINY = 1e-30
 _UNITS = {
     "float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7,
@@ -419,14 +447,15 @@ def _initial(signatures: tuple[Signature, Signature]) -> Answer | None:
 
 
 def _may_be_elsewhere(found: _Open) -> bool:
-    return found.numbers.relative_l2 > _CLOSE and found.target.tensor.numel > 1
+    least = _NEAR if len(found.target.tensor.shape) == 1 else _CLOSE  # all weights of norms are near 1
+    return found.numbers.relative_l2 > least and found.target.tensor.numel > 1
 
 
 def _last_resort(found: _Open) -> Answer:
     """Return the class of a tensor whose difference has no explanation."""
     numbers = found.numbers
     fields = {"relative": numbers.relative_l2, "cosine": numbers.cosine}
-    if numbers.relative_l2 < _CLOSE:
+    if max(numbers.relative_l2, found.part or 0.0) < _CLOSE:
         return Answer(Relation.CLOSE, Finding(DifferenceCode.CLOSE, Level.WARNING, fields))
     if numbers.rows is not None and (num_rows := int(numbers.rows.sum())) < numbers.rows.size:
         index = np.flatnonzero(numbers.rows)

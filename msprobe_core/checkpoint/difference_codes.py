@@ -33,6 +33,7 @@ class DifferenceCode(Code):
     ELSEWHERE = "checkpoint.elsewhere"
     REORDERED = "checkpoint.reordered"
     SCALED = "checkpoint.scaled"
+    SHIFTED = "checkpoint.shifted"
     STALE = "checkpoint.stale"
     STALE_NEARER = "checkpoint.stale-nearer"
     ZEROS = "checkpoint.zeros"

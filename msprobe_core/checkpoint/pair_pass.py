@@ -219,7 +219,7 @@ def measure_pair(
         DumpError: one cannot be read.
     """
     sums = PairSums(target.numel, (target.dtype, golden.dtype), workspace)
-    num_rows = target.shape[0] if len(target.shape) > 1 else 0
+    num_rows = target.shape[0] if target.shape else 0
     rows = np.zeros(num_rows, bool) if 0 < num_rows <= MAX_ROWS else None
     for box, flat, codes, other_codes in both(target, golden):
         own, other = values_of(codes, target.dtype), values_of(other_codes, golden.dtype)

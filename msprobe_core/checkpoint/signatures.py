@@ -8,7 +8,7 @@ those of the columns of its transpose, and reordered rows have reordered numbers
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -27,7 +27,7 @@ _SEED = 0x6D7370
 
 @dataclass(frozen=True, kw_only=True)
 class Signature:
-    """What was found of one tensor, seen as a matrix of its first dimension and the rest.
+    """What was found of one tensor, seen as a matrix; see `split_of`.
 
     Attributes:
         rows: A number for each row; ``None`` if there are too many.
@@ -83,6 +83,18 @@ _MOST_SPREAD = 1.5
 _BETWEEN_KURTOSIS = 2.1
 
 
+def split_of(shape: Sequence[int]) -> int:
+    """Return how many dimensions index the rows of a tensor seen as a matrix; the others index its columns.
+
+    Columns are as few dimensions as have some elements: so the rows of a stack of matrices are those of the matrices.
+    """
+    inner = (d for d in range(len(shape) - 1, 1, -1) if math.prod(shape[d:]) >= _LEAST_COLUMNS)
+    return next(inner, min(1, len(shape)))
+
+
+_LEAST_COLUMNS = 32
+
+
 def signature_of(tensor: LogicalTensor, rounded_to: str | None = None) -> Signature:
     """Read a tensor once.
 
@@ -93,7 +105,7 @@ def signature_of(tensor: LogicalTensor, rounded_to: str | None = None) -> Signat
     Raises:
         DumpError: it cannot be read.
     """
-    num_rows = tensor.shape[0] if tensor.shape else 1
+    num_rows = math.prod(tensor.shape[: split_of(tensor.shape)])
     num_columns = tensor.numel // num_rows if num_rows else 0
     rows = np.zeros(num_rows) if num_rows <= _MAX_LINES else None
     columns = np.zeros(num_columns) if num_columns <= _MAX_LINES else None

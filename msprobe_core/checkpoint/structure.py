@@ -15,7 +15,7 @@ from msprobe_core.checkpoint.canonical import Heads, Order, qkv_ranges
 from msprobe_core.checkpoint.contents import LogicalTensor
 from msprobe_core.checkpoint.difference_codes import DifferenceCode
 from msprobe_core.checkpoint.pair_pass import chunk_elements, same_codes
-from msprobe_core.checkpoint.signatures import Signature, permutation_of
+from msprobe_core.checkpoint.signatures import Signature, permutation_of, split_of
 from msprobe_core.compare.ulps import distances_in
 from msprobe_core.findings import Finding, Level
 
@@ -30,6 +30,7 @@ class Relation(str, Enum):
     PADDED = "padded"
     CLOSE = "close"
     SCALED = "scaled"
+    SHIFTED = "shifted"
     TRANSPOSED = "transposed"
     QKV_ORDER = "qkv order"
     GATE_UP = "gate/up swapped"
@@ -83,22 +84,37 @@ def structure_of(
     target: LogicalTensor, golden: LogicalTensor, signatures: tuple[Signature, Signature], key: str, heads: Heads | None
 ) -> Answer | None:
     """Return how two tensors of equal or transposed shape are made of the same rows or columns; ``None`` if not."""
-    own, other = signatures
     if target.shape == golden.shape:
-        rows = permutation_of(own.rows, other.rows)
-        if rows is not None and num_moved(rows) and has_rows(target, golden, rows):
-            return named_order(rows, key, heads, along=0, ndim=len(target.shape))
-        if len(target.shape) == 2:
-            columns = permutation_of(own.columns, other.columns)
-            if columns is not None and num_moved(columns) and has_columns(target, golden, columns):
-                return named_order(columns, key, heads, along=1, ndim=2)
-    if len(target.shape) == 2 and target.shape == golden.shape[::-1]:
+        split = split_of(target.shape)
+        for first, lines in ((0, [each.rows for each in signatures]), (split, [each.columns for each in signatures])):
+            order = permutation_of(*lines)
+            dims = target.shape[first:split] if first < split else target.shape[split:]
+            found = None if order is None or not num_moved(order) else _along_one(order, dims)
+            if found is not None and has_order(target, golden, found[1], first + found[0]):
+                return named_order(found[1], key, heads, along=first + found[0], ndim=len(target.shape))
+    if len(target.shape) > 1 and target.shape[:-2] + target.shape[:-3:-1] == golden.shape:
         return _transposed(target, golden, signatures)
     return None
 
 
+def _along_one(order: Permutation, dims: Sequence[int]) -> tuple[int, Permutation] | None:
+    """Return the dimension along which an order of the indices of several moves them, and the order along it."""
+    if len(dims) == 1:
+        return 0, order
+    ramp: Any = np.arange(order.size)
+    whole: Any = ramp.reshape(dims)
+    for axis in range(len(dims)):
+        line = np.reshape(order, dims)[tuple(slice(None) if d == axis else 0 for d in range(len(dims)))]
+        own: Any = np.unravel_index(line, dims)[axis]
+        if np.array_equal(np.take(whole, own, axis).ravel(), order):
+            return axis, own
+    return None
+
+
 def _transposed(target: LogicalTensor, golden: LogicalTensor, signatures: tuple[Signature, Signature]) -> Answer | None:
-    if _are_close(signatures[0].rows, signatures[1].columns) and is_transpose(target, golden):
+    # A stack of matrices has no numbers to compare, and is read; unequal elements end that soon.
+    may_be = len(target.shape) > 2 or _are_close(signatures[0].rows, signatures[1].columns)
+    if may_be and is_transpose(target, golden):
         return Answer(Relation.TRANSPOSED, Finding(DifferenceCode.TRANSPOSED, Level.ERROR))
     return None
 
@@ -161,21 +177,31 @@ def _gathered(tensor: LogicalTensor, index: Permutation) -> tuple[Array, int]:
     return np.concatenate(parts), len(runs)
 
 
-def has_columns(target: LogicalTensor, golden: LogicalTensor, order: Permutation) -> bool:
-    """Whether each column of the target is the golden column that ``order`` names."""
+def has_order(target: LogicalTensor, golden: LogicalTensor, order: Permutation, axis: int) -> bool:
+    """Whether what the target has at each index of a dimension is golden at the index that ``order`` names."""
+    if axis == 0:
+        return has_rows(target, golden, order)
     for box, _ in boxes_of(target.shape, chunk_elements(target, golden)):
-        own, other = read_box(target, box), read_box(golden, Box((box.begin[0], 0), (box.sizes[0], golden.shape[1])))
-        part = order[box.begin[1] : box.begin[1] + box.sizes[1]]
-        if not are_same(own, other[:, part], (target.dtype, golden.dtype)):
+        begin, size = box.begin[axis], box.sizes[axis]
+        part = order[begin : begin + size]
+        low, high = int(part.min()), int(part.max()) + 1
+        place = Box(_replaced(box.begin, axis, low), _replaced(box.sizes, axis, high - low))
+        moved = np.take(read_box(golden, place), part - low, axis)
+        if not are_same(read_box(target, box), moved, (target.dtype, golden.dtype)):
             return False
     return True
 
 
+def _replaced(numbers: tuple[int, ...], axis: int, value: int) -> tuple[int, ...]:
+    return (*numbers[:axis], value, *numbers[axis + 1 :])
+
+
 def is_transpose(target: LogicalTensor, golden: LogicalTensor) -> bool:
-    """Whether the target is the golden matrix with rows and columns exchanged."""
+    """Whether the target is golden with its last two dimensions exchanged."""
     for box, _ in boxes_of(target.shape, chunk_elements(target, golden)):
-        own, other = read_box(target, box), read_box(golden, Box(box.begin[::-1], box.sizes[::-1]))
-        if not are_same(own, np.ascontiguousarray(np.transpose(other)), (target.dtype, golden.dtype)):
+        place = Box((*box.begin[:-2], *box.begin[:-3:-1]), (*box.sizes[:-2], *box.sizes[:-3:-1]))
+        own, other = read_box(target, box), read_box(golden, place)
+        if not are_same(own, np.ascontiguousarray(np.swapaxes(other, -1, -2)), (target.dtype, golden.dtype)):
             return False
     return True
 
@@ -187,7 +213,7 @@ def named_order(order: Permutation, key: str, heads: Heads | None, *, along: int
         order: For each line of the target, the golden line.
         key: Name in the common vocabulary.
         heads: Sizes of the attention.
-        along: 0 for rows, 1 for columns.
+        along: The dimension: 0 for rows.
         ndim: Number of dimensions of the tensor.
     """
     fields: dict[str, str | int | float | None] = {"moved": num_moved(order), "total": order.size}
@@ -195,7 +221,7 @@ def named_order(order: Permutation, key: str, heads: Heads | None, *, along: int
         segments = _qkv_segments(order.size, heads)
         if segments is None or changes_label(order, segments):
             return Answer(Relation.QKV_ORDER, Finding(DifferenceCode.QKV_ORDER, Level.ERROR, fields))
-    if ".gate_up." in key:
+    if ".gate_up." in f"{key}.":
         half = order.size // 2
         if changes_label(order, [Segment("gate", 0, half), Segment("up", half, order.size)]):
             return Answer(Relation.GATE_UP, Finding(DifferenceCode.GATE_UP, Level.ERROR, fields))
@@ -208,7 +234,7 @@ def named_order(order: Permutation, key: str, heads: Heads | None, *, along: int
     is_of_attention = ".attn." in key or "ttention" in key
     if block > 1 and is_of_attention:
         return Answer(Relation.HEADS, Finding(DifferenceCode.HEADS, Level.ERROR, {**fields, "width": block}))
-    what = "columns" if along else "rows"
+    what = ("columns" if along == ndim - 1 else "slices") if along else "rows"
     return Answer(Relation.ROWS, Finding(DifferenceCode.ROWS, Level.ERROR, {**fields, "what": what}))
 
 

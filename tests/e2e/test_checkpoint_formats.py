@@ -10,9 +10,9 @@ import torch.distributed.checkpoint as dcp
 from megatron_layout import megatron_state, shape_of, write_megatron
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2MoeConfig, Qwen2MoeForCausalLM
 
+from msprobe_core.checkpoint.boxes import read_tensor
 from msprobe_core.checkpoint.contents import CheckpointFormat, Kind
 from msprobe_core.checkpoint.opening import open_checkpoint
-from msprobe_core.checkpoint.reading import read_logical
 from msprobe_core.errors import DumpError
 
 SIZES = {"vocab_size": 100, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 8,
@@ -34,7 +34,7 @@ def assert_equal(found, expected):
     assert set(found) == set(expected)
     for name, tensor in found.items():
         assert tensor.damage is None, tensor.damage
-        np.testing.assert_array_equal(read_logical(tensor), expected[name].detach().float().numpy(), err_msg=name)
+        np.testing.assert_array_equal(read_tensor(tensor), expected[name].detach().float().numpy(), err_msg=name)
 
 
 def weights(checkpoint):

@@ -642,8 +642,8 @@ def _checkpoint(kind: str) -> Callable[[Path], None]:
 
 
 def _use_checkpoint(directory: Path) -> None:
+    from msprobe_core.checkpoint.boxes import read_tensor
     from msprobe_core.checkpoint.opening import open_checkpoint
-    from msprobe_core.checkpoint.reading import read_logical
     from msprobe_core.errors import MsprobeError
 
     command("checkpoint", "inspect", "{}/damaged")(directory)
@@ -654,7 +654,7 @@ def _use_checkpoint(directory: Path) -> None:
     for held in open_checkpoint(directory / "damaged").tensors.values():
         if held.damage is None:
             with contextlib.suppress(MsprobeError):
-                read_logical(held)
+                read_tensor(held)
 
 
 def _checkpoint_index(directory: Path) -> None:

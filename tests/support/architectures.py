@@ -45,36 +45,36 @@ class Architecture:
         return batch
 
 
-def _tokens(**extra: Any) -> dict[str, torch.Tensor]:
+def tokens(**extra: Any) -> dict[str, torch.Tensor]:
     ids = torch.randint(2, 60, (2, 12))
     return {"input_ids": ids, "labels": ids.clone(), **extra}
 
 
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture(
-        lambda: transformers.LlamaConfig(**TOKENS, num_key_value_heads=2), "LlamaForCausalLM", _tokens
+        lambda: transformers.LlamaConfig(**TOKENS, num_key_value_heads=2), "LlamaForCausalLM", tokens
     ),
     "qwen2": Architecture(
         lambda: transformers.Qwen2Config(**TOKENS, num_key_value_heads=2, tie_word_embeddings=True),
         "Qwen2ForCausalLM",
-        _tokens,
+        tokens,
     ),
     "gpt2": Architecture(
         lambda: transformers.GPT2Config(vocab_size=60, n_embd=32, n_layer=2, n_head=4, n_positions=32),
         "GPT2LMHeadModel",
-        _tokens,
+        tokens,
     ),
     "bert": Architecture(
         lambda: transformers.BertConfig(**TOKENS),
         "BertForMaskedLM",
-        lambda: _tokens(attention_mask=torch.ones(2, 12, dtype=torch.long)),
+        lambda: tokens(attention_mask=torch.ones(2, 12, dtype=torch.long)),
     ),
     "t5": Architecture(
         lambda: transformers.T5Config(
             vocab_size=60, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, decoder_start_token_id=0
         ),
         "T5ForConditionalGeneration",
-        _tokens,
+        tokens,
     ),
     "vit": Architecture(
         lambda: transformers.ViTConfig(**SIZES, image_size=16, patch_size=4, num_labels=3),
@@ -82,12 +82,12 @@ ARCHITECTURES: dict[str, Architecture] = {
         lambda: {"pixel_values": torch.randn(2, 3, 16, 16), "labels": torch.tensor([0, 2])},
     ),
     "qwen3": Architecture(
-        lambda: transformers.Qwen3Config(**TOKENS, num_key_value_heads=2, head_dim=8), "Qwen3ForCausalLM", _tokens
+        lambda: transformers.Qwen3Config(**TOKENS, num_key_value_heads=2, head_dim=8), "Qwen3ForCausalLM", tokens
     ),
     "mixtral": Architecture(
         lambda: transformers.MixtralConfig(**TOKENS, num_key_value_heads=2, num_local_experts=3, num_experts_per_tok=2),
         "MixtralForCausalLM",
-        _tokens,
+        tokens,
     ),
     "opt": Architecture(
         lambda: transformers.OPTConfig(
@@ -100,12 +100,12 @@ ARCHITECTURES: dict[str, Architecture] = {
             word_embed_proj_dim=32,
         ),
         "OPTForCausalLM",
-        _tokens,
+        tokens,
     ),
     "roberta": Architecture(
         lambda: transformers.RobertaConfig(**TOKENS),
         "RobertaForMaskedLM",
-        _tokens,
+        tokens,
     ),
     "whisper": Architecture(
         lambda: transformers.WhisperConfig(
@@ -124,8 +124,8 @@ ARCHITECTURES: dict[str, Architecture] = {
             bos_token_id=1,
             eos_token_id=2,
             decoder_start_token_id=1,
-            suppress_tokens=None,
-            begin_suppress_tokens=None,
+            suppresstokens=None,
+            begin_suppresstokens=None,
         ),
         "WhisperForConditionalGeneration",
         lambda: {"input_features": torch.randn(2, 8, 20), "labels": torch.randint(2, 60, (2, 7))},
@@ -140,7 +140,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             time_step_rank=4,
         ),
         "MambaForCausalLM",
-        _tokens,
+        tokens,
     ),
     "clip": Architecture(
         lambda: transformers.CLIPConfig(

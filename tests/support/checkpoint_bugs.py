@@ -208,14 +208,14 @@ class Bug:
     convert: Callable[[Arrays], Arrays] = dict
 
 
-def _set(name: str, change: Callable[[Any], Any]) -> Callable[[Arrays], None]:
+def change_of(name: str, change: Callable[[Any], Any]) -> Callable[[Arrays], None]:
     def plant(arrays: Arrays) -> None:
         arrays[name] = np.ascontiguousarray(change(arrays[name]))
 
     return plant
 
 
-def _swap(first: str, second: str) -> Callable[[Arrays], None]:
+def swapped(first: str, second: str) -> Callable[[Arrays], None]:
     def plant(arrays: Arrays) -> None:
         arrays[first], arrays[second] = arrays[second], arrays[first]
 
@@ -254,10 +254,12 @@ BUGS: Sequence[Bug] = (
     Bug(
         "transposed square",
         Relation.TRANSPOSED,
-        _set(f"{L1}self_attn.o_proj.weight", np.transpose),
+        change_of(f"{L1}self_attn.o_proj.weight", np.transpose),
         ["layers.1.attn.o."],
     ),
-    Bug("transposed", Relation.TRANSPOSED, _set(f"{L1}mlp.down_proj.weight", np.transpose), ["layers.1.mlp.down."]),
+    Bug(
+        "transposed", Relation.TRANSPOSED, change_of(f"{L1}mlp.down_proj.weight", np.transpose), ["layers.1.mlp.down."]
+    ),
     Bug(
         "qkv part by part in Megatron",
         Relation.QKV_ORDER,
@@ -268,72 +270,80 @@ BUGS: Sequence[Bug] = (
     Bug(
         "keys and values swapped",
         Relation.QKV_ORDER,
-        _swap(f"{L1}self_attn.k_proj.weight", f"{L1}self_attn.v_proj.weight"),
+        swapped(f"{L1}self_attn.k_proj.weight", f"{L1}self_attn.v_proj.weight"),
         [".1.attn.k.", ".1.attn.v."],
     ),
     Bug(
         "keys and values swapped in Megatron",
         Relation.QKV_ORDER,
-        _swap(f"{L1}self_attn.k_proj.weight", f"{L1}self_attn.v_proj.weight"),
+        swapped(f"{L1}self_attn.k_proj.weight", f"{L1}self_attn.v_proj.weight"),
         [".1.attn.k.", ".1.attn.v."],
         convert=megatron,
     ),
     Bug(
         "biases of keys and values swapped",
         Relation.QKV_ORDER,
-        _swap(f"{L1}self_attn.k_proj.bias", f"{L1}self_attn.v_proj.bias"),
+        swapped(f"{L1}self_attn.k_proj.bias", f"{L1}self_attn.v_proj.bias"),
         [".1.attn.k.bias", ".1.attn.v.bias"],
         qwen_moe,
     ),
     Bug(
         "fused columns rotated",
         Relation.QKV_ORDER,
-        _set("transformer.h.1.attn.c_attn.weight", lambda v: np.roll(v, HIDDEN, 1)),
+        change_of("transformer.h.1.attn.c_attn.weight", lambda v: np.roll(v, HIDDEN, 1)),
         ["layers.1.attn.qkv.weight"],
         gpt2,
     ),
     Bug(
         "queries and keys of T5 swapped",
         Relation.QKV_ORDER,
-        _swap("encoder.block.1.layer.0.SelfAttention.q.weight", "encoder.block.1.layer.0.SelfAttention.k.weight"),
+        swapped("encoder.block.1.layer.0.SelfAttention.q.weight", "encoder.block.1.layer.0.SelfAttention.k.weight"),
         ["encoder.block.1.layers.0.SelfAttention.q", "encoder.block.1.layers.0.SelfAttention.k"],
         t5,
     ),
     Bug(
         "gate and up swapped",
         Relation.GATE_UP,
-        _swap(f"{L1}mlp.gate_proj.weight", f"{L1}mlp.up_proj.weight"),
+        swapped(f"{L1}mlp.gate_proj.weight", f"{L1}mlp.up_proj.weight"),
         ["layers.1.mlp.gate.", "layers.1.mlp.up."],
     ),
     Bug(
         "gate and up swapped in Megatron",
         Relation.GATE_UP,
-        _swap(f"{L1}mlp.gate_proj.weight", f"{L1}mlp.up_proj.weight"),
+        swapped(f"{L1}mlp.gate_proj.weight", f"{L1}mlp.up_proj.weight"),
         ["layers.1.mlp.gate.", "layers.1.mlp.up."],
         convert=megatron,
     ),
     Bug(
         "gate and up of an expert swapped",
         Relation.GATE_UP,
-        _swap(f"{MOE}experts.2.gate_proj.weight", f"{MOE}experts.2.up_proj.weight"),
+        swapped(f"{MOE}experts.2.gate_proj.weight", f"{MOE}experts.2.up_proj.weight"),
         ["layers.1.mlp.experts.2.gate.", "layers.1.mlp.experts.2.up."],
         qwen_moe,
     ),
     Bug(
-        "rotary halves interleaved", Relation.ROTARY, _set(f"{L1}self_attn.q_proj.weight", _interleaved), [".1.attn.q."]
+        "rotary halves interleaved",
+        Relation.ROTARY,
+        change_of(f"{L1}self_attn.q_proj.weight", _interleaved),
+        [".1.attn.q."],
     ),
-    Bug("heads reversed", Relation.HEADS, _set(f"{L1}self_attn.q_proj.weight", _heads), [".1.attn.q."]),
-    Bug("two heads swapped", Relation.HEADS, _set(f"{L1}self_attn.q_proj.weight", _one_pair_of_heads), [".1.attn.q."]),
+    Bug("heads reversed", Relation.HEADS, change_of(f"{L1}self_attn.q_proj.weight", _heads), [".1.attn.q."]),
+    Bug(
+        "two heads swapped",
+        Relation.HEADS,
+        change_of(f"{L1}self_attn.q_proj.weight", _one_pair_of_heads),
+        [".1.attn.q."],
+    ),
     Bug(
         "heads of the output reversed",
         Relation.HEADS,
-        _set(f"{L1}self_attn.o_proj.weight", lambda v: _heads(v.T).T),
+        change_of(f"{L1}self_attn.o_proj.weight", lambda v: _heads(v.T).T),
         [".1.attn.o."],
     ),
     Bug(
         "rows of the vocabulary shifted",
         Relation.ROWS,
-        _set("model.embed_tokens.weight", lambda v: np.roll(v, 1, 0)),
+        change_of("model.embed_tokens.weight", lambda v: np.roll(v, 1, 0)),
         ["embed.weight"],
     ),
     Bug("experts rotated", Relation.EXPERTS, _experts_rotated, ["layers.0.mlp.experts."], qwen_moe),
@@ -347,42 +357,42 @@ BUGS: Sequence[Bug] = (
     Bug(
         "random expert",
         Relation.UNINITIALISED,
-        _set(f"{MOE}experts.1.down_proj.weight", lambda v: _random(v.shape)),
+        change_of(f"{MOE}experts.1.down_proj.weight", lambda v: _random(v.shape)),
         ["layers.1.mlp.experts.1.down."],
         qwen_moe,
     ),
     Bug(
         "uniform initialiser",
         Relation.UNINITIALISED,
-        _set(
+        change_of(
             f"{L1}mlp.up_proj.weight",
             lambda v: np.random.default_rng(5).uniform(-0.125, 0.125, v.shape).astype(np.float32),
         ),
         ["layers.1.mlp.up."],
     ),
-    Bug("zeros", Relation.UNINITIALISED, _set(f"{L1}mlp.up_proj.weight", np.zeros_like), ["layers.1.mlp.up."]),
+    Bug("zeros", Relation.UNINITIALISED, change_of(f"{L1}mlp.up_proj.weight", np.zeros_like), ["layers.1.mlp.up."]),
     Bug(
         "norm of ones",
         Relation.UNINITIALISED,
-        _set(f"{L1}input_layernorm.weight", np.ones_like),
+        change_of(f"{L1}input_layernorm.weight", np.ones_like),
         ["layers.1.attn_norm."],
     ),
     Bug(
         "scaled by 1.02",
         Relation.SCALED,
-        _set(f"{L1}self_attn.v_proj.weight", lambda v: v * np.float32(1.02)),
+        change_of(f"{L1}self_attn.v_proj.weight", lambda v: v * np.float32(1.02)),
         [".1.attn.v."],
     ),
     Bug(
         "layers exchanged",
         Relation.MISPLACED,
-        _swap(f"{L1}mlp.down_proj.weight", "model.layers.2.mlp.down_proj.weight"),
+        swapped(f"{L1}mlp.down_proj.weight", "model.layers.2.mlp.down_proj.weight"),
         ["layers.1.mlp.down.", "layers.2.mlp.down."],
     ),
     Bug(
         "trained further",
         Relation.CLOSE,
-        _set(f"{L1}mlp.up_proj.weight", lambda v: v + _random(v.shape, 1e-4)),
+        change_of(f"{L1}mlp.up_proj.weight", lambda v: v + _random(v.shape, 1e-4)),
         ["layers.1.mlp.up."],
     ),
     Bug(
@@ -394,7 +404,7 @@ BUGS: Sequence[Bug] = (
     Bug(
         "second half of a tensor zero",
         Relation.UNINITIALISED,
-        _set(f"{L1}mlp.up_proj.weight", lambda v: np.concatenate([v[:48], 0 * v[48:]])),
+        change_of(f"{L1}mlp.up_proj.weight", lambda v: np.concatenate([v[:48], 0 * v[48:]])),
         ["layers.1.mlp.up."],
     ),
     Bug(
@@ -403,7 +413,7 @@ BUGS: Sequence[Bug] = (
     Bug(
         "NaN",
         Relation.DIFFERENT,
-        _set(f"{L1}mlp.up_proj.weight", lambda v: np.where(v > 0.1, np.nan, v).astype(np.float32)),
+        change_of(f"{L1}mlp.up_proj.weight", lambda v: np.where(v > 0.1, np.nan, v).astype(np.float32)),
         ["layers.1.mlp.up."],
     ),
 )

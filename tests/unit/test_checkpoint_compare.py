@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from checkpoint_bugs import BUGS, SETTINGS, as_bfloat16, held, llama, megatron
+from unseen_checkpoint_bugs import UNSEEN
 
 from msprobe_core.checkpoint.boxes import Box, part_of
 from msprobe_core.checkpoint.compare import CheckpointOptions, compare_checkpoints
@@ -29,7 +30,7 @@ UP = "model.layers.1.mlp.up_proj.weight"
 GATED = {**SETTINGS, "swiglu": True}
 
 
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.name)
+@pytest.mark.parametrize("bug", [*BUGS, *UNSEEN], ids=lambda bug: bug.name)
 def test_a_planted_bug_gets_its_class_and_nothing_else_differs(bug):
     arrays = bug.model()
     bad = dict(arrays)

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
+from msprobe_core.checkpoint.boxes import read_tensor
 from msprobe_core.checkpoint.opening import open_checkpoint
-from msprobe_core.checkpoint.reading import read_logical
 from msprobe_core.errors import DumpError
 
 ROWS = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
@@ -35,7 +35,7 @@ def test_damaged_tensors_do_not_hide_the_others(tmp_path):
         "overlap": "checkpoint.open.overlap", "within": "checkpoint.open.overlap",
         "beyond": "checkpoint.open.unreadable", "odd": "checkpoint.open.unreadable",
     }  # fmt: skip
-    np.testing.assert_array_equal(read_logical(found.tensors["good"]), [0, 0])
+    np.testing.assert_array_equal(read_tensor(found.tensors["good"]), [0, 0])
 
 
 def test_an_index_does_not_lead_out_of_its_directory(tmp_path):
