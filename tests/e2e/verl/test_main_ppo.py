@@ -188,7 +188,7 @@ def test_the_parameter_that_was_not_sent_is_named(compare, faulty_run):
 def test_the_module_that_uses_it_is_the_first_to_differ(compare, faulty_run):
     code, verdict, result = compare("layers", faulty_run.out)
     assert code == 1
-    assert verdict == f"DIFFERENT: step 2: training and rollout part first at {MODULE}."
+    assert verdict == f"DIFFERENT: step 2: training and rollout first diverge at {MODULE}."
     steps = result["numbers"]["steps"]
     assert steps["1"]["first"] == {"prefill": None, "decode": None}
     assert {phase: first["module"] for phase, first in steps["2"]["first"].items()} == {

@@ -62,7 +62,7 @@ class TestLayers:
         root = runs(f"unsent {layout}", layout=layout, unsent=(UNSENT,))
         code, out, _ = run("verl", "compare", "layers", root, "-o", tmp_path)
         assert code == 1
-        assert out.splitlines()[-1] == f"DIFFERENT: step 2: training and rollout part first at {FIRST}."
+        assert out.splitlines()[-1] == f"DIFFERENT: step 2: training and rollout first diverge at {FIRST}."
         steps = summary(tmp_path, "layers")["numbers"]["steps"]
         assert steps["1"]["first"] == {"prefill": None, "decode": None}
         assert {phase: first["module"] for phase, first in steps["2"]["first"].items()} == {
@@ -103,7 +103,7 @@ class TestLayersMore:
         unsent = runs("fused and unsent", fuses=True, unsent=("model.layers.0.self_attn.k_proj.weight",))
         code, out, _ = run("verl", "compare", "layers", unsent, "-o", tmp_path)
         assert code == 1
-        assert out.splitlines()[-1].endswith("part first at model.layers.0.self_attn.qkv_proj.")
+        assert out.splitlines()[-1].endswith("first diverge at model.layers.0.self_attn.qkv_proj.")
 
     def test_padding_is_no_part_of_a_sample(self, run: Run, runs: Make, tmp_path: Path) -> None:
         padded = runs("healthy padded", layout=BatchLayout.PADDED)
@@ -185,7 +185,7 @@ class TestTrainingStages:
         other["model.layers.0.self_attn.v_proj.weight"] = other["model.layers.0.self_attn.v_proj.weight"] * 1.0001
         code, out, _ = run("verl", "compare", "actor-vs-ref", runs("ref", ref_weights=other), "-o", tmp_path)
         assert code == 1
-        assert out.splitlines()[-1].endswith("part first at model.layers.0.self_attn.v_proj.")
+        assert out.splitlines()[-1].endswith("first diverge at model.layers.0.self_attn.v_proj.")
 
     def test_the_first_mini_batch_is_on_policy(self, run: Run, runs: Make, tmp_path: Path) -> None:
         code, out, _ = run("verl", "compare", "onpolicy", runs("healthy"), "-o", tmp_path)
@@ -219,7 +219,7 @@ class TestTrainingStagesByStatistics:
         recipe = {"task": "statistics", "is_cut_alike": True, "has_checksums": has_checksums, "ref_weights": other}
         code, out, _ = run("verl", "compare", "actor-vs-ref", runs(f"ref {has_checksums}", **recipe), "-o", tmp_path)
         assert code == 1
-        assert out.splitlines()[-1].endswith("part first at model.layers.0.self_attn.v_proj.")
+        assert out.splitlines()[-1].endswith("first diverge at model.layers.0.self_attn.v_proj.")
         assert ("another checksum in call 0 of rank 0" in out) == has_checksums
         table = pl.read_csv(next(tmp_path.glob("*modules*.csv")))
         first = table.filter(~pl.col("is_equal")).row(0, named=True)

@@ -237,7 +237,7 @@ def _renormalised(tokens: Tokens, floor: float, evidence: Evidence) -> _Tested:
         "top-p and top-k were off" if is_off
         else f"sampled with top-p {evidence.top_p:g}" if limited_p
         else f"sampled with top-k {evidence.top_k}" if limited_k
-        else "nobody recorded top-p and top-k"
+        else "top-p and top-k were not recorded"
     )  # fmt: skip
     higher = f"rollout is higher in {np.mean(d < 0):.1%} of tokens, by a kept share of {kept:.3g} or more"
     return _Tested(explained, kept, f"{higher}; {said}")
@@ -256,16 +256,16 @@ def _mask(tokens: Tokens, floor: float, _evidence: Evidence) -> _Tested:
         side = "rollout" if np.count_nonzero(tokens.rollout[missing] == 0) * 2 > missing.sum() else "training"
         sentence = f"{int(missing.sum()):,} tokens that count have a log-prob of exactly 0 in {side}"
         return _Tested(of_missing, of_missing, sentence)
-    behind = tokens.turn > 0
-    before = size[~behind]
-    of_behind = float(size[behind].sum()) / whole if behind.any() and before.size else 0.0
+    later = tokens.turn > 0
+    before = size[~later]
+    of_later = float(size[later].sum()) / whole if later.any() and before.size else 0.0
     is_clean = before.size > 0 and float(np.sqrt(np.mean(before**2))) <= 4 * max(floor, 1e-300)
     sentence = (
-        f"{of_behind:.1%} of the difference is behind the first masked turn, as if attention were masked too"
-        if behind.any()
+        f"{of_later:.1%} of the difference is after the first masked turn, as if attention were masked too"
+        if later.any()
         else "one turn only, and no value is missing"
     )
-    return _Tested(of_behind if is_clean else 0.0, of_behind, sentence)
+    return _Tested(of_later if is_clean else 0.0, of_later, sentence)
 
 
 def _retokenised(tokens: Tokens, floor: float, evidence: Evidence) -> _Tested:
@@ -294,7 +294,7 @@ def _retokenised(tokens: Tokens, floor: float, evidence: Evidence) -> _Tested:
         max(0.0, of_later * (1 - min(ratios))),
         of_later,
         "the generated tokens are not recorded; tested is whether samples are shifted from a token on",
-        meaning="share of the difference behind the first token that differs, in samples that begin alike",
+        meaning="share of the difference after the first token that differs, in samples that begin alike",
     )
 
 
@@ -417,7 +417,7 @@ _TESTS: Mapping[Cause, tuple[_Test, str]] = {
     Cause.OFF_BY_ONE: (_off_by_one, "mean |training[t] - rollout[t + shift]| over mean |training[t] - rollout[t]|"),
     Cause.TEMPERATURE: (_temperature, "inverse temperature of training over that of rollout"),
     Cause.RENORMALISED: (_renormalised, "smallest share of probability that was kept, by the log-probs"),
-    Cause.MASK: (_mask, "share of the difference at missing values, or behind masked turns"),
+    Cause.MASK: (_mask, "share of the difference at missing values, or after masked turns"),
     Cause.RETOKENISED: (_retokenised, "share of the difference in samples with other tokens"),
     Cause.STALE_WEIGHTS: (_stale, "share of samples, or of parameters, of an older policy"),
     Cause.UNSYNCHRONISED: (_unsynchronised, "share of parameters that the engine has otherwise than they were sent"),

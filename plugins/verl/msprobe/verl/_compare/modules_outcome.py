@@ -84,7 +84,7 @@ def compare_layers(
     first = next(iter(findings), None)
     headline = (
         "AGREE: every module is within what rounding explains." if first is None
-        else f"DIFFERENT: step {first.step}: training and rollout part first at {first.place}."
+        else f"DIFFERENT: step {first.step}: training and rollout first diverge at {first.place}."
     )  # fmt: skip
     own_notes = _notes(found) + _on_routers(found, note)
     return _outcome("layers", run, found, " and ".join(stages[::-1]), headline, findings, own_notes, is_of_phase=True)
@@ -131,7 +131,7 @@ def _experts(run: RecordedRun, given: int | None) -> tuple[int, str]:
     found = _search(run.info.config)
     if found is not None:
         return found, ""
-    return 1, "nobody recorded how many experts a router chooses, so the first alone is compared; --experts says more"
+    return 1, "how many experts a router chooses was not recorded, so the first alone is compared; give --experts"
 
 
 def _search(config: Any) -> int | None:
@@ -337,7 +337,7 @@ def _training_outcome(
     findings = [finding for one in found for finding in _training_findings(one)]
     fault = next((finding for finding in findings if finding.is_fault), None)
     headline = (
-        f"DIFFERENT: step {fault.step}: {what} part first at {fault.place}." if fault is not None
+        f"DIFFERENT: step {fault.step}: {what} first diverge at {fault.place}." if fault is not None
         else f"AGREE: {what} are equal to the bit." if all(one.difference.is_equal for one in found)
         else f"AGREE: {what} are within what rounding explains, but not equal to the bit."
     )  # fmt: skip
@@ -372,7 +372,7 @@ def _statistics_outcome(
     fault = next((finding for finding in findings if finding.is_fault), None)
     are_checksums = all(one.by_checksum for one in found)
     headline = (
-        f"DIFFERENT: step {fault.step}: {what} part first at {fault.place}." if fault is not None
+        f"DIFFERENT: step {fault.step}: {what} first diverge at {fault.place}." if fault is not None
         else f"AGREE: statistics of {what} are within what rounding explains." if not all(one.is_equal for one in found)
         else f"AGREE: {what} are equal to the bit, by checksums." if are_checksums
         else f"AGREE: {what} have equal statistics."

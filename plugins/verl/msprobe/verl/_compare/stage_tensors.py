@@ -138,7 +138,7 @@ class StageTensors:
         self.label = f"{stage} of step {step} in {run.path}"
         samples = run.samples(stage, step)
         if not samples:
-            raise CompareError(f"{self.label}: there is no samples.json, so nobody knows which sample is which")
+            raise CompareError(f"{self.label}: there is no samples.json, which says which sample is which")
         self.places: dict[str, list[Place]] = {}
         for rank, own in sorted(samples.items()):
             for call in own.micro_batches:
