@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from branches import Behind, Two
+from branches import Scaled, Two
 from msprobe.pytorch import PrecisionDebugger
 from recorded import Recorded
 from torch import nn
@@ -181,7 +181,7 @@ def test_many_passes(tmp_path, caplog):
 
 
 def test_passes_that_come_to_other_parts_of_a_call_are_not_added_up(tmp_path):
-    model, x = Behind(Two()), batch()
+    model, x = Scaled(Two()), batch()
 
     def step():
         left, right = model(x)
@@ -195,7 +195,7 @@ def test_passes_that_come_to_other_parts_of_a_call_are_not_added_up(tmp_path):
 
 
 def test_a_pass_that_a_hook_begins_inside_of_another(tmp_path, caplog):
-    """Both come to the two uses of the argument, by turns."""
+    """Both reach the two uses of the argument, alternately."""
 
     class Hooked(Two):
         def forward(self, x):
@@ -211,7 +211,7 @@ def test_a_pass_that_a_hook_begins_inside_of_another(tmp_path, caplog):
             left.register_hook(begin_another)
             return result
 
-    model, x = Behind(Hooked()), batch()
+    model, x = Scaled(Hooked()), batch()
     dump = record(tmp_path / "run", model, lambda: model(x).sum().backward(retain_graph=True), level="L0")
     passes = [dump.data[f"Module.two.Hooked{ending}.backward.0"] for ending in ("", "-pass1")]
     assert [dump.tensor(each["input"][0]).max() for each in passes] == [1.0, 10.0]

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("close_debugger")
 
 @dataclass
 class Training:
-    """What a training leaves behind."""
+    """What is left after a training."""
 
     losses: list
     weights: dict
@@ -116,7 +116,7 @@ def test_the_training_goes_on_as_if_there_had_been_no_repetitions(tmp_path, dtyp
     }
     bare = train(tmp_path / "bare", **settings)
     assert_equal(bare, train(tmp_path / "run", repeats=2, **settings))
-    # The step itself is recorded as ever, and so is each repetition, but for last digits.
+    # The step itself is recorded as usual, and so is each repetition, but for last digits.
     golden = unit(tmp_path / "run", calibrated)
     assert differences(unit(tmp_path / "bare", calibrated), golden) == 0
     for number in (1, 2):
@@ -258,7 +258,7 @@ def test_inputs_only(tmp_path):
             model[1](hidden).sum().backward()
     changed = seen[0][0] != seen[1][0]
     assert 0.08 < changed.double().mean() < 0.25
-    # The layer behind computes what it always does.
+    # The next layer computes what it always does.
     assert torch.equal(seen[1][1], model[1](seen[1][0]))
 
 

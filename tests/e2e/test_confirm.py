@@ -1,4 +1,4 @@
-"""Who is wrong: faults planted on either side of real runs are told from rounding and from other arguments."""
+"""Who is wrong: faults on either side of real runs are distinguished from rounding and from other arguments."""
 
 import json
 import shutil

@@ -157,7 +157,7 @@ def test_a_window_that_an_exception_left_open_is_closed_by_the_next(tmp_path):
     debugger = PrecisionDebugger(dump_path=tmp_path, level="mix")
     model = nn.Sequential(nn.Linear(2, 2))
     debugger.start(model)
-    model(torch.ones(1, 2))  # and then the step dies, and somebody catches it outside
+    model(torch.ones(1, 2))  # and then the step dies, and the caller catches the error
     debugger.start(model)
     model(torch.ones(1, 2))
     debugger.stop()
@@ -180,7 +180,7 @@ def test_what_is_not_available_yet_is_refused_not_ignored(tmp_path):
         (tmp_path / "c.json").write_text(json.dumps({"task": task, task: block}))
         with pytest.raises(ConfigError, match=expected):
             PrecisionDebugger(tmp_path / "c.json")
-        PrecisionDebugger(dump_path=tmp_path).close()  # the failed one does not stand in the way
+        PrecisionDebugger(dump_path=tmp_path).close()  # the failed one does not block it
     block = {"list": ["Functional.linear.0.forward"]}
     for enabled in ({}, {"dump_enable": False}):
         config = {"task": "tensor", "level": "L2", "tensor": block}
@@ -196,7 +196,7 @@ def test_a_directory_that_cannot_be_written_is_said_when_the_debugger_is_made(tm
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="choose another directory"):
         PrecisionDebugger(dump_path=tmp_path / place)
-    PrecisionDebugger(dump_path=tmp_path / "new").close()  # the failed one does not stand in the way
+    PrecisionDebugger(dump_path=tmp_path / "new").close()  # the failed one does not block it
     assert not (tmp_path / "new").exists()
 
 

@@ -57,7 +57,7 @@ def record(place, *, jitter=0.0, factor=1.0):
 
 def test_ties_that_rounding_decides_otherwise_are_no_fault(tmp_path):
     found = locate(record(tmp_path / "target", jitter=1e-7), record(tmp_path / "golden"))
-    assert found.num_decisions > 0  # they are told, all the same
+    assert found.num_decisions > 0  # they are reported all the same
     assert found.verdict is LocateVerdict.AGREE, found.suspects
 
 

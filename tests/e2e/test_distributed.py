@@ -15,7 +15,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module", params=KINDS_OF_JOBS)
 def trained(request, tmp_path_factory):
-    """Train under the probe and without, once for all tests; what is said of it, and where its dumps are."""
+    """Train under the probe and without, once for all tests; what each reports, and where its dumps are."""
     directory = tmp_path_factory.mktemp(request.param)
     return request.param, run_job(compare_with_bare, 2, directory, request.param), directory
 

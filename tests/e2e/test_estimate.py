@@ -1,4 +1,4 @@
-"""``msprobe estimate`` says what a real run does: the same bytes, the same records; and it leaves nothing behind."""
+"""``msprobe estimate`` says what a real run does: the same bytes, the same records; and it leaves no files."""
 
 import json
 import os

@@ -170,7 +170,7 @@ def test_functions_of_mindspeed_also_where_they_are_imported_by_name(probe, dump
     module(monkeypatch, "mindspeed")
     module(monkeypatch, "mindspeed.ops")
     ops = module(monkeypatch, "mindspeed.ops.fusion", fusion=fusion, _private=_private, Scale=Scale)
-    ops.imported = F.gelu  # of somebody else
+    ops.imported = F.gelu  # defined elsewhere
     user = module(monkeypatch, "model_code")
     user.fusion = fusion
     with probe(risk_level="CORE").start():
@@ -269,7 +269,7 @@ def test_operators_of_libraries(probe, dump, namespaces):
 
 @pytest.fixture
 def kernels():
-    """Operators as serving engines have them, which write where they are told to."""
+    """Operators as serving engines have them, which write to a tensor that they are given."""
     library = torch.library.Library("serving", "DEF")
     library.define("scaled(Tensor x, Tensor(a!) out, float scale, *, Tensor(b!)? most=None) -> ()")
 

@@ -66,7 +66,7 @@ def write(request):
 
 
 class Scaling(nn.Module):
-    """Doubles what it gets, has somebody else write to that, and hands it on."""
+    """Doubles what it gets, has code outside of PyTorch write to that, and hands it on."""
 
     def __init__(self, write):
         super().__init__()

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from architectures import ARCHITECTURES
-from branches import Behind, Two
+from branches import Scaled, Two
 from msprobe.pytorch import PrecisionDebugger
 from recorded import Recorded, leaves
 from torch import nn
@@ -52,7 +52,7 @@ CALLS = {
     "a tensor times itself": ("Tensor.__mul__", lambda x: x * x, [X]),
     "gelu": ("Functional.gelu", lambda x: F.gelu(x), [X]),
     "embedding": ("Functional.embedding", lambda w: F.embedding(torch.tensor([[1, 1, 0]]), w), [(3, 4)]),
-    "einsum": ("Torch.einsum", lambda x, w: torch.einsum("abc,dc->abd", x, w), [X, W]),
+    "einsum": ("Torch.einsum", lambda x, w: torch.einsum("ijk,lk->ijl", x, w), [X, W]),
     "conv2d": ("Functional.conv2d", lambda x, w, b: F.conv2d(x, w, b), [(1, 2, 5, 5), (3, 2, 2, 2), (3,)]),
     "indexing": ("Tensor.__getitem__", lambda x: x[:, 1:], [X]),
     "mean": ("Tensor.mean", lambda x: x.mean(-1, keepdim=True), [X]),
@@ -180,7 +180,7 @@ def test_a_view_that_is_written_to_has_the_gradient_of_what_it_was(record, view)
     outputs = dump.data[made]["output"]
     if old.numel() == 24:
         np.testing.assert_allclose(view(torch.from_numpy(dump.tensor(outputs[0]))), old.grad, rtol=1e-6)
-    else:  # what it sent on alone nobody computes
+    else:  # no call computes what it sent on alone
         assert outputs == []
 
 
@@ -362,7 +362,7 @@ def test_micro_batches_accumulate_and_count(record):
 
 def test_gradients_of_a_call_whose_branch_is_not_used_are_handed_over(record):
     """One of two results leads to the loss: the sum over the parts that came is recorded, with a note of nothing."""
-    x, model = leaf(2, 2), Behind(Two())
+    x, model = leaf(2, 2), Scaled(Two())
     dump = record(lambda: model(x)[0].sum().backward(), level="L0", model=model)
     backward = dump.data["Module.two.Two.backward.0"]
     assert dump.tensor(backward["output"][0]).tolist() == [[2.0, 2.0]] * 2

@@ -40,7 +40,7 @@ class Model(nn.Module):
 
 
 def traces(model, optimizer):
-    """Return what is hooked, patched or running, wherever somebody could do so."""
+    """Return what is hooked, patched or running, wherever code could do so."""
     patched = {name: {key: id(value) for key, value in vars(owner).items()} for name, owner in NAMESPACES.items()}
     hooks = [
         {key: list(value) if isinstance(value, dict) else type(value) for key, value in vars(module).items()}

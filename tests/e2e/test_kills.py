@@ -19,7 +19,7 @@ NUM_KILLS = {1: 12, 2: 5}
 """Of each kind, by the number of processes; each of two kills two dumps."""
 
 LONGEST_S = {1: 0.5, 2: 1.0}
-"""From the first dump on, likewise; a step takes some milliseconds."""
+"""Of a run from its first dump on, by the number of processes; a step takes some milliseconds."""
 
 
 @pytest.fixture(scope="module")

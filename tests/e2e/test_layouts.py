@@ -1,4 +1,4 @@
-"""Runs whose tensors lie differently over ranks: compared as though one process had had them, and faults found."""
+"""Runs that place tensors differently on ranks: compared as though one process had had them, and faults found."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""One model written twice, with tensors that lie differently: a declared layout makes the two comparable."""
+"""One model written twice, with tensors in two layouts: a declared layout makes the two comparable."""
 
 import pytest
 import torch

@@ -163,7 +163,7 @@ def test_a_dump_that_cannot_be_written_does_not_end_the_training(out, tmp_path, 
     [
         ({"dump": {"level": "L2"}}, "'level' is L2"),
         ({"dump": {"task": "overflow_check"}}, "an alarm only records"),
-        ({"dump": {"levle": "L1"}}, "levle"),
+        ({"dump": {"levle": "L1"}}, "levle"),  # codespell:ignore levle
         ({"dump": "missing.json"}, "missing.json"),
         ({"dump": 3}, "'msprobe'"),
     ],

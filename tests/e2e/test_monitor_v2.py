@@ -221,7 +221,7 @@ def test_moments_need_an_optimizer_and_a_start_comes_once(tmp_path):
 
 
 def test_unknown_monitors_and_fields_are_said(tmp_path, caplog):
-    monitors = {"param": {"targts": []}, "gradient": {}}
+    monitors = {"param": {"targts": []}, "gradient": {}}  # codespell:ignore targts
     TrainerMonitorV2(written(tmp_path / "v2.json", monitors=monitors, ranks=[0]))
     for said in ("did you mean 'rank'?", "did you mean 'targets'?", "unknown field 'gradient'"):
         assert said in caplog.text

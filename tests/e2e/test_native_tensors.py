@@ -1,4 +1,4 @@
-"""PyTorch's host tensors through the compiled kernels: what they hold, however they lie in memory."""
+"""PyTorch's host tensors through the compiled kernels: what they hold, in whatever order it is in memory."""
 
 import os
 

@@ -2,7 +2,7 @@
 
     MSPROBE_REFERENCE=/path/to/its/bin/msprobe pytest tests/e2e/test_reference.py
 
-Beside that command lies the python of its environment, which has PyTorch too.
+The python of its environment is in the same directory, and has PyTorch too.
 """
 
 import csv

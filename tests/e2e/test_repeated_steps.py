@@ -87,7 +87,7 @@ def steps_of(place):
     return sorted(path.name for path in place.glob("step*"))
 
 
-@pytest.mark.parametrize("ends_last", [True, False], ids=["the block ends the last step", "the program does, behind"])
+@pytest.mark.parametrize("ends_last", [True, False], ids=["the block ends the last step", "the program does, after it"])
 def test_the_training_notices_nothing_of_repetitions(tmp_path, ends_last):
     bare = Training().record(tmp_path / "bare")
     repeated = Training().record(tmp_path / "run", repeats=2, ends_last=ends_last)

@@ -302,7 +302,7 @@ def test_each_draw_is_the_same_and_no_longer_when_it_is_over(name):
     with seed_all(7, is_enhanced=True):
         first = draw()
         assert draw() == first
-        random._inst.random()  # somebody has drawn unnoticed
+        random._inst.random()  # drawn without the module's functions
         torch.default_generator.seed()
         assert draw() == first
     with seed_all(7, is_enhanced=True):

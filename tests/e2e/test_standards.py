@@ -54,7 +54,7 @@ def test_golden_values_are_rounded_as_by_pytorch(name):
     golden = torch.cat([torch.randn(2000, generator=generator, dtype=torch.float64), torch.tensor([0.0, 1e-40, 1e39])])
     rounded = golden.to(DTYPES[name])
     recorded = ReplayTensor(values=rounded.to(torch.float32).numpy(), dtype=name)
-    # Nothing lies above or below the rounded golden values, and what overflows does so on both sides.
+    # Nothing is above or below the rounded golden values, and what overflows does so on both sides.
     columns = published_columns(recorded, golden.numpy(), own=None, api="Torch.sin.0")
     assert columns.error_balance == 0
     up = torch.nextafter(rounded[:1000].float(), torch.tensor(torch.inf)).to(DTYPES[name])

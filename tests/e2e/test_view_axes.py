@@ -40,7 +40,7 @@ class Model(nn.Module):
 
 
 def record(dump, faulty_micro_step=None):
-    """Train for two steps of three micro-batches each; the middle layer's epsilon is another in one of them."""
+    """Train for two steps of three micro-batches each; the middle layer has another epsilon in one of them."""
     seed_all(3)
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -101,9 +101,9 @@ def go_to_row(browser, heat, layer):
 
 
 def is_at(browser, step, following):
-    """Whether the cell that is told is of this step, and what is said behind it."""
-    _, unit, behind, *_ = told(browser).split(" · ")
-    return unit.startswith(step) and behind == following
+    """Whether the text for screen readers is of this step's cell, with `following` after it."""
+    _, unit, second, *_ = told(browser).split(" · ")
+    return unit.startswith(step) and second == following
 
 
 class TestMicroSteps:

@@ -1,4 +1,4 @@
-"""Checked calls on the page, in a real browser: the table, what is told of one call, and the way to the graph."""
+"""Checked calls on the page, in a real browser: the table, the details of one call, and the way to the graph."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
     MSPROBE_SCREENSHOTS=demo_output/result/view.html pytest tests/e2e/test_view_page.py -k screenshots
 
-makes the pictures of the documentation anew, from the page of ``make demo``.
+renews the pictures of the documentation, from the page of ``make demo``.
 """
 
 import itertools

@@ -61,4 +61,4 @@ def use(directory: Path, sound: Path, scratch: Path, answers: Counter) -> None:
         raise AssertionError(f"said to the terminal: {odd!r} in {text[:300]!r}")
     shutil.rmtree(scratch / "out", ignore_errors=True)
     if list(scratch.iterdir()):
-        raise AssertionError(f"left behind: {sorted(scratch.iterdir())}")
+        raise AssertionError(f"files were left: {sorted(scratch.iterdir())}")

@@ -32,7 +32,7 @@ class Target:
     Attributes:
         modules: Those that open such files.
         make: Writes what is sound into a directory that is there.
-        use: Reads what lies in a directory; a sentence is raised as a `MsprobeError`.
+        use: Reads what is in a directory; a sentence is raised as a `MsprobeError`.
         files: Which of the files there are damaged.
         damages: Damages them in another way than a file as a whole.
     """

@@ -160,7 +160,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 @cache
 def repeats(model: str) -> bool:
-    """Whether training computes the same each time while nobody looks: what PyTorch 2.1 convolves with oneDNN may not.
+    """Whether training computes the same each time without the probe: what PyTorch 2.1 convolves with oneDNN may not.
 
     Only asked of what would be affected; eight trainings, since some of them agree.
     """

@@ -1,4 +1,4 @@
-"""Modules whose argument is used twice, behind something that has a node, for tests of gradients that are sums."""
+"""Modules that use their argument twice, and it comes from a node of autograd, for tests of gradients that are sums."""
 
 from torch import nn
 
@@ -10,7 +10,7 @@ class Two(nn.Module):
         return x * 2, x * 3
 
 
-class Behind(nn.Module):
+class Scaled(nn.Module):
     """A module, called ``two``, whose argument is no leaf."""
 
     def __init__(self, two):

@@ -1,4 +1,4 @@
-"""Run ``msprobe estimate`` as a user does, in a directory that shows what it leaves behind."""
+"""Run ``msprobe estimate`` as a user does, in a directory that shows which files it leaves."""
 
 import json
 import os

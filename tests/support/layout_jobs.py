@@ -238,7 +238,7 @@ def _train_stages(rank: int, world: int, directory: Path, mode: str) -> None:
         else:
             schedule.step(target=target, losses=[])
 
-    run()  # the first step tries out what shapes there are, on tensors that nobody has set
+    run()  # the first step tries out what shapes there are, on tensors that nothing was written to
     module.zero_grad()
     with recording(directory, module, mode):
         run()

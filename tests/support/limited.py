@@ -31,8 +31,8 @@ def deadline(seconds=20):
 def run_limited(program, *arguments, memory_bytes=1 << 30, seconds=60):
     """Run Python code in a process that may have so much memory and take so long; return what it has printed.
 
-    Code in C, which a signal does not end, is ended too. The memory is beyond what is mapped when the program calls
-    ``limit()``, which it finds defined.
+    Code in C, which a signal does not end, is ended too. The memory comes on top of what is mapped at the call of
+    ``limit()``, a function that the program finds defined.
     """
     prologue = f"""
 import resource

@@ -1,7 +1,7 @@
 """Arguments for MindSpore's numerical functions, by name, which PyTorch's functions of the same name take too.
 
-Sizes are small; values are exact in float32, so that a kernel that computes in float32 is told from one in float64 by
-its results only.
+Sizes are small; values are exact in float32, so that only the results distinguish a kernel that
+computes in float32 from one in float64.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class Call:
 
 
 class Pickler(pickle._Pickler):
-    """Writes the pickles that ``torch.save`` writes, or would if somebody meant harm."""
+    """Writes the pickles that ``torch.save`` writes, or an attacker would write."""
 
     def save(self, value, save_persistent_id=True):
         if isinstance(value, Global):

@@ -7,7 +7,7 @@ SECRETS = [
     ("DB_PASSWD", "hunter2"),
     ("MYSQL_PWD", "root1"),
     ("db.password", "qwerty"),
-    ("userPassword", "Somme" + "r2024"),
+    ("userPassword", "Sommer" + "2024"),
     ("SECRET", "s3cr3t"),
     ("client_secret", "abc-def"),
     ("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI/K7MDEN" + "G/bPxRfiCYEXAMPLEKEY"),

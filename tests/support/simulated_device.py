@@ -31,7 +31,7 @@ Kernel = Callable[..., Any]
 """Computes an operator from tensors on the host: ``kernel(original, *args, **kwargs)``."""
 
 Watcher = Callable[[str, tuple[Any, ...], Mapping[str, Any]], None]
-"""Is told the operator, such as ``aten::mm``, and its arguments on the device, before it runs."""
+"""Receives the operator, such as ``aten::mm``, and its arguments on the device, before it runs."""
 
 _HOST = torch.device("cpu")
 

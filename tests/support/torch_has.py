@@ -71,7 +71,7 @@ needs_scaler = pytest.mark.skipif(
     not hasattr(torch.amp, "GradScaler"), reason="this release has no torch.amp.GradScaler"
 )
 needs_indexing = pytest.mark.skipif(
-    not dispatched_indexing(), reason="this release shows x[i] and x[i] = y to nobody, so neither is recorded"
+    not dispatched_indexing(), reason="this release dispatches neither x[i] nor x[i] = y, so neither is recorded"
 )
 
 

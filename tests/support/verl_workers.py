@@ -82,7 +82,7 @@ def profiler_keys(config_path):
 
 
 def batch(step, *, is_told):
-    """Return a batch that every rank has alike, padded left and right; workers are told the step as by our driver."""
+    """Return a batch, equal on all ranks, padded left and right; `is_told` adds the step as our driver does."""
     from verl import DataProto
 
     generator = torch.Generator().manual_seed(step)
@@ -183,7 +183,7 @@ def weights_of(model):
 
 
 def run_steps(config, step):
-    """Return what came of two steps; workers are told of each as trainers tell them that profile it."""
+    """Return the results of two steps; workers are notified of each, as by a trainer that profiles it."""
     together = config.actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size  # on the same samples
     rank, size = int(os.environ["RANK"]) // together, int(os.environ["WORLD_SIZE"]) // together
     found = []

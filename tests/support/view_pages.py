@@ -37,8 +37,8 @@ class Model:
 
     Attributes:
         layers: Layers of the model; each has some 30 nodes forward and as many backward.
-        fault: The layer whose attention is wrong, and all behind it; `None` for two runs that agree.
-        hostile: A text that stands in names, types and reasons.
+        fault: The layer whose attention is wrong, and with it all layers after it; `None` for two runs that agree.
+        hostile: A text that names, types and reasons have.
     """
 
     layers: int = 4
@@ -233,7 +233,7 @@ def graph_of(model: Model) -> dict[str, Any]:
 
 
 def flat(calls: int, odd: int) -> dict[str, Any]:
-    """Data of a page whose calls stand one behind the other in no module; that of number `odd` is wrong."""
+    """Data of a page whose calls follow each other outside of any module; that of number `odd` is wrong."""
     columns = Columns()
     for i in range(calls):
         name, severity = f"Torch.op.{i}.forward", 0.9 if i == odd else 0.1

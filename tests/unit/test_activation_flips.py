@@ -14,21 +14,25 @@ RANDOM = np.random.default_rng(0)
 ACTIVATION = RANDOM.normal(size=(64, 64))
 NOISE = RANDOM.normal(size=(64, 64))
 GRADIENT = RANDOM.normal(size=(64, 64)) * RANDOM.lognormal(size=(64, 64))
-FORWARD, BACKWARD, BEHIND = "Functional.relu.0.forward", "Functional.relu.0.backward", "Functional.linear.0.backward"
+FORWARD, BACKWARD, DOWNSTREAM = (
+    "Functional.relu.0.forward",
+    "Functional.relu.0.backward",
+    "Functional.linear.0.backward",
+)
 
 
-def dump(e=0.0, *, before=1.0, behind=1.0, api_name="relu", dtype="torch.bfloat16"):
+def dump(e=0.0, *, before=1.0, downstream=1.0, api_name="relu", dtype="torch.bfloat16"):
     """Return one side: a rectifier whose input is off by ``e``, and the backward of it and of a layer before."""
     given = ACTIVATION + e * NOISE
     through = GRADIENT * (given > 0)
-    entries = [entry.replace("relu", api_name) for entry in (FORWARD, BACKWARD, BEHIND)]
+    entries = [entry.replace("relu", api_name) for entry in (FORWARD, BACKWARD, DOWNSTREAM)]
     return {
         "Functional.mse_loss.0.forward": api(tensor(given, dtype=dtype), output=tensor(given, dtype=dtype)),
         entries[0]: api(tensor(given, dtype=dtype), output=tensor(np.maximum(given, 0), dtype=dtype)),
         "Functional.mse_loss.0.backward": {"input": [tensor(GRADIENT, dtype=dtype)], "output": [
             tensor(before * GRADIENT, dtype=dtype, Max=GRADIENT.max() * (1 + 10 * (before - 1)))]},
         entries[1]: {"input": [tensor(before * GRADIENT, dtype=dtype)], "output": [tensor(through, dtype=dtype)]},
-        entries[2]: {"input": [tensor(through, dtype=dtype)], "output": [tensor(behind * through, dtype=dtype)]},
+        entries[2]: {"input": [tensor(through, dtype=dtype)], "output": [tensor(downstream * through, dtype=dtype)]},
     }  # fmt: skip
 
 
@@ -40,7 +44,7 @@ def compare(tmp_path):
     return compare
 
 
-def row(result, name=f"{BEHIND}.output.0"):
+def row(result, name=f"{DOWNSTREAM}.output.0"):
     return result.units[0].rows.filter(pl.col("name_target") == name).row(0, named=True)
 
 
@@ -56,7 +60,7 @@ def test_the_size_is_what_is_expected():
 
 def test_an_extreme_that_one_element_has_does_not_count(compare):
     target = dump(e=0.01)
-    (output,) = target[BEHIND]["output"]
+    (output,) = target[DOWNSTREAM]["output"]
     output["Max"] *= 1.2
     found = row(compare(target, dump()))
     assert found["verdict"] == "pass"
@@ -66,14 +70,14 @@ def test_an_extreme_that_one_element_has_does_not_count(compare):
 
 
 def test_what_is_wrong_as_a_whole_counts(compare):
-    for behind in (1.5, -1.0):
-        found = row(compare(dump(e=0.01, behind=behind), dump()))
+    for downstream in (1.5, -1.0):
+        found = row(compare(dump(e=0.01, downstream=downstream), dump()))
         assert found["verdict"] == "error"
 
 
 def test_a_fault_with_equal_inputs_counts_in_full(compare):
     target = dump()
-    target[BEHIND]["output"][0]["Max"] *= 1.2
+    target[DOWNSTREAM]["output"][0]["Max"] *= 1.2
     found = row(compare(target, dump()))
     assert (found["verdict"], found["limit"]) == ("error", 0.05)
 
@@ -87,13 +91,13 @@ def test_before_the_rectifier_nothing_is_raised(compare):
 def test_what_follows_from_a_fault_in_forward_is_seen(compare):
     target = dump(e=0.01)
     target[FORWARD]["input_args"][0]["Norm"] *= 1.3
-    target[BEHIND]["output"][0]["Max"] *= 1.2
+    target[DOWNSTREAM]["output"][0]["Max"] *= 1.2
     assert row(compare(target, dump()))["verdict"] == "error"
 
 
 def test_other_activations_raise_nothing(compare):
     sides = [dump(e=e, api_name="gelu") for e in (0.01, 0.0)]
-    sides[0][BEHIND]["output"][0]["Max"] *= 1.2
+    sides[0][DOWNSTREAM]["output"][0]["Max"] *= 1.2
     assert row(compare(*sides))["verdict"] == "error"
 
 
@@ -104,5 +108,5 @@ def test_modules_are_known_by_their_class(compare):
         return {renamed.get(entry, entry): record for entry, record in side.items()}
 
     target = dump(e=0.01)
-    target[BEHIND]["output"][0]["Max"] *= 1.2
+    target[DOWNSTREAM]["output"][0]["Max"] *= 1.2
     assert row(compare(module(target), module(dump())))["verdict"] == "pass"

@@ -457,7 +457,7 @@ def test_numbers_of_texts_that_are_not_there_are_refused(tmp_path):
 
 
 def test_files_of_other_releases_are_read(tmp_path):
-    """Columns that are missing are null; columns and fields of the header that nobody knows here are passed over."""
+    """Columns that are missing are null; unknown columns, and unknown fields of the header, are passed over."""
     leaf = '{"type":"torch.Tensor","dtype":"torch.float32","shape":[2],"novel":1}'
     columns = [*texts("Tensor.add.0.forward", "forward", "input_args", "0", leaf), pa.array([5])]
     stream(tmp_path / "dump.arrow", [*NEEDED, ("novel", pa.int64())], {**RUN, "novel": [1]}, columns)

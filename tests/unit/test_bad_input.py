@@ -122,7 +122,7 @@ def test_a_file_for_a_directory_and_the_other_way_round(tmp_path, compare):
 
 @pytest.mark.parametrize("kind", ["socket", "loop", "fifo"])
 def test_what_can_not_be_read(tmp_path, compare, kind):
-    """Root may read everything, so permissions are no test; these nobody reads."""
+    """Root may read everything, so permissions are no test; these no user can read."""
     path = tmp_path / "d" / "dump.json"
     path.parent.mkdir()
     if kind == "socket":

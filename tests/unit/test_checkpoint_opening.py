@@ -1,4 +1,4 @@
-"""Checkpoints that are damaged are opened as far as they go, and what is wrong is said of each tensor."""
+"""Damaged checkpoints are opened as far as possible, and each damaged tensor has its reason."""
 
 import json
 

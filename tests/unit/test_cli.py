@@ -175,9 +175,9 @@ def test_failures_are_one_sentence_and_exit_2(run, dumps, arguments, expected, m
 
 
 def test_an_unknown_command_is_exit_2(run):
-    code, _, err = run("comapre")
+    code, _, err = run("comapre")  # codespell:ignore comapre
     assert code == 2
-    assert "comapre" in err
+    assert "comapre" in err  # codespell:ignore comapre
 
 
 @pytest.mark.parametrize("variable", [None, "0", "1"])

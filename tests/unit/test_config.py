@@ -237,7 +237,7 @@ def test_comments_in_files(write):
     assert (config.level, config.options.list, config.perturb.seed) == (Level.L0, ("b",), 3)
     with pytest.raises(ConfigError, match="unknown field '/ step'"):
         load_config(write({"/ step": []}))
-    with pytest.raises(ConfigError, match="unknown field '_level'"):  # nobody comments an argument
+    with pytest.raises(ConfigError, match="unknown field '_level'"):  # arguments have no comments
         load_config(_level="L0")
 
 

@@ -1,4 +1,4 @@
-"""``-da``: every call of every rank with whether it is the same, and where ranks part first, by communication."""
+"""``-da``: every call of every rank with whether it is the same, and where ranks first diverge, by communication."""
 
 import json
 
@@ -19,7 +19,7 @@ def data(*wrong):
 
 @pytest.fixture
 def steps(tmp_path):
-    """Rank 0 goes wrong behind the communication, ranks 1 and 2 before it, rank 3 not at all."""
+    """Rank 0 goes wrong after the communication, ranks 1 and 2 before it, rank 3 not at all."""
     wrong = {0: CALLS[2:], 1: CALLS, 2: CALLS, 3: ()}
     for rank, calls in wrong.items():
         stacks = dict.fromkeys(CALLS, STACK)

@@ -1,4 +1,4 @@
-"""Dumps from anybody: what their names and arguments say must not run, break a file or leave half of one behind."""
+"""Untrusted dumps: what their names and arguments say must not run, break a file or leave half of one."""
 
 import csv
 import errno

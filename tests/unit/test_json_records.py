@@ -172,7 +172,7 @@ def test_bare_words_are_numbers_and_words_in_strings_are_not(tmp_path):
 @pytest.mark.parametrize("levels", [126, 127, 128, 129, 500, 1200, 100_000])
 @pytest.mark.parametrize("form", ["lists", "objects", "value", "keywords", "gradients", "NaN"])
 def test_all_readers_take_the_same_depth(tmp_path, form, levels):
-    """It costs the one record that is too deep, whatever decodes it, and not those behind it."""
+    """It costs the one record that is too deep, whatever decodes it, and not those after it."""
     pytest.importorskip("pyarrow", reason="the extra msprobe-core[arrow] is not installed")
     from msprobe_core.store.arrow_reader import read_arrow_dump
     from msprobe_core.store.convert import convert
@@ -235,7 +235,7 @@ for path in map(Path, sys.argv[1:]):
 
 @pytest.mark.parametrize(
     "shape", [[2] * 200_000, [2**63] * 50_000, ["x", 10**9], [10**9, "x"], [[1], 10**9], [1.5], [True], [None]],
-    ids=["many", "large", "text", "text behind", "list", "float", "bool", "null"],
+    ids=["many", "large", "text", "text last", "list", "float", "bool", "null"],
 )  # fmt: skip
 def test_a_shape_is_not_multiplied_before_it_is_looked_at(tmp_path, shape):
     """The product of a text and a number is a text of that length, and that of many numbers takes for ever."""
@@ -259,7 +259,7 @@ NOT_FINITE = {
 
 @pytest.mark.parametrize("word", NOT_FINITE)
 def test_words_for_what_is_not_finite(tmp_path, word):
-    """Each tool has its own; a word that is passed over is a NaN that nobody sees."""
+    """Each tool has its own; a word that is passed over is a NaN that no reader sees."""
     path = write_dump(tmp_path, {"Torch.f.0.forward": api({"type": "float", "value": word}, output=tensor(Max=word))})
     number, statistic = read_json_dump(path).frame["max"].to_list()
     assert repr(number) == repr(statistic) == repr(NOT_FINITE[word])

@@ -1,4 +1,4 @@
-"""Dumps of kernels as MindSpore writes them: tables of statistics, files of tensors, and what lies beside them."""
+"""Dumps of kernels as MindSpore writes them: tables of statistics, files of tensors, and the files beside them."""
 
 import csv
 import json

@@ -247,7 +247,7 @@ def test_a_file_is_laid_over(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("relativ: {float32: 1.0}", "'relativ' is unknown; the fields are relative, scalar"),
+        ("relation: {float32: 1.0}", "'relation' is unknown; the fields are relative, scalar"),
         ("relative: {float33: 1.0}", "unknown field `float33`"),
         ("relative: {float32: -1.0}", "float32"),
         ("relative: {float32: .nan}", "Expected `float` >= 0.0"),

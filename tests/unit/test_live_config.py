@@ -400,7 +400,7 @@ def test_control_changes_the_key_of_the_right_block(run, path):
 
 @pytest.mark.parametrize(("arguments", "expected"), [
     (("set", "level=L7"), "'level' is 'L7'; did you mean 'L2'?"),
-    (("set", "levle=L1"), "unknown field 'levle'"),
+    (("set", "levle=L1"), "unknown field 'levle'"),  # codespell:ignore levle
     (("set", "statistics.lists=[]"), "unknown field 'lists'"),
     (("set", "level"), "'level' is no KEY=VALUE"),
     (("set",), "set what?"),

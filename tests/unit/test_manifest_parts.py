@@ -44,7 +44,7 @@ def test_an_ordinary_setting_is_kept(name, value):
 def test_variables_on_the_list_are_kept_by_name():
     given = {
         "NCCL_ALGO": "Ring", "HCCL_DETERMINISTIC": "true", "PYTHONHASHSEED": "0", "CLOSE_MATMUL_K_SHIFT": "1",
-        "HOME": "/home/somebody", "PATH": "/usr/bin", "MY_NOTES": "private", "SSH_AUTH_SOCK": "/tmp/x",
+        "HOME": "/home/user", "PATH": "/usr/bin", "MY_NOTES": "private", "SSH_AUTH_SOCK": "/tmp/x",
         "NCCL_AUTH_TOKEN": "abc", "VLLM_API_KEY": "def", "TORCH_PROXY": "http://me:word@proxy:80",
     }  # fmt: skip
     assert [(each.name, each.value) for each in kept_variables(given)] == [

@@ -10,7 +10,7 @@ from msprobe_core.monitor.schedule import Schedule
 
 
 class Training:
-    """A training whose time passes as it is told: 10 ms a step, and what collecting costs."""
+    """A training with a clock of its own: 10 ms a step, and what collecting costs."""
 
     def __init__(self, directory, bound, *, interval=1, step_ms=10.0):
         self.now = 0.0

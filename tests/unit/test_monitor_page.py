@@ -1,4 +1,4 @@
-"""What a page gets of a monitored training: maps, events, what lies beside it, and a training that goes on."""
+"""What a page gets of a monitored training: maps, events, the files beside it, and a training that goes on."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_what_the_values_of_events_are_comes_first_in_the_trends(faulty):
     assert names[:2] == ["head.output", WEIGHT]  # that of the first sentence before those of events
 
 
-# --- what lies beside ---------------------------------------------------------------------------------------------
+# --- the files beside it ------------------------------------------------------------------------------------------
 
 
 def test_coverage_is_of_all_ranks_together(faulty):

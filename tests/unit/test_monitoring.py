@@ -202,9 +202,8 @@ def test_within_a_step_forward_comes_before_gradients_and_these_before_updates(t
 def test_two_monitors_make_a_page_of_trends(tmp_path):
     data = monitored_data(TARGET, GOLDEN, Chosen())
     assert (data.kind, data.verdict.state, data.units) == (Kind.MONITOR, State.FAULT, ())
-    assert (
-        data.verdict.sentence.text == "The runs first diverge in step 2, rank 1 at fc2.input (actv): its norm is 50 % off."
-    )
+    said = "The runs first diverge in step 2, rank 1 at fc2.input (actv): its norm is 50 % off."
+    assert data.verdict.sentence.text == said
     first = data.trends[0]
     assert (first.name, first.slot, first.micro_step, first.statistic) == ("fc2.input", "actv", 0, "norm")
     assert [a == b for a, b in zip(first.target["1"], first.golden["1"], strict=True)] == [True, True, False, False]

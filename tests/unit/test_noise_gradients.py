@@ -15,11 +15,11 @@ def scaled(factor, **fields):
     return tensor([[v * factor for v in row] for row in X], **fields)
 
 
-def dump(noise, *, dtype="torch.bfloat16", weight=1.0, other=None, behind=1.0):
+def dump(noise, *, dtype="torch.bfloat16", weight=1.0, other=None, downstream=1.0):
     """Return a call whose gradient is ``noise``, and one that computes another from it, and from ``other``."""
     received = [tensor([[noise, -noise / 2], [0.0, noise / 3]], dtype=dtype)]
     received += [] if other is None else [scaled(other, dtype=dtype)]
-    further = tensor([[behind * noise, -behind * noise], [0.0, 0.0]], dtype=dtype)
+    further = tensor([[downstream * noise, -downstream * noise], [0.0, 0.0]], dtype=dtype)
     return {
         f"{ATTENTION}.forward": api(
             scaled(weight, dtype=dtype), scaled(1.0, dtype=dtype), output=scaled(1.0, dtype=dtype)
@@ -57,7 +57,7 @@ def test_noise_on_both_sides_and_its_effects(verdicts, noise):
 
 def test_what_is_larger_than_the_roundings_of_the_target_counts(verdicts):
     assert verdicts(dump(1.0), dump(2e-8, **GOLDEN))[SEED][0] == "error"
-    found = verdicts(dump(3e-8, behind=1e9), dump(2e-8, **GOLDEN))
+    found = verdicts(dump(3e-8, downstream=1e9), dump(2e-8, **GOLDEN))
     assert (found[SEED][0], found[CONSEQUENCE][0]) == ("pass", "error")
 
 
@@ -75,9 +75,9 @@ def test_a_coarse_golden_run_cannot_tell(verdicts):
 
 
 def test_what_is_computed_from_more_than_noise_counts(verdicts):
-    alone = verdicts(dump(3e-8, behind=1e4), dump(2e-8, behind=1e4, **GOLDEN))
+    alone = verdicts(dump(3e-8, downstream=1e4), dump(2e-8, downstream=1e4, **GOLDEN))
     assert (alone[SEED][0], alone[CONSEQUENCE][0]) == ("pass", "pass")
-    found = verdicts(dump(3e-8, behind=1e4, other=1.0), dump(2e-8, behind=1e4, other=1.0, **GOLDEN))
+    found = verdicts(dump(3e-8, downstream=1e4, other=1.0), dump(2e-8, downstream=1e4, other=1.0, **GOLDEN))
     assert (found[SEED][0], found[CONSEQUENCE][0]) == ("pass", "error")
 
 

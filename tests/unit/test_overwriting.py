@@ -1,4 +1,4 @@
-"""Results have fixed names: a command replaces its own earlier one, and a user's file only if it is told to."""
+"""Results have fixed names: a command replaces its own earlier one, and a user's file only on request."""
 
 import numpy as np
 import pytest

@@ -184,14 +184,14 @@ class TestConfiguration:
     @pytest.mark.parametrize(
         ("fields", "message"),
         [
-            ({"stages": ["trian"]}, r"'stages' has 'trian', which is no stage; known: score, train, sync"),
-            ({"per_stage": {"trian": {}}}, r"'per_stage' has 'trian'"),
+            ({"stages": ["triin"]}, r"'stages' has 'triin', which is no stage; known: score, train, sync"),
+            ({"per_stage": {"triin": {}}}, r"'per_stage' has 'triin'"),
             ({"per_stage": ["train"]}, r"must hold fields by stage"),
             ({"step": [1]}, r"'step' does not apply; use 'steps'"),
             ({"dump_path": "x"}, r"'dump_path' does not apply; use 'out'"),
             ({"load": {}}, r"'load' does not apply to a trainer with stages"),
             ({"stepps": [1]}, r"unknown field 'stepps'.*of a trainer with stages also out, steps, ranks"),
-            ({"per_stage": {"train": {"levle": "L0"}}}, r"unknown field 'levle'"),
+            ({"per_stage": {"train": {"levle": "L0"}}}, r"unknown field 'levle'"),  # codespell:ignore levle
             ({"level": "L9"}, r"'level' is 'L9'"),
             ({"strict": "yes"}, r"'strict' is 'yes', but must be true or false"),
             ({"out": ""}, r"'out' is ''"),
@@ -203,9 +203,9 @@ class TestConfiguration:
         with pytest.raises(ConfigError, match=message):
             check_stage_config(fields, "stages.yaml", STAGES)
 
-    def test_a_trainer_that_nobody_offers(self):
-        with pytest.raises(PluginError, match="no plugin offers the stages of the trainer 'nobody'"):
-            trainer_stages("nobody")
+    def test_a_trainer_that_no_plugin_offers(self):
+        with pytest.raises(PluginError, match="no plugin offers the stages of the trainer 'unknown'"):
+            trainer_stages("unknown")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Stored tensors are read in pieces, whatever way they lie in their files."""
+"""Stored tensors are read in pieces, however their files arrange them."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What anybody may have written is opened and decoded in time and memory that its own length bounds."""
+"""Untrusted files are opened and decoded in time and memory that their own length bounds."""
 
 import os
 import socket
@@ -195,7 +195,7 @@ def test_parquet_takes_no_more_than_its_length_allows(tmp_path):
     assert "more than a file of its length should" in said[0]
     assert "more than a file of its length should" in said[1]
     assert "in an encoding that msprobe does not write" in said[2]
-    assert "JSON is malformed" in said[3]  # what stands in the column `about`: the table was read
+    assert "JSON is malformed" in said[3]  # it is quoted from the column `about`: the table was read
     assert "is no noise profile" in said[4]
 
 

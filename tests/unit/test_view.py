@@ -140,7 +140,7 @@ def test_micro_steps_are_those_of_the_outermost_module(tmp_path, cache):
     assert data.units[0].micro_steps == 2
     assert shown["Functional.linear.1.forward"] == (0,)
     assert shown["Functional.linear.3.forward"] == (1,)
-    assert shown["Torch.mean.1.forward"] == (1,)  # in no module, behind the second forward
+    assert shown["Torch.mean.1.forward"] == (1,)  # in no module, after the second forward
     assert (shown["Torch.mean.0.forward"], shown["optimizer"]) == ((0,), (0,))
 
 

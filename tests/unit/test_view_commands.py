@@ -183,7 +183,7 @@ MALFORMED = [
 
 @pytest.mark.parametrize("is_reset", [False, True], ids=["closed", "reset"])
 def test_malformed_requests_print_nothing(tmp_path, capfd, is_reset):
-    """The terminal is the owner's, and anybody on the machine can send them."""
+    """The terminal is the owner's, and any process on the machine can send them."""
     with served(tmp_path) as server:
         for request in MALFORMED:
             with socket.create_connection(("127.0.0.1", server.server_port), timeout=10) as connection:

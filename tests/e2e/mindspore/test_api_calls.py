@@ -38,7 +38,7 @@ NET = ["Primitive.matmul.MatMul", "Primitive.bias_add.BiasAdd", "Primitive.scale
 
 def test_functions_that_were_imported_by_name_count_too(tmp_path, x):
     dump = record(tmp_path, lambda: (relu_bound_before(x), mint_matmul_bound_before(x, x.permute(1, 0))))
-    # A function of both is one object: which of the two modules it was imported from, nobody knows.
+    # A function of both is one object: nothing shows which of the two modules it was imported from.
     assert stems(dump) == ["Functional.relu", "Tensor.permute", "Functional.matmul"]
     assert relu_bound_before is ops.relu
 
@@ -243,7 +243,7 @@ def test_arguments_that_take_no_gradient_have_none(tmp_path, x):
 
 
 def test_an_index_that_was_computed_from_the_same_tensor(tmp_path, x):
-    """The walk through the call's nodes must not leave it by the index, and find the tensor again behind it."""
+    """The walk through the call's nodes must not leave it by the index, and find the tensor again beyond it."""
 
     def loss(x):
         ones = x - ops.stop_gradient(x) + 1

@@ -32,8 +32,8 @@ BY_CHANCE = (
     "rand", "dropout", "normal", "multinomial", "bernoulli", "shuffle", "gumbel", "uniform", "poisson", "empty",
     "laplace", "rrelu", "cauchy", "sampler", "log2", "log10", "logaddexp2", "logsigmoid", "ihfft",
 )  # fmt: skip
-"""Parts of names of functions whose results are random numbers, or memory that nobody has set, or differ in their last
-digits from call to call without us."""
+"""Parts of names of functions whose results are random numbers, or memory that nothing was written to, or differ in
+their last digits from call to call without us."""
 
 
 @pytest.fixture(scope="module")

@@ -39,7 +39,7 @@ def test_results_that_are_waited_for_are_those_after_the_wait(dump, rank):
     assert entry["input_kwargs"]["async_op"] == {"type": "bool", "value": True}
     assert dump.tensor(entry["input_args"][0]).tolist() == OWN[rank]
     assert dump.tensor(entry["output"][0]).tolist() == SUM
-    # It ended after what was computed meanwhile: nobody waited for it sooner.
+    # It ended after what was computed meanwhile: nothing waited for it sooner.
     order = list(dump.data)
     assert order.index("Functional.relu.0.forward") < order.index("MintDistributed.all_reduce.1.forward")
 

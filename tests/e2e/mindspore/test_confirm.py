@@ -1,4 +1,4 @@
-"""Who is wrong at a call of MindSpore's: faults planted on either side are told from rounding and other arguments."""
+"""Who is wrong at a call of MindSpore's: faults on either side are distinguished from rounding and other arguments."""
 
 import json
 
@@ -13,7 +13,7 @@ from msprobe_core.store.reading import read_dump
 
 
 class Net(nn.Cell):
-    """Attention by hand behind a norm, with casts inside, and a head."""
+    """Attention by hand after a norm, with casts inside, and a head."""
 
     def __init__(self, eps=1e-5, shift=0):
         super().__init__()
@@ -69,7 +69,7 @@ def ask(target, golden, entry, model=None):
 
 
 def planted(golden, place, entry, path, do):
-    """Return a copy of a dump in which one result of a call is another."""
+    """Return a copy of a dump in which one result of a call is changed."""
     place.mkdir()
     for file in golden.iterdir():
         if file.is_file():

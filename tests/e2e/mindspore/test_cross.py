@@ -144,7 +144,7 @@ def test_what_is_written_otherwise_has_no_partner(recorded, variant, level):
             ("Functional.cross_entropy", "Functional.cross_entropy")} <= paired  # fmt: skip
     assert ("Functional.softmax" if variant == "nn" else "MintFunctional.softmax", "Torch.softmax") in paired
     assert pairs["judged_error"].max() < FP32_NOISE
-    assert unit.agrees == (level == "mix")  # without modules nobody knows that the others are another way
+    assert unit.agrees == (level == "mix")  # without modules nothing shows that the others do the same
     if level == "L1":
         assert unit.first_fault.only_on == "golden"
 

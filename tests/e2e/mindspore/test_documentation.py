@@ -30,7 +30,7 @@ def programs(page):
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """Run in an empty directory, and leave neither a debugger nor static graphs behind."""
+    """Run in an empty directory, and close the debugger and leave graph mode at the end."""
     monkeypatch.chdir(tmp_path)
     ms.runtime.launch_blocking()
     yield tmp_path

@@ -58,7 +58,7 @@ def test_values_are_those_of_the_dynamic_graph(graph, dynamic):
     _, _, dump, _, _ = graph
     golden, found = dynamic.tensors, dump.tensors
     assert len(found) > 60
-    # A result that nobody uses has a gradient of zeros in one, or none at all.
+    # A result that nothing uses has a gradient of zeros in one, or none at all.
     assert not [name for name in golden.keys() - found.keys() if golden[name].any()]
     assert not [name for name in found.keys() - golden.keys() if found[name].any()]
     assert len(found.keys() ^ golden.keys()) <= 3

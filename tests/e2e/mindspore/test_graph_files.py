@@ -26,7 +26,7 @@ def graph_mode(tmp_path, monkeypatch):
 
 
 class Small(nn.Cell):
-    """Calls a Cell twice, with one argument by name; has parameters of its own and a result that nobody uses."""
+    """Calls a Cell twice, with one argument by name; has parameters of its own and a result that nothing uses."""
 
     def __init__(self):
         super().__init__()

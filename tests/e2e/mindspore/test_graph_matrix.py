@@ -12,7 +12,7 @@ LEVELS = ("O0", "O1", "O2")
 
 @pytest.fixture(autouse=True)
 def graph_mode(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # a compiler that fails leaves files behind
+    monkeypatch.chdir(tmp_path)  # a compiler that fails leaves files
     ms.set_context(mode=ms.GRAPH_MODE)
     yield
     ms.set_context(mode=ms.PYNATIVE_MODE, jit_level="O0")

@@ -13,7 +13,7 @@ from tests.support.graph_nets import Block, Parameter, Tensor, arrays_in, dense,
 
 @pytest.fixture(autouse=True)
 def graph_mode(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # a compiler that fails leaves files behind
+    monkeypatch.chdir(tmp_path)  # a compiler that fails leaves files
     ms.set_context(mode=ms.GRAPH_MODE)
     yield
     ms.set_context(mode=ms.PYNATIVE_MODE)
@@ -166,7 +166,7 @@ def test_a_program(name, tmp_path):
         array, golden_array = found.tensors.get(file), golden.tensors.get(file)
         if not _of_both([file]) or any(file.startswith(entry) for entry in recomputed):
             continue
-        if array is None or golden_array is None:  # nobody uses it
+        if array is None or golden_array is None:  # nothing uses it
             assert not (golden_array if array is None else array).any(), file
             continue
         assert array.shape == golden_array.shape, file

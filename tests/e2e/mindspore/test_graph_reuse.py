@@ -12,7 +12,7 @@ QUICK = {("ByPosition", "graph"), ("ByName", "jit"), ("InContainers", "jit mix")
 
 @pytest.fixture(autouse=True)
 def modes(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # a compiler that fails leaves files behind
+    monkeypatch.chdir(tmp_path)  # a compiler that fails leaves files
     yield
     ms.set_context(mode=ms.PYNATIVE_MODE)
 

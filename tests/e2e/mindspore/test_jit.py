@@ -1,4 +1,4 @@
-"""Functions and Cells under ``mindspore.jit`` while APIs are recorded: one record each, and the same graph as ever."""
+"""Functions and Cells under ``mindspore.jit`` while APIs are recorded: one record each, and an unchanged graph."""
 
 import threading
 
@@ -17,7 +17,7 @@ BATCH = np.linspace(-1, 1, 9, dtype=np.float32).reshape(3, 3)
 
 @pytest.fixture(autouse=True)
 def empty_directory(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # a compiler that fails leaves files behind
+    monkeypatch.chdir(tmp_path)  # a compiler that fails leaves files
 
 
 @pytest.fixture

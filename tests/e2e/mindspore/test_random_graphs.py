@@ -7,7 +7,7 @@ from random_programs import Summary, run_seeds
 
 @pytest.fixture(autouse=True)
 def empty_directory(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # a compiler that fails leaves files behind
+    monkeypatch.chdir(tmp_path)  # a compiler that fails leaves files
 
 
 def check(seeds, runner):

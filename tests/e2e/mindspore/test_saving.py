@@ -96,7 +96,7 @@ def test_gradients_of_leaves_and_of_views_are_those_of_what_is_returned(tmp_path
     for found in results[1:]:
         assert all(np.array_equal(*pair) for pair in zip(found, results[0], strict=True))
     files = files_in(tmp_path)
-    assert len(list(tmp_path.glob("step0/rank0/*"))) == 6  # three for each run: nothing stays behind on the leaves
+    assert len(list(tmp_path.glob("step0/rank0/*"))) == 6  # three for each run: no leaf keeps a hook
     turned = (x * weight).swapaxes(0, 1).asnumpy()
     assert np.array_equal(files["step0 turned_grad_float32"], 2 * turned)
     assert np.array_equal(files["step0 x_grad_float32"], results[0][1] - 1)

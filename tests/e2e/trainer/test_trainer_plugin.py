@@ -19,7 +19,7 @@ TEMPLATE = Path(__file__).resolve().parents[3] / "examples" / "trainer_plugin"
 
 @pytest.fixture(autouse=True)
 def installed(tmp_path_factory, monkeypatch):
-    """Put the template on the path, with the entry point of its pyproject, and look for plugins anew."""
+    """Put the template on the path, with the entry point of its pyproject, and look for plugins again."""
     from msprobe_core.plugins import registry
 
     info = tmp_path_factory.mktemp("site") / "msprobe_hftrainer-0.1.0.dist-info"
@@ -46,7 +46,7 @@ def samples():
 
 
 def train(tmp_path, name, record=None):
-    """Train two optimizer steps of two micro-batches each, and evaluate behind each; return all weights."""
+    """Train two optimizer steps of two micro-batches each, and evaluate after each; return all weights."""
     torch.manual_seed(0)
     model = LlamaForCausalLM(
         LlamaConfig(
@@ -103,5 +103,7 @@ def test_two_recorded_runs_are_alike(tmp_path):
 
 
 def test_a_stage_that_the_trainer_does_not_have(tmp_path):
-    with pytest.raises(ConfigError, match="'trian', which is no stage; known: train, evaluate"):
-        train(tmp_path, "wrong", {"stages": ["trian"]})
+    with pytest.raises(
+        ConfigError, match="'trian', which is no stage; known: train, evaluate"
+    ):  # codespell:ignore trian
+        train(tmp_path, "wrong", {"stages": ["trian"]})  # codespell:ignore trian

@@ -339,7 +339,7 @@ class TestWorkers:
         worker = workers(Fsdp)[0]()
         for step in (5, 6, 7):
             sent = asyncio.run(worker.update_weights(global_steps=step))
-            assert len(sent) == 2  # which nobody has eaten on the way
+            assert len(sent) == 2  # none was consumed on the way
         assert files.steps_of(tmp_path / "run", "update_weights_send") == [6, 7]  # step 7 uses those of 6
         weights = files.load_weights(directory(tmp_path, "update_weights_send", step=7))
         assert [weight.name for weight in weights.parameters] == ["first.weight", "last.weight"]
@@ -605,7 +605,7 @@ class TestRewards:
         assert (reward.id, reward.prompt_id) == (files.sample_id([7, 8, 9]), files.sample_id([7, 8]))
         assert (reward.uid, reward.score, reward.extra) == ("u", 0.5, {"acc": 1.0, "why": "digits"})
         assert files.load_rewards(tmp_path / "run", 4) == []
-        assert len(files.load_rewards(tmp_path / "run", 5)) == 1  # the one behind the policy's version
+        assert len(files.load_rewards(tmp_path / "run", 5)) == 1  # the step after the policy's version
         (path,) = (tmp_path / "run" / "reward").rglob(MANIFEST_FILE)  # one of the process
         assert read_manifest(path).settings["verl"]["msprobe.role"] == "reward"
 
@@ -715,7 +715,7 @@ class TestSwitch:
             ({"rollout": {"prefil": True}}, "unknown field `prefil`.*known: prefill, decode_steps, requests"),
             ({"rollout": {"requests": -2}}, "'requests' of 'rollout' must be at least 0"),
             (
-                {"wieghts": True},
+                {"wieghts": True},  # codespell:ignore wieghts
                 "unknown field 'wieghts'.*also out, steps, ranks, stages, per_stage, strict, batch, weights",
             ),
         ],
