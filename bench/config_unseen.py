@@ -124,7 +124,7 @@ def parent_of(model: nn.Module, child: nn.Module) -> tuple[nn.Module, str]:
 
 
 class Clipped(nn.Linear):
-    """A linear layer that somebody replaced for a test."""
+    """A linear layer that a user replaced for a test."""
 
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
         return super().forward(*inputs).clamp(-1e4, 1e4)
@@ -258,7 +258,7 @@ def other_arguments(_directory: Path) -> Iterator[None]:
 
 @contextmanager
 def elsewhere(directory: Path) -> Iterator[None]:
-    """Have what differs between two starts on two machines and matters to nobody."""
+    """Have what differs between two starts on two machines and affects no result."""
     directory.mkdir()
     given = {
         "HOSTNAME": "worker-7", "USER": "b", "HOME": str(directory), "TMPDIR": str(directory), "LANG": "de_DE.UTF-8",
@@ -311,7 +311,7 @@ PLANTED = {
     "bfloat16 by autocast": Planted(expected=r"switches: .*autocast", around=in_bfloat16),
     "bfloat16 by autocast in the step": Planted(expected=r"switches: .*autocast", train=in_autocast_after_start),
     "deterministic algorithms": Planted(
-        expected=r"switches: .*determin",
+        expected=r"switches: .*determin",  # codespell:ignore determin
         around=setting(
             lambda: torch.use_deterministic_algorithms(True, warn_only=True),
             lambda: torch.use_deterministic_algorithms(False),

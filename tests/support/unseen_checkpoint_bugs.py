@@ -353,7 +353,7 @@ UNSEEN: Sequence[Bug] = (
         gpt_oss,
     ),
     Bug(
-        "one stacked expert drawn anew",
+        "one stacked expert drawn again",
         R.UNINITIALISED,
         change_of(f"{O1}down_proj", lambda v: np.concatenate([v[:3], _truncated_normal(v[3:])])),
         ["layers.1.mlp.experts.down"],
