@@ -34,6 +34,7 @@ EXCUSES: Rules = ALL_OFF - OWN
 TOGETHER: Sequence[Rules] = (
     frozenset({RoundingRule.ACTIVATION_FLIPS, RoundingRule.TURNED_ELEMENTS}),
     frozenset({RoundingRule.VANISHING_SUMS, RoundingRule.NOISE_GRADIENTS, RoundingRule.ROUNDS_TO_ZERO}),
+    frozenset({RoundingRule.NOISE_IN_UPDATES, RoundingRule.SMALL_DIVISORS}),
     frozenset({RoundingRule.CARRIED_PARAMETERS, RoundingRule.UPDATED_PARAMETERS}),
 )
 """Rules that excuse some of the same rows, so that one alone may seem to do nothing."""

@@ -51,6 +51,16 @@ class RoundingRule(Enum):
         "derived: scaled by the smallest magnitude in the call",
         "noise_gradients",
     )
+    NOISE_IN_UPDATES = Rule(
+        "values that clipping and the optimizer compute from gradients that the two rules above excuse",
+        "derived: errors of the inputs after the call; Adam divides a gradient by its own size",
+        "noise_in_updates",
+    )
+    SMALL_DIVISORS = Rule(
+        "updates whose divisor is as small as rounding in some elements, without repetitions",
+        "derived: elements of a normal distribution near zero, or all of a tensor whose smallest is far below that",
+        "noise.divisions",
+    )
     ROUNDS_TO_ZERO = Rule(
         "a golden tensor of zeros where the target has a few unit round-offs of its sources",
         "derived: a result that is zero in exact arithmetic has the size of its roundings",

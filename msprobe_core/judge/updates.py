@@ -8,6 +8,8 @@ same parameter in other layers.
 
 from __future__ import annotations
 
+import math
+
 import polars as pl
 
 from msprobe_core import names
@@ -122,7 +124,7 @@ def parameters_of(rows: pl.DataFrame) -> pl.DataFrame:
     return own.join(largest, on="place", how="left", maintain_order="left").drop("place")
 
 
-_MOVING = tuple(f"{name}_{side}" for name in ("mean", "norm") for side in _SIDES)
+_MOVING = (*(f"{name}_{side}" for name in ("mean", "norm") for side in _SIDES), "max_golden", "min_golden")
 
 
 def _own_parameters(rows: pl.DataFrame) -> pl.DataFrame:
@@ -144,8 +146,10 @@ def with_judged_updates(rows: pl.DataFrame, before: pl.DataFrame) -> pl.DataFram
     """
     own = _own_parameters(rows).with_columns(roundoff=roundoff_of(pl.col("precision")), value=value_of_row())
     joined = own.join(before, on="key", how="inner", suffix="_before", maintain_order="left")
-    found = pl.concat([_movements(joined, name) for name in ("mean", "norm")])
+    found = _found(joined, allows_turns=False)
     factor = _common_factor(found)
+    if factor is None:
+        found = _found(joined, allows_turns=RoundingRule.UPDATED_PARAMETERS.is_on)
     usual = found["score"].median()
     if factor is None and not (isinstance(usual, float) and usual <= 1):
         return rows.with_columns(update_factor=pl.lit(None, pl.Float64))
@@ -168,7 +172,11 @@ def with_judged_updates(rows: pl.DataFrame, before: pl.DataFrame) -> pl.DataFram
     )
 
 
-def _movements(joined: pl.DataFrame, name: str) -> pl.DataFrame:
+def _found(joined: pl.DataFrame, *, allows_turns: bool) -> pl.DataFrame:
+    return pl.concat([_movements(joined, name, allows_turns=allows_turns) for name in ("mean", "norm")])
+
+
+def _movements(joined: pl.DataFrame, name: str, *, allows_turns: bool) -> pl.DataFrame:
     """Return how a statistic of each parameter has moved: ``value``, ``factor``, ``is_seen`` and ``score``."""
     target, golden = (pl.col(f"{name}_{side}") - pl.col(f"{name}_{side}_before") for side in _SIDES)
     norm, root = pl.col("norm_golden"), pl.col("numel_golden").cast(pl.Float64).sqrt()
@@ -179,17 +187,43 @@ def _movements(joined: pl.DataFrame, name: str) -> pl.DataFrame:
         rounding += UNIT_ROUNDOFF[Precision.FLOAT32] * pl.col(f"{name}_golden").abs()
     # An update of independent elements moves the norm by its own norm, and the mean by that over the root of their
     # number.
+    is_measured = pl.col("noise_floor").is_not_null() if "noise_floor" in joined.columns else pl.lit(value=False)
     length = pl.max_horizontal(
         root * (pl.col("mean_golden") - pl.col("mean_golden_before")).abs(),
         (norm - pl.col("norm_golden_before")).abs(),
     )
     inherited = _SEEN * pl.col("gradient_error").fill_null(1.0) * length * share
+    if allows_turns:
+        inherited += _turned_elements(name, length, is_measured)
     return joined.select(
         "value",
         factor=target / golden,
         is_seen=golden.abs() > _ROUNDINGS * rounding,
         score=(target - golden).abs() / (rounding + inherited / _ROUNDINGS),
     )
+
+
+def _turned_elements(name: str, length: pl.Expr, is_measured: pl.Expr) -> pl.Expr:
+    """Return how far a statistic moves if elements of an update get the other sign.
+
+    An element whose gradient is near the epsilon of Adam has an update of any size; among all tensors of a model there
+    usually is one, however close the gradients are. A vector without a noise floor may consist of such elements in
+    part, such as the keys' part of a fused bias, whose gradient a softmax cancels.
+
+    Args:
+        name: ``norm`` or ``mean``.
+        length: Norm of the update, at least.
+        is_measured: Whether repetitions show how far the parameter may differ.
+    """
+    number = pl.col("numel_golden").cast(pl.Float64)
+    typical = length / number.sqrt()
+    largest = pl.max_horizontal(pl.col("max_golden").abs(), pl.col("min_golden").abs())
+    one = 2 * typical * (1 / number if name == "mean" else (largest / pl.col("norm_golden")).fill_nan(1.0))
+    # Extremes are single elements, and show the size of an element's update best.
+    moves = [(pl.col(f"{end}_golden") - pl.col(f"{end}_golden_before")).abs() for end in ("max", "min")]
+    half = pl.max_horizontal(typical, *moves) * math.sqrt(2) / (number.sqrt() if name == "mean" else 1)
+    is_vector = pl.col("shape_golden").str.contains(r"^\[\d+\]$")
+    return pl.when(is_vector & ~is_measured).then(pl.max_horizontal(one, half)).otherwise(one)
 
 
 def _is_single(joined: pl.DataFrame, name: str) -> bool:

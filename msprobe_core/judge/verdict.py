@@ -42,6 +42,7 @@ from msprobe_core.judge.limits import LOWEST_FINITE, LimitTable, Precision, conv
 from msprobe_core.judge.nesting import is_moved
 from msprobe_core.judge.noise import model as noise_model
 from msprobe_core.judge.noise_gradients import is_vanishing_vector, noise_rows
+from msprobe_core.judge.noise_in_updates import rows_of_noise
 from msprobe_core.judge.rounding_rules import RoundingRule
 from msprobe_core.judge.row_conditions import EXCUSE, EXCUSE_OF, FROM_END, both, has_failed, other_grad, same_shape
 from msprobe_core.judge.row_findings import SCHEMA, RowRule, described
@@ -258,6 +259,9 @@ def _with_judged_error(compared: pl.DataFrame, table: LimitTable) -> pl.DataFram
     grounds = ("is_uninitialised", "is_vanishing", "rounds_to_zero")
     comparable = (pl.col("match") == Match.BOTH.value) & both(RowKind.TENSOR) & same_shape() & ~pl.col("is_special")
     noise = noise_rows(compared, table)
+    vanishes = is_vanishing_vector(table).fill_null(False) | pl.int_range(pl.len()).is_in(noise)
+    is_noise = compared.select(vanishes).to_series()
+    noise = rows_of_noise(compared, is_noise)
     is_special = statistics_columns.has_nan_mismatch() | statistics_columns.has_inf_mismatch()
     differs = (
         is_special | (pl.col("error") > pl.col("limit")) | (pl.col("checksum_target") != pl.col("checksum_golden"))
@@ -268,7 +272,7 @@ def _with_judged_error(compared: pl.DataFrame, table: LimitTable) -> pl.DataFram
             own_error=pl.when("is_behind_kink").then(pl.coalesce("whole_error", "error")).otherwise("error"),
             is_special=is_special,
             is_uninitialised=pl.int_range(pl.len()).is_in(unset),
-            is_vanishing=is_vanishing_vector(table).fill_null(False) | pl.int_range(pl.len()).is_in(noise),
+            is_vanishing=is_noise | pl.int_range(pl.len()).is_in(noise),
             rounds_to_zero=_rounds_to_zero(table),
         )
         .with_columns(is_exempt=pl.any_horizontal(*grounds, pl.col(EXCUSE).is_not_null()).fill_null(False))

@@ -212,7 +212,9 @@ class TorchRunner:
                 try:
                     run.train()
                 except Exception as error:  # noqa: BLE001  # what a program of chance ends with
-                    outcome[ERROR] = f"{type(error).__name__}: {error}"
+                    # Scripts fail with the stack of their calls, on which the probe is while it records.
+                    what = str(error).partition("\nTraceback of TorchScript")[0]
+                    outcome[ERROR] = f"{type(error).__name__}: {what}"
                 run.finish()
                 numbers = torch._C._autograd._get_sequence_nr()
             finally:

@@ -172,3 +172,27 @@ def test_an_update_within_the_parameters_own_floor_is_explained():
     assert updated(factors, **within) == ([], None)
     assert updated(factors, score=0.5) == ([4], None)  # not measured
     assert updated([1.1] * NUM_PARAMETERS, **within)[0] == list(range(NUM_PARAMETERS))
+
+
+@pytest.mark.parametrize(("is_vector", "wrong"), [(True, []), (False, [4])])
+def test_a_third_of_a_vector_may_turn_without_a_measure_of_noise(is_vector, wrong):
+    """As the keys' part of a packed bias under Adam; that of a matrix is no noise."""
+    shape = (96,) if is_vector else (4, 24)
+    random = np.random.RandomState(6)
+    initial, signs = random.randn(*shape) * 0.1, np.sign(random.randn(*shape))
+    turned = np.where(np.arange(96).reshape(shape) < 32, np.sign(random.randn(*shape)), signs)
+    golden, target = ([array.copy() for array in INITIAL] for _ in range(2))
+    golden[4], target[4] = initial + 1e-2 * signs, initial + 1e-2 * turned
+    steps = [step([*INITIAL[:4], initial, *INITIAL[5:]], [*INITIAL[:4], initial, *INITIAL[5:]]), step(target, golden)]
+    is_it = pl.col("key").str.contains("layers.4.", literal=True)
+    before, after = (
+        rows.with_columns(
+            pl.when(is_it).then(pl.lit(value)).otherwise(pl.col(f"{name}_{side}")).alias(f"{name}_{side}")
+            for side in ("target", "golden")
+            for name, value in (("numel", 96), ("shape", str(list(shape))))
+        )
+        for rows in steps
+    )
+    judged = with_judged_updates(after, parameters_of(before))
+    found = judged.filter(pl.col("is_parameter") & (pl.col("excess") > 1))["key"].to_list()
+    assert [int(key.split(".")[2]) for key in found] == wrong

@@ -15,6 +15,7 @@ import math
 
 import polars as pl
 
+from msprobe_core.judge.noise.divisions import with_divisions
 from msprobe_core.judge.noise.measures import MEASURES, Measure
 from msprobe_core.judge.noise.null_distribution import ScoreDistribution, ScoreDistributions
 from msprobe_core.judge.noise.operations import Operations
@@ -60,7 +61,7 @@ def with_closed_form(rows: pl.DataFrame, operations: Operations | None = None) -
 
         rows = with_flow(rows, operations)
         distance, shift = pl.max_horizontal(distance, SPREAD), pl.col(SHIFT).fill_null(0.0)
-    rows = rows.with_columns(closed_distance=distance, closed_shift=shift)
+    rows = with_divisions(rows.with_columns(closed_distance=distance, closed_shift=shift), "closed_distance")
     return rows.with_columns(
         (
             least(measure, pl.col("closed_distance")) * _AVERAGED + pl.col("closed_shift")

@@ -75,7 +75,15 @@ def known_as(operation: str) -> str:
     ``CrossEntropyLoss``.
     """
     plain = re.sub(r"[^a-z0-9]", "", operation.rpartition(".")[2].lower()).removesuffix("loss")
-    return re.sub(r"\dd$", "", plain)
+    return _OPERATORS.get(plain) or re.sub(r"\dd$", "", plain)
+
+
+_OPERATORS = {
+    f"{place}{operator}": name
+    for operator, name in (("add", "add"), ("sub", "sub"), ("mul", "mul"), ("truediv", "div"))
+    for place in ("", "i")
+}
+"""Operators of Python and their in-place forms, ``__truediv__`` and ``__itruediv__``."""
 
 
 _LAYERS = """

@@ -1,0 +1,214 @@
+"""Values that an optimizer computes from a gradient that is rounding noise.
+
+A gradient that vanishes in exact arithmetic, such as that of a bias that a softmax cancels, is excused where it is
+computed. Clipping and the optimizer take it as input: their results are as arbitrary, and Adam makes them as large as
+any other update. They are recognised by their statistics, on both sides, and by the size that errors of the inputs have
+after the call: the total norm of all gradients does not depend on this one, so
+it is judged as usual.
+
+Only calls that compute elements one by one are followed, and norms of single tensors; lists of tensors item by item.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import polars as pl
+
+from msprobe_core import names
+from msprobe_core.judge.columns import Match
+from msprobe_core.judge.noise.effects import Size
+from msprobe_core.judge.noise.operations import known_as
+from msprobe_core.judge.rounding_rules import RoundingRule
+from msprobe_core.model import Phase, Role
+
+_IDENTITY = tuple(f"{name}_{side}" for name in ("norm", "mean", "max", "min") for side in ("target", "golden"))
+_PLACE = r"\.(?:input|output)\.(\w+)(?:\.(\d+))?$"
+_FOREACH = "_foreach_"
+_SEEN = 4.0
+"""Multiple of the observed difference that an element's error may have; see `msprobe_core.judge.noise.flow`."""
+
+_LONGEST_CHAIN = 16
+"""Largest number of calls from a gradient to its parameter that is followed; that of AdamW with clipping has ten."""
+
+
+class _Call(NamedTuple):
+    """One call, or the part of a call on lists that treats one tensor."""
+
+    entry: str
+    item: str | None
+
+
+class _Row(NamedTuple):
+    """A tensor that a call got or made."""
+
+    row: int
+    role: str
+    place: str
+    error: float
+    size: Size
+
+
+def rows_of_noise(rows: pl.DataFrame, is_noise: pl.Series) -> list[int]:
+    """Return the indices of rows of forward calls that are computed from noise, in one framework's optimizer.
+
+    Args:
+        rows: Aligned rows in execution order, with ``error``.
+        is_noise: Whether a row is the gradient of a parameter, or another gradient, that is noise.
+    """
+    if not RoundingRule.NOISE_IN_UPDATES.is_on:
+        return []
+    seeds = rows.filter(is_noise & (pl.col("phase") != Phase.FORWARD.value) & (pl.col("error") > 0))
+    if seeds.is_empty():
+        return []
+    calls = _calls(rows)
+    frontier, found = seeds.select(_IDENTITY).unique(), set[int]()
+    for _ in range(_LONGEST_CHAIN):
+        got = calls.filter(pl.col("role") == Role.INPUT.value).join(
+            frontier, on=_IDENTITY, how="semi", nulls_equal=True
+        )
+        got = got.filter(~pl.col("row").is_in(list(found)))
+        if got.is_empty():
+            break
+        found.update(got["row"].to_list())
+        made = _made(calls, got, found)
+        found.update(made)
+        frontier = calls.filter(pl.col("row").is_in(made)).select(_IDENTITY).unique()
+    return sorted(found)
+
+
+def _calls(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return the tensors of forward calls of APIs that differ or may explain others, with their place in the call."""
+    is_value = pl.col("role").is_in([Role.INPUT.value, Role.OUTPUT.value]) & (pl.col("match") == Match.BOTH.value)
+    is_api = ~pl.col("entry").str.contains(names.MODULE)
+    columns = ("entry", "role", "error", "numel_golden", "shape_golden", *_IDENTITY)
+    return (
+        rows.select("phase", "match", "key", *columns)
+        .with_row_index("row")
+        .filter((pl.col("phase") == Phase.FORWARD.value) & is_value & is_api & pl.col("norm_golden").is_not_null())
+        .with_columns(pl.col("key").str.extract(_PLACE, group).alias(f"at_{group}") for group in (1, 2))
+        .with_columns(
+            # A list has its tensors at `input.0.7`, and its results at `output.7` or `output.0.7`.
+            item=pl.when(~pl.col("entry").str.contains(_FOREACH, literal=True))
+            .then(None)
+            .when(pl.col("role") == Role.OUTPUT.value)
+            .then(pl.coalesce("at_2", "at_1"))
+            .otherwise("at_2")
+        )
+        .drop("phase", "match", "key")
+    )
+
+
+def _made(calls: pl.DataFrame, got: pl.DataFrame, found: set[int]) -> list[int]:
+    """Return the results that differ no more than the noise among their inputs explains."""
+    of = ["entry", "item"]
+    wanted = calls.join(got.select(of).unique(), on=of, how="semi", nulls_equal=True)
+    numbers = calls.filter((pl.col("item").is_null()) & (pl.col("at_1") == "value")).select("entry", "max_golden")
+    factors = {entry: abs(value) for entry, value in numbers.rows() if value is not None}
+    made: list[int] = []
+    for call, members in _grouped(wanted).items():
+        given = [row for row in members if row.role == Role.INPUT.value]
+        for result in members:
+            if result.role == Role.OUTPUT.value and result.row not in found:
+                most = _explained(call, given, result, found, factors.get(call.entry, 1.0))
+                made += [result.row] if result.error <= most else []
+    return made
+
+
+def _grouped(wanted: pl.DataFrame) -> Mapping[_Call, Sequence[_Row]]:
+    grouped: dict[_Call, list[_Row]] = {}
+    columns = ["entry", "item", "row", "role", "at_1", "error", "shape_golden"]
+    sizes = [f"{name}_golden" for name in ("numel", "norm", "mean", "max", "min")]
+    for entry, item, row, role, place, error, shape, *size in wanted.select(*columns, *sizes).rows():
+        if not all(value is not None and math.isfinite(value) for value in size) or not size[0]:
+            continue
+        numel, norm, mean, high, low = size
+        dimensions = tuple(int(part) for part in shape.strip("[]").split(",") if part.strip().isdecimal())
+        measured = Size(float(numel), norm, mean, high, low, dimensions)
+        grouped.setdefault(_Call(entry, item), []).append(_Row(row, role, place, error or 0.0, measured))
+    return grouped
+
+
+def _explained(call: _Call, given: Sequence[_Row], result: _Row, found: set[int], factor: float) -> float:
+    """Return the error of a result, relative to its size, that the noise among the inputs explains.
+
+    Infinite if the result is noise alone.
+    """
+    operation = known_as(names.function_of(call.entry).removeprefix(_FOREACH))
+    parts = {row.place: _Part.of(row, is_noise=row.row in found) for row in given}
+    if operation == "norm" and result.size.numel == 1:
+        return _arbitrary(max((part.error for part in parts.values()), default=0.0))
+    if any(row.row in found and row.size.numel != result.size.numel for row in given):
+        return 0.0
+    formula = _FORMULAS.get(operation)
+    size = result.size.rms
+    return _arbitrary(formula(parts, factor, size)) if formula is not None and size else 0.0
+
+
+def _arbitrary(error: float) -> float:
+    return error if error < 1 else math.inf
+
+
+class _Part(NamedTuple):
+    """An input: its size, and how far its elements may be off relative to that."""
+
+    rms: float
+    smallest: float
+    error: float
+
+    @staticmethod
+    def of(row: _Row, *, is_noise: bool) -> _Part:
+        size = row.size
+        # The observed difference of an extreme is relative to the extreme.
+        crest = size.largest / size.rms if size.rms else 1.0
+        return _Part(size.rms, size.smallest or size.rms, _SEEN * crest * row.error if is_noise else 0.0)
+
+
+_Parts = Mapping[str, _Part]
+
+
+def _sum(parts: _Parts, factor: float, size: float) -> float:
+    del factor
+    return sum(part.error * part.rms for part in parts.values()) / size
+
+
+def _product(parts: _Parts, factor: float, size: float) -> float:
+    del factor, size
+    return sum(part.error for part in parts.values())
+
+
+def _quotient(parts: _Parts, factor: float, size: float) -> float:
+    del factor, size
+    above, *below = parts.values()
+    return above.error + sum(part.error * part.rms / part.smallest for part in below)
+
+
+def _root(parts: _Parts, factor: float, size: float) -> float:
+    """Elements near zero: the root of an error, which is relative to others."""
+    del factor, size
+    return math.sqrt(sum(part.error for part in parts.values()))
+
+
+def _sum_of_product(parts: _Parts, factor: float, size: float) -> float:
+    if not {"0", "1", "2"} <= parts.keys():
+        return 0.0
+    before, one, other = (parts[place] for place in "012")
+    return (before.error * before.rms + factor * one.rms * other.rms * (one.error + other.error)) / size
+
+
+def _sum_of_quotient(parts: _Parts, factor: float, size: float) -> float:
+    """Adam's update: elements may get the other sign."""
+    if not {"0", "1", "2"} <= parts.keys():
+        return 0.0
+    before, above, below = (parts[place] for place in "012")
+    error = above.error + below.error * below.rms / below.smallest
+    return (before.error * before.rms + factor * above.rms / below.smallest * error) / size
+
+
+_FORMULAS: Mapping[str, Callable[[_Parts, float, float], float]] = {
+    "add": _sum, "sub": _sum, "lerp": _sum, "mul": _product, "div": _quotient, "sqrt": _root, "clone": _product,
+    "addcmul": _sum_of_product, "addcdiv": _sum_of_quotient,
+}  # fmt: skip
+"""Error of a result by operation, from those of its inputs, the factor ``value`` and the size of the result."""

@@ -1,0 +1,131 @@
+"""What Adam makes of gradients that are rounding noise, in two healthy runs without repetitions, and in faulty ones."""
+
+import numpy as np
+import pytest
+from dumps import api, tensor, write_dump
+
+from msprobe_core.compare import CompareOptions
+from msprobe_core.judge.noise import NoiseModel
+from msprobe_core.judge.rounding_rules import RoundingRule, without
+from msprobe_core.locate import LocateOptions, LocateVerdict, locate
+
+SIZE = 64
+LAST_DIGIT = 1e-7
+LR, EPSILON = 0.01, 1e-8
+
+
+def drawn(key, size=SIZE):
+    return np.random.default_rng(key).normal(size=size)
+
+
+def nearly(values, side, key):
+    """Return values with other last digits on the target's side."""
+    return values * (1 + LAST_DIGIT * drawn([key, 77], values.size)) if side == "target" else values
+
+
+def gradients(side, *, noise):
+    """Return the gradients of two biases: one is known, of the other a part is the rounding of its sums."""
+    of_noise = 1e-11 * drawn([5, side == "target"])
+    known = nearly(drawn(1) * 1e-3, side, 1)
+    if noise == "all":
+        return [known, of_noise]
+    return [known, np.where(np.arange(SIZE) < SIZE // 3, of_noise, nearly(drawn(2) * 1e-3, side, 2))]
+
+
+def adam(given, parameters, factors):
+    """Return the calls of a first step of AdamW: name, tensors given and made for all parameters, and ``value``."""
+    zeros = [np.zeros(SIZE)] * len(given)
+    decayed = [each * 0.999 for each in parameters]
+    moments, squares = [0.1 * each for each in given], [0.001 * each**2 for each in given]
+    roots, sizes = [np.sqrt(each) for each in squares], [np.abs(each) for each in given]
+    divisors = [each + EPSILON for each in sizes]
+    made = [
+        each - factor * 10 * LR * moment / divisor
+        for each, factor, moment, divisor in zip(decayed, factors, moments, divisors, strict=True)
+    ]
+    return [
+        ("mul", [parameters], decayed, None),
+        ("lerp", [zeros, given], moments, None),
+        ("addcmul", [zeros, given, given], squares, 0.001),
+        ("sqrt", [squares], roots, None),
+        ("div", [roots], sizes, None),
+        ("add", [sizes], divisors, None),
+        ("addcdiv", [decayed, moments, divisors], made, -10 * LR),
+    ]
+
+
+def one_by_one(calls):
+    """Return the records of an optimizer that goes from parameter to parameter."""
+    numbers = range(len(calls[0][2]))
+    return {
+        f"Tensor.{name}_.{i}.forward": api(
+            *[tensor(each[i]) for each in given], output=tensor(made[i]), **({} if value is None else {"value": value})
+        )
+        for i in numbers
+        for name, given, made, value in calls
+    }
+
+
+def on_lists(calls):
+    """Return the records of an optimizer that treats all parameters in each call, as on a GPU."""
+    return {
+        f"Torch._foreach_{name}_.0.forward": {
+            "input_args": [[tensor(each) for each in listed] for listed in given],
+            "input_kwargs": {} if value is None else {"value": value},
+            "output": [tensor(each) for each in made],
+        }
+        for name, given, made, value in calls
+    }
+
+
+def norms(data, side, given, wrong_total):
+    """Add the calls of clipping, which puts the norms of all gradients together."""
+    own = [float(np.linalg.norm(each)) for each in given]
+    data["Torch._foreach_norm.0.forward"] = api(
+        [tensor(each) for each in given], output=[tensor(norm, shape=[]) for norm in own]
+    )
+    total = np.linalg.norm(own) * (1.01 if side == "target" and wrong_total else 1)
+    data["Functional.norm.0.forward"] = api(tensor(own), output=tensor(total, shape=[]))
+
+
+def located(tmp_path, write=one_by_one, *, noise="all", factors=(1.0, 1.0), wrong_total=False):
+    """Write both runs, the target with updates that are multiplied by factors; return what is located."""
+    for side in ("target", "golden"):
+        data = {}
+        given = gradients(side, noise=noise)
+        x, upstream = nearly(drawn(8), side, 8), nearly(drawn(9) * 1e-2, side, 9)
+        for i, each in enumerate(given):
+            data[f"Functional.linear.{i}.forward"] = api(tensor(x), output=tensor(x))
+            data[f"Functional.linear.{i}.backward"] = {"input": [tensor(upstream)], "output": [tensor(each)]}
+        norms(data, side, given, wrong_total)
+        parameters = [drawn(20 + i) * 0.1 for i in range(len(given))]
+        data |= write(adam(given, parameters, factors if side == "target" else (1.0, 1.0)))
+        write_dump(tmp_path / side / "step0" / "rank0", data)
+    options = LocateOptions(compare=CompareOptions(noise=NoiseModel()))
+    return locate(tmp_path / "target", tmp_path / "golden", options)
+
+
+@pytest.mark.parametrize("write", [one_by_one, on_lists])
+@pytest.mark.parametrize("noise", ["all", "a part"])
+def test_updates_from_noise_are_no_fault_without_repetitions(tmp_path, noise, write):
+    found = located(tmp_path, write, noise=noise)
+    assert (found.verdict, found.suspects) == (LocateVerdict.AGREE, [])
+
+
+@pytest.mark.parametrize(
+    ("noise", "rule"), [("all", RoundingRule.NOISE_IN_UPDATES), ("a part", RoundingRule.SMALL_DIVISORS)]
+)
+def test_each_kind_of_noise_needs_its_rule(tmp_path, noise, rule):
+    with without(rule):
+        assert located(tmp_path, noise=noise).verdict is LocateVerdict.FAULT
+
+
+@pytest.mark.parametrize("write", [one_by_one, on_lists])
+@pytest.mark.parametrize("noise", ["all", "a part"])
+def test_a_wrong_update_beside_noise_is_a_fault(tmp_path, noise, write):
+    found = located(tmp_path, write, noise=noise, factors=(1.1, 1.0))
+    assert "addcdiv_.0.forward" in found.suspects[0].entry
+
+
+def test_a_wrong_total_norm_is_a_fault_although_it_includes_noise(tmp_path):
+    assert located(tmp_path, wrong_total=True).suspects[0].entry == "Functional.norm.0.forward"
