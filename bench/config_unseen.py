@@ -148,6 +148,13 @@ def with_bias(model: nn.Module) -> None:
     linear.bias = None if linear.bias is not None else nn.Parameter(torch.zeros(size))
 
 
+def in_float64(model: nn.Module) -> None:
+    """Convert all parameters, if all kernels can do that."""
+    if any(name.endswith(".experts") for name, _ in model.named_modules()):
+        raise LookupError
+    model.double()
+
+
 def tied(model: nn.Module) -> None:
     """Tie two equal linear layers."""
     found: dict[tuple[int, ...], nn.Linear] = {}
@@ -348,7 +355,7 @@ PLANTED = {
     "class of one layer": Planted(expected=r"model: ", change=other_class),
     "a normalisation replaced by nothing": Planted(expected=r"model: ", change=without_layer),
     "a bias more or less": Planted(expected=r"(parameters|model): .*bias", change=with_bias),
-    "all in float64": Planted(expected=r"parameters: .*dtype$", change=nn.Module.double, batch=in_double),
+    "all in float64": Planted(expected=r"parameters: .*dtype$", change=in_float64, batch=in_double),
     "two layers tied": Planted(expected=r"parameters: .*(tied_to|weight)$", change=tied),
     "weight normalisation": Planted(expected=r"(model|parameters): ", change=with_lora),
     "padding of the embedding": Planted(expected=r"model: .*padding_idx$", change=with_padding),

@@ -47,8 +47,8 @@ def open_pt_states(path: Path, files: Iterable[Path], index: Path | None = None)
     draft = Draft(path, CheckpointFormat.PT)
     directory = path if path.is_dir() else path.parent
     expected = {} if index is None else index_of(draft, index)
-    chosen = files_of(draft, directory, expected) if index is not None else list(files)
-    for file in chosen:
+    chosen = files_of(draft, directory, expected) if index is not None else dict.fromkeys(files, ())
+    for file, names in chosen.items():
         draft.count(file)
         try:
             tree = open_pt_tree(file)
@@ -56,8 +56,7 @@ def open_pt_states(path: Path, files: Iterable[Path], index: Path | None = None)
             if len(chosen) == 1:
                 raise
             draft.notes.append(unreadable(str(problem)))
-            own = [name for name, each in expected.items() if directory / each == file]
-            for name in own:
+            for name in names:
                 draft.add(damaged(name, unreadable(str(problem))))
             continue
         add_tree(draft, tree)

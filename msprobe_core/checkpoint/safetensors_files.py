@@ -6,7 +6,7 @@ for the index, ``hf_storage.py`` of ``torch.distributed.checkpoint`` for the off
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -38,12 +38,11 @@ def open_safetensors(path: Path, files: Iterable[Path], index: Path | None = Non
     draft = Draft(path, CheckpointFormat.SAFETENSORS)
     directory = path if path.is_dir() else path.parent
     expected = {} if index is None else index_of(draft, index)
-    if index is not None:
-        files = files_of(draft, directory, expected)
+    chosen = files_of(draft, directory, expected) if index is not None else dict.fromkeys(files, ())
     parts: dict[str, list[Piece]] = {}
-    for file in files:
+    for file, names in chosen.items():
         draft.count(file)
-        _add_file(draft, file, {name for name, own in expected.items() if directory / own == file}, parts)
+        _add_file(draft, file, names, parts)
     for name, pieces in parts.items():
         draft.add(joined(name, pieces, rule="placed by the offsets in its files"))
     for name in expected:
@@ -66,28 +65,35 @@ def index_of(draft: Draft, index: Path) -> dict[str, str]:
     table: Any = cast("dict[str, Any]", content).get("weight_map") if isinstance(content, dict) else None
     if not isinstance(table, dict):
         raise DumpError(f"{index}: has no table 'weight_map' of tensors and files")
+    files = {file for file in cast("dict[str, Any]", table).values() if isinstance(file, str)}
+    sound = {file for file in files if inside(index.parent, file) is not None}
     found: dict[str, str] = {}
     for name, file in cast("dict[str, Any]", table).items():
-        if not isinstance(file, str) or inside(index.parent, file) is None:
+        if not isinstance(file, str) or file not in sound:
             draft.add(damaged(name, error(OpeningCode.OUTSIDE, file=clip(str(file)))))
         else:
             found[name] = file
     return found
 
 
-def files_of(draft: Draft, directory: Path, expected: Mapping[str, str]) -> list[Path]:
-    """Return the files of an index that exist; tensors of the others are damaged."""
-    names = sorted(set(expected.values()))
-    missing = {name for name in names if not (directory / name).is_file()}
+def files_of(draft: Draft, directory: Path, expected: Mapping[str, str]) -> dict[Path, Sequence[str]]:
+    """Return the files of an index that exist, and the tensors of each; those of the others are damaged."""
+    names: dict[str, list[str]] = {}
     for name, file in expected.items():
-        if file in missing:
-            draft.add(damaged(name, error(OpeningCode.MISSING_FILE, file=clip(file))))
-    for file in missing:
-        draft.notes.append(error(OpeningCode.MISSING_FILE, file=clip(file)))
-    return [directory / name for name in names if name not in missing]
+        names.setdefault(file, []).append(name)
+    found: dict[Path, Sequence[str]] = {}
+    for file in sorted(names):
+        if (directory / file).is_file():
+            found[directory / file] = names[file]
+            continue
+        missing = error(OpeningCode.MISSING_FILE, file=clip(file))
+        draft.notes.append(missing)
+        for name in names[file]:
+            draft.add(damaged(name, missing))
+    return found
 
 
-def _add_file(draft: Draft, file: Path, expected: set[str], parts: dict[str, list[Piece]]) -> None:
+def _add_file(draft: Draft, file: Path, expected: Iterable[str], parts: dict[str, list[Piece]]) -> None:
     try:
         tensors, metadata = shard_tensors(file)
     except DumpError as problem:

@@ -1,6 +1,7 @@
 """Damaged checkpoints are opened as far as possible, and each damaged tensor has its reason."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -48,6 +49,39 @@ def test_an_index_does_not_lead_out_of_its_directory(tmp_path):
         "z": "checkpoint.open.outside",
         "w": "checkpoint.open.outside",
     }
+
+
+def num_calls(work):
+    """Return how many functions of Python a piece of work calls."""
+    count = 0
+
+    def profile(_frame, event, _argument):
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(profile)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_the_work_of_an_index_grows_with_its_tensors_rather_than_with_its_tensors_times_files(tmp_path):
+    counts = []
+    for num_files in (2, 40):
+        directory = tmp_path / str(num_files)
+        directory.mkdir()
+        table = {f"t{i}": f"{i % num_files}.safetensors" for i in range(800)}
+        for number in range(num_files):
+            names = [name for name, file in table.items() if file == f"{number}.safetensors"]
+            header = {
+                name: {"dtype": "F32", "shape": [1], "data_offsets": [4 * i, 4 * i + 4]} for i, name in enumerate(names)
+            }
+            write(directory / f"{number}.safetensors", header, 4 * len(names))
+        (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": table}))
+        counts.append(num_calls(lambda directory=directory: open_checkpoint(directory)))
+    assert counts[1] < 1.5 * counts[0]
 
 
 @pytest.mark.parametrize("text", ["../x", "ten", "", "1\n2"])

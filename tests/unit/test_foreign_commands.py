@@ -338,7 +338,7 @@ def test_damaged_tensors_are_left_out_and_said(run, mixed, tmp_path):
 
 def test_help_needs_no_library(tmp_path):
     program = "import sys; from msprobe_core.cli import main\ntry: main(sys.argv[1:])\nfinally: "
-    program += "print(sorted({'polars', 'rich', 'torch'} & {*sys.modules}))"
+    program += "print(sorted({'numpy', 'polars', 'rich', 'torch', 'yaml'} & {*sys.modules}))"
     for name in ("parse", "identify", "show", "convert"):
         command = [sys.executable, "-c", program, name, "--help"]
         done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env=os.environ)
