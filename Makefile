@@ -50,7 +50,7 @@ NIGHTLY := -m pytest -m nightly
 SHARED := --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
 test-numpy-1 test-lowest test-mindspore test-verl test-main slow-mindspore slow-others test-nightly: export OMP_NUM_THREADS = 1
 
-# Files that must be plain English, and words that they must not contain; phrases are in tests/unit/test_prose.py.
+# Folders whose prose must be plain English, and words that it must not contain; phrases are in tests/unit/test_prose.py.
 PROSE := tests/data/prose
 
 # Another release of PyTorch, and constraints that it needs.

@@ -57,7 +57,7 @@ def config_check(
     overwrites: bool,
     files: tuple[Path, ...],
 ) -> int:
-    r"""Say whether two runs are the same run, and which differences of their configurations matter.
+    """Say whether two runs are the same run, and which differences of their configurations matter.
 
     \b
     msprobe config_check -d [FILE ...] [-o config_check_pack.zip]
@@ -72,7 +72,7 @@ def config_check(
     checkpoints.
 
     Exit status: 0 if no difference matters, 1 if some do, 2 if they cannot be compared.
-    """
+    """  # noqa: D301  # click's mark for lines that must not be joined
     modes = {
         "dump": dump,
         "compare": compare,

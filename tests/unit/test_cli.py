@@ -73,6 +73,16 @@ def test_modes_of_other_releases(run, dumps):
             assert (code, err.splitlines()[-1]) == (2, f"Error: {names[0]}: {OFFLINE_MODELS}")
 
 
+@pytest.mark.parametrize(("command", "line"), [
+    ("config_check", "  msprobe config_check --ranks DIR"),
+    ("control", "  status    change nothing; print the current settings"),
+])  # fmt: skip
+def test_help_keeps_the_lines_of_lists(run, command, line):
+    code, out, _ = run(command, "--help")
+    assert code == 0
+    assert line in out.splitlines()
+
+
 def test_help_lists_the_commands(run):
     code, out, _ = run("--help")
     assert code == 0
