@@ -43,6 +43,7 @@ _BUILT_IN = (
     "msprobe_core.api_check.features",
     "msprobe_core.free_benchmark.perturbing",
     "msprobe_core.gradients.probe_offer",
+    "msprobe_core.twin.follower_offer",
     "msprobe_core.store.json_writer",
     "msprobe_core.store.folder_reader",
     "msprobe_core.store.json_reader",

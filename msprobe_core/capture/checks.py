@@ -71,7 +71,8 @@ def check_config(config: Config) -> None:
         _check_saving(config)
     load, bench = config.load, config.options.bench_path
     loaded = load.path if load is not None and load.dump_after_load else None
-    for setting, path in (("load.path", loaded), ("bench_path", bench)):
+    leader = config.twin.leader if config.twin is not None else None
+    for setting, path in (("load.path", loaded), ("bench_path", bench), ("twin.leader", leader)):
         if path and Path(path).expanduser().resolve() == config.directory.resolve():
             raise ConfigError(
                 f"'{setting}' and 'dump_path' are both {path}: that run would be lost; give another 'dump_path'"

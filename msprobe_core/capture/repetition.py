@@ -120,7 +120,8 @@ def perturbed_variants(config: Config, repeats: int, perturbation: Perturbation)
 
 def shadow_variant(config: Config, around: Callable[[], AbstractContextManager[None]]) -> Variant:
     """Return a repetition that runs inside ``around`` and is recorded to a subdirectory of the run."""
-    return Variant(msgspec.structs.replace(config, dump_path=str(config.directory / SHADOW_DIRECTORY)), around)
+    directory = str(config.directory / SHADOW_DIRECTORY)
+    return Variant(msgspec.structs.replace(config, dump_path=directory, twin=None), around)
 
 
 def checked_perturbation(repeats: object, mode: object, dtype: object) -> Perturbation:

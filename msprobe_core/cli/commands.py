@@ -30,6 +30,7 @@ from msprobe_core.cli.parse import identify, parse
 from msprobe_core.cli.plugins import plugins
 from msprobe_core.cli.run_overflow_check import run_overflow_check
 from msprobe_core.cli.show_tensors import show
+from msprobe_core.cli.twin import twin
 from msprobe_core.cli.view import view
 from msprobe_core.hookspecs import hookimpl
 
@@ -68,5 +69,6 @@ def msprobe_register_commands() -> Sequence[click.Command]:
         run_overflow_check,
         run_ut,
         show,
+        twin,
         view,
     ]

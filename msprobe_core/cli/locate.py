@@ -10,7 +10,7 @@ import click
 
 from msprobe_core.cli.incomplete import allow_incomplete_option
 from msprobe_core.cli.output import output_option, overwrite_option
-from msprobe_core.cli.pairing import Pairing, noise_given, pairing_options
+from msprobe_core.cli.pairing import Pairing, noise_given, noise_option, pairing_options
 from msprobe_core.cli.progress import progress_bar
 from msprobe_core.cli.show import show
 
@@ -23,13 +23,7 @@ if TYPE_CHECKING:
 @click.argument("golden", type=click.Path(path_type=Path))
 @output_option("Directory for locate.json.")
 @overwrite_option
-@click.option(
-    "--noise",
-    type=click.Choice(["auto", "measured", "closed", "off"]),
-    default="auto",
-    show_default=True,
-    help="What rounding explains: measured by `msprobe calibrate` if available, by a formula, or limits by dtype.",
-)
+@noise_option
 @pairing_options
 @allow_incomplete_option
 @click.option("--confirm", "confirms", is_flag=True, help="Replay the calls of the first suspects: who is wrong?")
@@ -47,7 +41,7 @@ def locate(**given: Any) -> int:
     Exit status: 0 if rounding explains every difference, 1 if there is a fault, 2 if that cannot be decided, also
     because a dump ended early, is damaged or missing.
     """
-    asked = _Asked(**given)
+    asked = Asked(**given)
     # polars and numpy are not needed for --help.
     from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT, EXIT_FAILED
     from msprobe_core.locate import LocateVerdict
@@ -60,7 +54,7 @@ def locate(**given: Any) -> int:
     if not asked.overwrites:
         check_location(asked.output_path)
     with progress_bar("looked at") as progress:
-        result = search(asked.target, asked.golden, _options(asked), progress)
+        result = search(asked.target, asked.golden, options_of(asked), progress)
     file = write_location(result, asked.output_path)
     show(lambda console: print_location(result, file, console), f"it is in {file}")
     return {
@@ -71,7 +65,7 @@ def locate(**given: Any) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Asked(Pairing):
+class Asked(Pairing):
     """The arguments and options, as click gives them."""
 
     target: Path
@@ -84,7 +78,8 @@ class _Asked(Pairing):
     overwrites: bool
 
 
-def _options(asked: _Asked) -> LocateOptions:
+def options_of(asked: Asked) -> LocateOptions:
+    """Return the options of the search."""
     from msprobe_core.compare import CompareOptions
     from msprobe_core.confirm import load_model
     from msprobe_core.locate.engine import LocateOptions

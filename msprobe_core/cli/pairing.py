@@ -145,6 +145,15 @@ class Pairing:
         return ExecutorOptions(workers=self.workers, address=self.ray_address)
 
 
+noise_option = click.option(
+    "--noise",
+    type=click.Choice(["auto", "measured", "closed", "off"]),
+    default="auto",
+    show_default=True,
+    help="What rounding explains: measured by `msprobe calibrate` if available, by a formula, or limits by dtype.",
+)
+
+
 def noise_given(asked: str, golden: Path) -> NoiseModel | None:
     """Return the noise model for the option ``--noise``; ``None`` for the conventional limits."""
     from msprobe_core.judge.noise import NoiseModel, load_noise, measured_noise

@@ -30,6 +30,7 @@ from msprobe_core.config.schema import (
     LoadOptions,
     PertMode,
     TaskOptions,
+    TwinOptions,
 )
 from msprobe_core.config.text import given_path, is_directory, read_text
 from msprobe_core.errors import ConfigError, EntryNameError
@@ -41,12 +42,16 @@ from msprobe_core.untrusted.yaml_text import load_yaml
 _logger = logging.getLogger(__name__)
 
 
+MAX_WAIT_S = 60.0
+"""Maximum of ``wait``: a training is not to stand still for another one."""
+
 _COMMON_TYPES = get_type_hints(CommonFields)
 _OPTION_TYPES = get_type_hints(TaskOptions)
 _LOAD_TYPES = get_type_hints(LoadOptions)
 _PERTURB_TYPES = get_type_hints(Perturbation)
+_TWIN_TYPES = get_type_hints(TwinOptions)
 
-_BLOCKS = {*(task.value for task in Task), "load", "perturb", "per_stage", "rollout"}
+_BLOCKS = {*(task.value for task in Task), "load", "perturb", "twin", "per_stage", "rollout"}
 
 
 def load_config(path: str | os.PathLike[str] | None = None, **overrides: Any) -> Config:
@@ -231,6 +236,8 @@ def _check_value(key: str, value: Any, expected: Any, where: str) -> Any:
         return _checked_load(LoadOptions(**inner), f"{where}: 'load'")
     if key == "perturb" and isinstance(value, dict):
         return _checked_perturbation(value, f"{where}: 'perturb'")  # pyright: ignore[reportUnknownArgumentType]
+    if key == "twin" and isinstance(value, dict):
+        return _checked_twin(value, f"{where}: 'twin'")  # pyright: ignore[reportUnknownArgumentType]
     if isinstance(value, os.PathLike):
         value = os.fspath(cast("os.PathLike[str]", value))
     if value is None:
@@ -264,6 +271,22 @@ def _checked_load(options: LoadOptions, where: str) -> LoadOptions:
     return options
 
 
+def _checked_twin(fields: Mapping[str, Any], where: str) -> TwinOptions:
+    inner = _check_fields(fields, _TWIN_TYPES, where, known_before={})
+    if not str(inner.get("leader") or "").strip():
+        raise ConfigError(f"{where}: lacks the field 'leader': the directory that the other job records to")
+    options = TwinOptions(**inner)
+    given_path(options.leader, f"{where}: 'leader'")
+    if not 0 <= options.wait <= MAX_WAIT_S:
+        raise ConfigError(
+            f"{where}: 'wait' is {options.wait}, but must be from 0 to {MAX_WAIT_S:g} seconds; what comes later is "
+            "judged later"
+        )
+    if not options.budget > 0:
+        raise ConfigError(f"{where}: 'budget' is {options.budget}, but must be more than 0, such as 0.05")
+    return options
+
+
 def _checked_perturbation(fields: Mapping[str, Any], where: str) -> Perturbation:
     perturbation = Perturbation(**_check_fields(fields, _PERTURB_TYPES, where, known_before={}))
     if perturbation.seed < 0:
@@ -272,7 +295,7 @@ def _checked_perturbation(fields: Mapping[str, Any], where: str) -> Perturbation
 
 
 def _default(key: str, where: str) -> Any:
-    owners = (CommonFields(), TaskOptions(), Perturbation())
+    owners = (CommonFields(), TaskOptions(), Perturbation(), TwinOptions(leader=""))
     for owner in owners:
         if hasattr(owner, key):
             return getattr(owner, key)
@@ -419,6 +442,12 @@ def _check_together(config: Config, where: str) -> None:
     if config.task in (Task.ACC_CHECK, Task.FREE_BENCHMARK) and config.level is not Level.L1:
         task = config.task.value
         raise ConfigError(f"{where}: '{task}' checks calls of APIs: take level L1, not {config.level.value}")
+    if config.twin is not None and (
+        config.task not in (Task.STATISTICS, Task.TENSOR) or config.level in (Level.DEBUG, Level.L2)
+    ):
+        raise ConfigError(
+            f"{where}: 'twin' compares calls of each step: take the task statistics or tensor, at level L0, L1 or mix"
+        )
     if config.level is Level.L2 and config.perturb is not None:
         raise ConfigError(f"{where}: 'perturb' does not apply at level L2, whose kernels run compiled; remove one")
     if config.level is Level.L2 and config.options.scope:

@@ -50,7 +50,7 @@ def repetition_directory(golden: Path, number: int) -> Path:
 def repetition_of(config: Config, golden: Path, perturbation: Perturbation, number: int) -> Config:
     """Return the configuration of a repetition of the run that ``config`` records."""
     directory = repetition_directory(golden, number)
-    return msgspec.structs.replace(config, dump_path=str(directory), perturb=perturbation)
+    return msgspec.structs.replace(config, dump_path=str(directory), perturb=perturbation, twin=None)
 
 
 def as_repetition(config: Config) -> Config:

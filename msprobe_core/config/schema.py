@@ -87,6 +87,14 @@ class ReactionJudge(str, Enum):
     RATIO = "ratio"
 
 
+class OnDifference(str, Enum):
+    """What a follower does when it disagrees with its leader; the training goes on in any case."""
+
+    REPORT = "report"
+    STOP = "stop"
+    """End recording."""
+
+
 class TensorFormat(str, Enum):
     """Storage of whole tensors: one file each, or in safetensors shards that hold each distinct tensor once."""
 
@@ -175,6 +183,24 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
     dump_after_load: bool = False
 
 
+class TwinOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Makes a job the follower of another one, the leader, whose dumps it compares its own with while both run.
+
+    Attributes:
+        leader: Directory that the leader records to; it may not exist yet.
+        offset: The leader's step that corresponds to step 0.
+        wait: Seconds that a step of the training may wait for the leader's dump of a finished step.
+        budget: Share of the training's time that judging may take.
+        on_difference: What follows from the first disagreement.
+    """
+
+    leader: str
+    offset: int = 0
+    wait: float = 0.0
+    budget: float = 0.05
+    on_difference: OnDifference = OnDifference.REPORT
+
+
 class CommonFields(msgspec.Struct, frozen=True, kw_only=True):
     """The fields outside of any task's block."""
 
@@ -193,6 +219,7 @@ class CommonFields(msgspec.Struct, frozen=True, kw_only=True):
     custom_apis: str | None = None
     load: LoadOptions | None = None
     perturb: Perturbation | None = None
+    twin: TwinOptions | None = None
     writer: str = "json"
     tensor_format: TensorFormat = TensorFormat.FILES
     manifest: bool = True

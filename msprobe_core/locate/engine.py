@@ -181,7 +181,7 @@ def locate(
         found += findings
         left_out += failed
         num_looked_at += 1
-        suspects, told = _suspects_of(findings, options)
+        suspects, told = suspects_of(findings, options)
         notes += told
         if suspects or _tells_nothing_of_updates(findings):
             break
@@ -190,7 +190,7 @@ def locate(
     if extraction is not None:
         for _ in examined:
             pass
-    return _result(target, golden, options, found, suspects, left_out, notes, (num_looked_at, num_steps))
+    return result_of(target, golden, options, found, suspects, left_out, notes, (num_looked_at, num_steps))
 
 
 def extract_all(
@@ -211,7 +211,7 @@ def _tells_nothing_of_updates(findings: Sequence[UnitFindings]) -> bool:
     return bool(findings) and all(unit.is_foreign and not unit.facts.weights.total for unit in findings)
 
 
-def _suspects_of(findings: Sequence[UnitFindings], options: LocateOptions) -> tuple[list[Suspect], list[Finding]]:
+def suspects_of(findings: Sequence[UnitFindings], options: LocateOptions) -> tuple[list[Suspect], list[Finding]]:
     """Return the suspects of one step over all ranks, the first divergence first, and notes."""
     found = [(unit.pair.rank, suspect) for unit in findings for suspect in unit.suspects]
     order = RankOrder([(unit.pair.rank, unit.pair.target) for unit in findings] if found else ())
@@ -226,7 +226,7 @@ def _suspects_of(findings: Sequence[UnitFindings], options: LocateOptions) -> tu
     return suspects, notes
 
 
-def _result(
+def result_of(
     target: Path,
     golden: Path,
     options: LocateOptions,
@@ -236,6 +236,18 @@ def _result(
     notes: Sequence[Finding],
     num_steps: tuple[int, int],
 ) -> LocateResult:
+    """Return the result of a search from what was found in the steps that were examined.
+
+    Args:
+        target: Path of the target run.
+        golden: Path of the golden run.
+        options: Options of the search.
+        found: Findings, step by step; not empty.
+        suspects: Suspects of the last step.
+        left_out: Reasons for what was not examined.
+        notes: Further notes.
+        num_steps: Number of examined steps, and of all.
+    """
     first_step = found[0].pair.step
     of_first = sum((unit.facts for unit in found if unit.pair.step == first_step), Facts())
     facts = sum((unit.facts for unit in found), Facts())
@@ -305,7 +317,7 @@ def _examine_steps(
         own = [pair for pair in pairing.pairs if pair.step == step]
         tasks = [UnitTask(pair, options.compare, before.get(pair.rank), extract) for pair in own]
         on_unit = None if progress is None else partial(_pass_on, progress, done, len(pairing.pairs))
-        findings, failed = _examine_all(tasks, options, on_unit, extraction)
+        findings, failed = examine_units(tasks, options, on_unit, extraction)
         done += len(own)
         before = {unit.pair.rank: unit.parameters for unit in findings}
         yield findings, failed
@@ -315,12 +327,13 @@ def _pass_on(progress: LocateProgress, done: int, total: int, number: int, label
     progress(done + number, total, label)
 
 
-def _examine_all(
+def examine_units(
     tasks: Sequence[UnitTask],
     options: LocateOptions,
     progress: Callable[[int, str], None] | None,
     extraction: Extraction | None,
 ) -> tuple[list[UnitFindings], list[Finding]]:
+    """Examine all ranks of a step; return their findings, and the reasons for ranks without any."""
     found: dict[int, UnitFindings] = {}
 
     def take(number: int, findings: UnitFindings) -> None:

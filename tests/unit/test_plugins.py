@@ -217,6 +217,7 @@ LAYERS = [
     {"replay"},
     {"api_check", "checkpoint", "config_check", "confirm", "gradients", "monitor", "overflow"},
     {"free_benchmark", "locate"},
+    {"twin"},
     {"report", "estimate"},
     {"calibrate", "view", "compat"},
     {"exports"},

@@ -1,4 +1,7 @@
-"""Live check of each call against an earlier run (``bench_path``): equal inputs with different outputs."""
+"""Live check of each call against another run, by checksums: equal inputs with different outputs.
+
+The other run is an earlier one (``bench_path``), or the leader of a ``twin`` that both record checksums.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,22 @@ from typing import Any, NamedTuple
 
 from msprobe_core import names
 from msprobe_core.capture.features.feature import Feature, Host
+from msprobe_core.capture.features.reference_run import ReferenceRun
 from msprobe_core.capture.tensor_reader import CallCheck
-from msprobe_core.model import Level, Phase, Role, TensorValue
+from msprobe_core.config import Config
+from msprobe_core.config.schema import TwinOptions
+from msprobe_core.model import Level, Phase, Role, Task, TensorValue
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.ending import ending_of, sentence
 from msprobe_core.store.reading import read_dump
-from msprobe_core.store.runs import find_unit
 
 _logger = logging.getLogger(__name__)
 
 MAX_HELD_BYTES = 1 << 30
 """Maximum size, in bytes, of copies held for calls without a verdict; further calls are judged but not saved."""
+
+CHECKSUM_MODES = frozenset({"md5", "xor", "hash"})
+"""Values of ``summary_mode`` with which tensors are equal or different, and nothing in between."""
 
 _INPUTS = frozenset({"input", "kwargs"})
 _OUTPUT = "output"
@@ -75,7 +83,7 @@ class BenchCheck(Feature):
 
     def __init__(
         self,
-        root: Path,
+        reference: ReferenceRun,
         max_differences: int,
         *,
         snapshot: Callable[[Any], Any],
@@ -85,13 +93,14 @@ class BenchCheck(Feature):
         """Begin without a step.
 
         Args:
-            root: Directory of the earlier run.
+            reference: The other run.
             max_differences: Number of differing calls after which recording ends; -1 for no limit.
             snapshot: Copies a tensor; see `Framework`.
             save: Writes a copy under a file stem, and sets the value's ``file_name``.
             end: Ends recording.
         """
-        self._root = root
+        self._reference = reference
+        self._root = reference.root
         self._max = max_differences
         self._snapshot = snapshot
         self._save = save
@@ -107,15 +116,17 @@ class BenchCheck(Feature):
     @classmethod
     def make(cls, host: Host) -> BenchCheck | None:
         """Return the feature if the configuration selects it."""
-        options = host.config.options
-        if not options.bench_path or host.config.level is Level.DEBUG:
+        reference = checked_reference(host.config)
+        if reference is None:
             return None
-        root = Path(options.bench_path).expanduser().absolute()
+
+        options = host.config.options
+        setting = "bench_path" if options.bench_path else "twin"
 
         def end() -> None:
-            host.end_recording("the check against 'bench_path' ended it")
+            host.end_recording(f"the check against '{setting}' ended it")
 
-        return cls(root, options.diff_nums, snapshot=host.framework.snapshot, save=host.save, end=end)
+        return cls(reference, options.diff_nums, snapshot=host.framework.snapshot, save=host.save, end=end)
 
     @property
     def call_check(self) -> CallCheck:
@@ -126,7 +137,8 @@ class BenchCheck(Feature):
         """Read the earlier run's dump of this step; without one, the step is recorded but not checked."""
         self._step, self._bench, self._form, self._pending, self._held_bytes = step, {}, None, {}, 0
         try:
-            unit, notes = find_unit(self._root / f"step{step}", rank)
+            self._reference.await_unit(step, rank)
+            unit, notes = self._reference.unit(step, rank)
             earlier = read_dump(unit.directory)
             self._bench = _calls_in(earlier)
         except Exception as error:  # noqa: BLE001  # including errors of a third-party reader
@@ -238,6 +250,22 @@ class BenchCheck(Feature):
         """Log if no call of the step differs."""
         if self._bench and not self._differing:
             _logger.info("step %d: no call with equal inputs differs from %s", step, self._root)
+
+
+def checked_reference(config: Config) -> ReferenceRun | None:
+    """Return the run whose checksums each call is checked against; ``None`` if the configuration asks for none."""
+    if config.level is Level.DEBUG:
+        return None
+    if config.options.bench_path:
+        return ReferenceRun(Path(config.options.bench_path).expanduser().absolute())
+    if config.twin is None or config.task is not Task.TENSOR or config.options.summary_mode not in CHECKSUM_MODES:
+        return None
+    return reference_of(config.twin)
+
+
+def reference_of(options: TwinOptions) -> ReferenceRun:
+    """Return the leader of a follower."""
+    return ReferenceRun(Path(options.leader).expanduser().absolute(), options.offset, options.wait)
 
 
 def _sum_of(value: TensorValue) -> _Sum:
