@@ -1,9 +1,9 @@
 """Follow two runs while they are recorded, and judge each step as soon as both have finished it on all ranks.
 
 Nothing is guessed: a step that one side lacks is reported, and a dump without an end mark is waited for as long as
-anything grows, and judged as incomplete after that. Ranks are known by their directories, which need not appear at once:
-a step counts as finished when a later one has begun, when as many ranks are there as in the step before, or when nothing
-has changed for a while.
+anything grows, and judged as incomplete after that. Ranks are known by their directories, which need not appear at
+once: a step counts as finished when a later one has begun, when as many ranks are there as in the step before, or
+when nothing has changed for a while.
 """
 
 from __future__ import annotations
