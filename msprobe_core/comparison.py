@@ -8,6 +8,7 @@ Stages of a comparison: read dumps as frames, join them, add measures, judge by 
 * Measures: `add_statistics` and `with_measures` add columns to joined rows; `PairSums` computes them from two tensors.
 * Limits and noise: what rounding explains, by `Precision`; `NoiseSource` says where a limit comes from. `Verdict` is
   the result.
+* Weights: `compare_prints` compares the fingerprints of two models, tensor by tensor; a `TensorRow` has the `Relation`.
 * Results: a `msprobe_core.plugin.Table` is written by `write_table`; `whole_file` writes a file as a
   whole or not at all.
 * Commands: the options, the progress bar and the exit status that all comparing commands share.
@@ -20,6 +21,10 @@ from typing import TYPE_CHECKING
 from msprobe_core.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from msprobe_core.checkpoint.contents import Kind
+    from msprobe_core.checkpoint.fingerprints import CheckpointPrint, TensorPrint, compare_prints
+    from msprobe_core.checkpoint.result import TensorRow
+    from msprobe_core.checkpoint.structure import Relation
     from msprobe_core.cli.incomplete import allow_incomplete_option, exit_status
     from msprobe_core.cli.output import output_option, overwrite_option
     from msprobe_core.cli.progress import progress_bar
@@ -48,6 +53,10 @@ else:
     __getattr__ = lazy_names(
         __name__,
         {
+            "msprobe_core.checkpoint.contents": "Kind",
+            "msprobe_core.checkpoint.fingerprints": "CheckpointPrint TensorPrint compare_prints",
+            "msprobe_core.checkpoint.result": "TensorRow",
+            "msprobe_core.checkpoint.structure": "Relation",
             "msprobe_core.cli.incomplete": "allow_incomplete_option exit_status",
             "msprobe_core.cli.output": "output_option overwrite_option",
             "msprobe_core.cli.progress": "progress_bar",
@@ -85,6 +94,8 @@ __all__ = [  # noqa: RUF022  # by purpose
     # Limits and noise
     "UNIT_ROUNDOFF", "Precision", "conventional", "precision_of", "ALPHA", "NoiseSource", "CLOSED_NULLS",
     "closed_distance", "EXTREME_LIMIT", "LEAST_LIMITS", "Verdict", "differs", "said",
+    # Weights
+    "CheckpointPrint", "TensorPrint", "TensorRow", "Kind", "Relation", "compare_prints",
     # Results
     "TableForm", "time_stamp", "write_table", "MAX_SHEET_ROWS", "unused_paths",
     "whole_file",

@@ -8,6 +8,8 @@
   goes wrong.
 * Monitor: `TrainerMon` and `TrainerMonitorV2` monitor a whole training; a plugin's own are those that name its
   framework.
+* Weights: `parts_of` takes the fused tensors of a running model apart, so that trainer and engine have the same ones;
+  `key_of` is a tensor's name in the vocabulary that all frameworks share.
 * Configuration: `ConfigChecker` packs what a training was told and what took effect.
 * Other: `module_dump` records one module; `kernel_options` is what a configuration of level L2 asks of a framework;
   `ProcessManifest` writes the manifest of a process that records something else than calls.
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from msprobe_core.capture.repetition import Run, Variant, calibration, listed, repeated, shadow_variant
     from msprobe_core.capture.ring_recorder import DEFAULT_SIGNALS, Emergency, FlightRing, FlightStep, Seen
     from msprobe_core.capture.stages import Stage, StageRecorder, trainer_stages
+    from msprobe_core.checkpoint.canonical import key_of
+    from msprobe_core.checkpoint.live import ModelSizes, other_dtypes, parts_of
     from msprobe_core.config.load import load_config, read_fields, without_comments
     from msprobe_core.config.ranges import parse_ranges
     from msprobe_core.config.schema import Config
@@ -44,6 +48,8 @@ else:
             "msprobe_core.capture.repetition": "Run Variant calibration listed repeated shadow_variant",
             "msprobe_core.capture.ring_recorder": "DEFAULT_SIGNALS Emergency FlightRing FlightStep Seen",
             "msprobe_core.capture.stages": "Stage StageRecorder trainer_stages",
+            "msprobe_core.checkpoint.canonical": "key_of",
+            "msprobe_core.checkpoint.live": "ModelSizes other_dtypes parts_of",
             "msprobe_core.config.load": "load_config read_fields without_comments",
             "msprobe_core.config.ranges": "parse_ranges",
             "msprobe_core.config.schema": "Config",
@@ -67,6 +73,8 @@ __all__ = [  # noqa: RUF022  # by purpose
     "DEFAULT_SIGNALS", "Emergency", "FlightRing", "FlightStep", "Seen",
     # Monitor
     "TrainerMon", "TrainerMonitorV2",
+    # Weights
+    "ModelSizes", "key_of", "other_dtypes", "parts_of",
     # Modules, kernels and processes
     "ProcessManifest", "module_dump", "module_dump_end", "kernel_options", "without_wrappers",
 ]  # fmt: skip

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from tiny import make
+from verl_cpu_faults import FAULTS, OF_ENGINE
 
 HERE = Path(__file__).resolve().parent
 
@@ -70,7 +71,7 @@ def environment(record, fault, dtype):
     if record:
         found["MSPROBE_VERL"] = str(Path(record).absolute())
     if fault:
-        found["HFSERVER_BUG"] = fault
+        found["HFSERVER_BUG" if fault in OF_ENGINE else "VERL_CPU_FAULT"] = fault
     if dtype:
         found["HFSERVER_DTYPE"] = dtype
     return found
@@ -80,7 +81,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--work", required=True, help="directory for the tiny model and its data")
     parser.add_argument("--record", help="configuration of msprobe's plugin; without it nothing is recorded")
-    parser.add_argument("--fault", choices=["skip_layer"], help="what the serving engine does wrong")
+    parser.add_argument("--fault", choices=[*OF_ENGINE, *FAULTS], help="what goes wrong")
     parser.add_argument("--rollout-dtype", help="what the serving engine computes in, such as bfloat16")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--steps", type=int, default=2)

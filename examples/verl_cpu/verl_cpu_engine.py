@@ -1,7 +1,9 @@
 """A causal language model of transformers as a serving engine: KV cache, sampling, log-probs and its own weights.
 
-Optional faults: ``HFSERVER_BUG=skip_layer`` does not update one parameter when weights arrive,
-``HFSERVER_DTYPE=bfloat16`` computes in another dtype.
+``HFSERVER_DTYPE=bfloat16`` computes in another dtype. Optional faults, by ``HFSERVER_BUG``: ``skip_layer`` does not
+update one parameter when weights arrive, ``stale`` none after the first time, ``transposed`` turns one matrix over,
+``other_model`` receives random weights; ``raw_temperature`` leaves the temperature out of the log-probs, and
+``masked_vocabulary`` leaves words out that the tokenizer does not have, which the trainer counts.
 """
 
 import os
@@ -10,7 +12,9 @@ import torch
 from msprobe.verl import Part, watch_engine
 from verl.workers.rollout.replica import TokenOutput
 
-SKIPPED = ".layers.1.mlp.down_proj"
+SKIPPED, SKIPPED_SQUARE = ".layers.1.mlp.down_proj", ".layers.1.self_attn.o_proj"
+WORDS = 262
+"""Number of words of the tokenizer; a model may have more."""
 
 
 class HFEngine:
@@ -23,7 +27,8 @@ class HFEngine:
         ).eval()
         self.eos = self.model.config.eos_token_id
         self.version = None
-        self.has_bug = os.environ.get("HFSERVER_BUG", "") == "skip_layer"
+        self.bug = os.environ.get("HFSERVER_BUG", "")
+        self.num_updates = 0
         self.generator = torch.Generator().manual_seed(seed)
         self.probe = watch_engine(self.model, replica)
 
@@ -52,22 +57,35 @@ class HFEngine:
         )  # fmt: skip
 
     def _sample(self, logits, temperature):
+        if self.bug == "masked_vocabulary":
+            logits[WORDS:] = -torch.inf
         log_probs = torch.log_softmax(logits / temperature if temperature > 0 else logits, -1)
         if temperature > 0:
             token = int(torch.multinomial(log_probs.exp(), 1, generator=self.generator))
         else:
             token = int(log_probs.argmax())
+        if self.bug == "raw_temperature":
+            log_probs = torch.log_softmax(logits, -1)
         return token, float(log_probs[token])
+
+    def _received(self, name, tensor):
+        if self.bug == "transposed" and SKIPPED_SQUARE in name:
+            return tensor.T
+        if self.bug == "other_model":
+            return torch.randn(tensor.shape) * tensor.float().std()
+        return tensor
 
     async def update_weights(self, named, version=None):
         parameters = dict(self.model.named_parameters())
         missing = []
+        self.num_updates += 1
+        is_stale = self.bug == "stale" and self.num_updates > 1
         with torch.no_grad():
             for name, tensor in named:
                 if name not in parameters:
                     missing.append(name)
-                elif not (self.has_bug and SKIPPED in name):
-                    parameters[name].copy_(tensor.to(parameters[name].dtype))
+                elif not is_stale and not (self.bug == "skip_layer" and SKIPPED in name):
+                    parameters[name].copy_(self._received(name, tensor).to(parameters[name].dtype))
         self.probe.weights_updated(version, self.model.named_parameters())
         return {"missing": missing, "n": len(named)}
 

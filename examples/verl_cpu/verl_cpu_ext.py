@@ -7,6 +7,7 @@ import importlib.abc
 import importlib.util
 import sys
 
+import verl_cpu_faults
 import verl_cpu_platform
 
 
@@ -24,6 +25,21 @@ _ACTIONS = {
     "verl.workers.rollout.replica": _register_replica,
     "verl.workers.rollout.base": _register_adapter,
 }
+
+
+def _also(name, action):
+    """Run an action after that which a module already has."""
+    first = _ACTIONS.get(name, lambda _: None)
+
+    def both(module):
+        first(module)
+        action(module)
+
+    _ACTIONS[name] = both
+
+
+for _name, _action in verl_cpu_faults.actions().items():
+    _also(_name, _action)
 
 
 class _Finder(importlib.abc.MetaPathFinder):

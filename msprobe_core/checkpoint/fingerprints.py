@@ -22,7 +22,7 @@ from msprobe_core.checkpoint.boxes import CHUNK_BYTES, boxes_of, read_box, value
 from msprobe_core.checkpoint.canonical import heads_in, layer_of
 from msprobe_core.checkpoint.contents import Checkpoint, Kind, LogicalTensor
 from msprobe_core.checkpoint.difference_codes import DifferenceCode
-from msprobe_core.checkpoint.matching import Slot, slots_of, split_all
+from msprobe_core.checkpoint.matching import EMBED, HEAD, Slot, slots_of, split_all
 from msprobe_core.checkpoint.result import CheckpointResult, TensorRow
 from msprobe_core.checkpoint.structure import Relation
 from msprobe_core.errors import DumpError
@@ -69,6 +69,8 @@ class TensorPrint(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         sketch: 64 little-endian float32; see `msprobe_core.fingerprint.sketch`.
         rows: Hashes of rows, 8 hexadecimal digits each; empty if not asked for.
         problem: Why it could not be read; ``None`` if it could.
+        casts: Hashes that the tensor has when it is rounded to nearest in other dtypes; not part of files.
+        turned: Hashes of the transposed matrix, by dtype; not part of files.
     """
 
     key: str
@@ -85,6 +87,12 @@ class TensorPrint(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     sketch: bytes = bytes(4 * SIZE)
     rows: str = ""
     problem: str | None = None
+    casts: Mapping[str, int] = {}
+    turned: Mapping[str, int] = {}
+
+    def hash_in(self, dtype: str) -> int | None:
+        """Return the hash that the tensor has in a dtype; ``None`` if it is not known."""
+        return self.hash if dtype == self.dtype else self.casts.get(dtype)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,10 +290,18 @@ def _sizes_of(text: str) -> tuple[int, ...]:
 # --- comparing ----------------------------------------------------------------------------------------------------
 
 
-def compare_prints(target: CheckpointPrint, golden: CheckpointPrint) -> CheckpointResult:
-    """Compare two fingerprints; classes that need elements become *reordered*, *scaled* or *different*."""
+def compare_prints(
+    target: CheckpointPrint, golden: CheckpointPrint, earlier: Sequence[CheckpointPrint] = ()
+) -> CheckpointResult:
+    """Compare two fingerprints; classes that need elements become *reordered*, *scaled* or *different*.
+
+    Args:
+        target: The side under test.
+        golden: The trusted side.
+        earlier: Fingerprints that golden had before, the latest last: what the target still has of them is *stale*.
+    """
     keys = list(dict.fromkeys([*target.prints, *golden.prints]))
-    pairs = [(target.prints.get(key), golden.prints.get(key)) for key in keys]
+    pairs = _with_tied_head([(target.prints.get(key), golden.prints.get(key)) for key in keys], target, golden)
     known = [(own, other) for own, other in pairs if own is not None and other is not None and not _is_same(own, other)]
     relative = iter(_distances(known))
     rows: list[TensorRow] = []
@@ -293,7 +309,9 @@ def compare_prints(target: CheckpointPrint, golden: CheckpointPrint) -> Checkpoi
         if own is None or other is None:
             rows.append(_lone(own, other))
         else:
-            rows.append(_row(own, other, 0.0 if _is_same(own, other) else next(relative)))
+            row = _row(own, other, 0.0 if _is_same(own, other) else next(relative))
+            rows.append(row if own.key == other.key else _tied(row, own, other))
+    rows = _with_stale(rows, target, earlier)
     rows = _with_orders(_with_elsewhere(rows, target, golden), target, golden)
     rows.sort(key=lambda row: (row.is_same, layer_of(row.key) or 0))
     notes = [*target.notes, *golden.notes]
@@ -330,6 +348,9 @@ def _row(own: TensorPrint, other: TensorPrint, distance: float) -> TensorRow:
     if problem is not None:
         proof = Finding(DifferenceCode.UNREADABLE, Level.ERROR, {"why": noted(problem)})
         return replace(row, relation=Relation.DAMAGED, proof=proof)
+    is_same = own.shape == other.shape and other.hash_in(own.dtype) == own.hash
+    if not is_same and own.shape == other.shape[::-1] and own.hash == other.turned.get(own.dtype):
+        return replace(row, relation=Relation.TRANSPOSED, proof=Finding(DifferenceCode.TRANSPOSED_HASH, Level.ERROR))
     if own.shape != other.shape:
         if _is_padded(own, other):
             fields: dict[str, str | int | float] = {
@@ -342,9 +363,13 @@ def _row(own: TensorPrint, other: TensorPrint, distance: float) -> TensorRow:
         return replace(row, relation=Relation.SHAPE, proof=Finding(DifferenceCode.SHAPES, Level.ERROR, fields))
     if own.dtype == other.dtype and own.hash == other.hash:
         return row
+    rounded = other.hash_in(own.dtype)
+    if own.dtype != other.dtype and rounded is not None and rounded == own.hash:
+        fields = {"target": own.dtype, "golden": other.dtype}
+        return replace(row, relation=Relation.CAST, proof=Finding(DifferenceCode.CAST_HASH, fields=fields))
     distance = 0.0 if distance <= RESOLUTION else distance
     row = replace(row, relative_l2=distance, is_estimate=True)
-    if own.dtype != other.dtype and distance <= _rounding_of(own.dtype, other.dtype):
+    if rounded is None and own.dtype != other.dtype and distance <= _rounding_of(own.dtype, other.dtype):
         fields = {"target": own.dtype, "golden": other.dtype, "relative": distance}
         return replace(row, relation=Relation.CAST, proof=Finding(DifferenceCode.CAST_ESTIMATED, fields=fields))
     relation, proof = _difference(own, other, distance)
@@ -353,16 +378,18 @@ def _row(own: TensorPrint, other: TensorPrint, distance: float) -> TensorRow:
 
 def _is_padded(own: TensorPrint, other: TensorPrint) -> bool:
     """Whether one is the other with rows of zeros at its end: their hash is known, and hashes add up."""
-    if not own.shape or own.shape[1:] != other.shape[1:] or own.dtype != other.dtype:
+    if not own.shape or own.shape[1:] != other.shape[1:]:
         return False
     shorter, longer = sorted((own, other), key=lambda each: each.shape[0])
+    digest = shorter.hash_in(longer.dtype)
+    if digest is None:
+        return False
     begin, end = math.prod(shorter.shape), math.prod(longer.shape)
     if end - begin > _MOST_PADDING:
         return False
-    stored: Any = np.dtype(DTYPES[own.dtype]) if own.dtype in DTYPES else None
+    stored: Any = np.dtype(DTYPES[longer.dtype]) if longer.dtype in DTYPES else None
     if stored is None or stored.itemsize > 8:
         return False
-    digest = shorter.hash
     for first in range(begin, end, CHUNK_BYTES):
         zeros = np.zeros(min(CHUNK_BYTES, end - first), stored)
         digest += int(hash_of(zeros, place=Place.of_whole(zeros.shape, first))[0])
@@ -427,6 +454,48 @@ def _factor(own: TensorPrint, other: TensorPrint) -> float | None:
     return factor if rest <= limit * abs(factor) and abs(factor - 1) > 4 * limit else None
 
 
+def _with_tied_head(
+    pairs: Iterable[tuple[TensorPrint | None, TensorPrint | None]], target: CheckpointPrint, golden: CheckpointPrint
+) -> list[tuple[TensorPrint | None, TensorPrint | None]]:
+    """Pair a head that one side has alone with the other side's embedding, to which that side ties it."""
+    found: list[tuple[TensorPrint | None, TensorPrint | None]] = []
+    for own, other in pairs:
+        key = (own or other).key  # pyright: ignore[reportOptionalMemberAccess]  # one of them is there
+        if key == HEAD and (own is None or other is None):
+            found.append((own or target.prints.get(EMBED), other or golden.prints.get(EMBED)))
+        else:
+            found.append((own, other))
+    return found
+
+
+def _tied(row: TensorRow, own: TensorPrint, other: TensorPrint) -> TensorRow:
+    """Return the row of a head and the embedding that one side ties it to."""
+    if row.relation in (Relation.EQUAL, Relation.CAST, Relation.PADDED):
+        proof = Finding(DifferenceCode.TIED) if row.relation is Relation.EQUAL else row.proof
+        return replace(row, key=HEAD, proof=proof)
+    names: dict[str, str] = {"target": own.name, "golden": other.name}
+    proof = Finding(DifferenceCode.TIED_BROKEN, Level.ERROR, names)
+    return replace(row, key=HEAD, relation=Relation.TIED_BROKEN, proof=proof)
+
+
+def _with_stale(
+    rows: Iterable[TensorRow], target: CheckpointPrint, earlier: Sequence[CheckpointPrint]
+) -> list[TensorRow]:
+    """Recognise tensors that have the hash of an earlier state, the latest first."""
+    found: list[TensorRow] = []
+    for row in rows:
+        own = target.prints.get(row.key)
+        if own is not None and not row.is_same:
+            for checkpoint in reversed(earlier):
+                before = checkpoint.prints.get(row.key)
+                if before is not None and before.shape == own.shape and before.hash_in(own.dtype) == own.hash:
+                    proof = Finding(DifferenceCode.STALE_HASH, Level.ERROR, {"step": checkpoint.step or 0})
+                    row = replace(row, relation=Relation.STALE, proof=proof)  # noqa: PLW2901
+                    break
+        found.append(row)
+    return found
+
+
 def _with_orders(rows: Iterable[TensorRow], target: CheckpointPrint, golden: CheckpointPrint) -> list[TensorRow]:
     """Recognise queries, keys and values, or gate and up, that have together the same values."""
     from msprobe_core.checkpoint.canonical import without_part
@@ -454,7 +523,9 @@ def _with_elsewhere(rows: Iterable[TensorRow], target: CheckpointPrint, golden: 
     """Recognise tensors whose hash is that of another golden tensor."""
     from msprobe_core.checkpoint.structure import CODE_OF, relation_of_keys
 
-    places = {(each.hash, each.shape, each.dtype): each for each in golden.prints.values() if each.squares}
+    known = [each for each in golden.prints.values() if each.squares]
+    places = {(digest, each.shape, dtype): each for each in known for dtype, digest in each.casts.items()}
+    places |= {(each.hash, each.shape, each.dtype): each for each in known}
     found: list[TensorRow] = []
     for row in rows:
         own = target.prints.get(row.key)

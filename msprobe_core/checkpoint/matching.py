@@ -211,15 +211,16 @@ def _replace(slots: dict[str, Slot], key: str, made: Mapping[str, Slot]) -> None
         slots.update(made if name == key else {name: slot})
 
 
-_HEAD, _EMBED = "head.weight", "embed.weight"
+HEAD, EMBED = "head.weight", "embed.weight"
+"""Keys of a head and of the embedding that it may be tied to."""
 
 
 def _with_ties(pairs: list[Match], own: Mapping[str, Slot], other: Mapping[str, Slot]) -> list[Match]:
     """Pair a head that one side has alone with the other side's embedding, which it is tied to."""
     found: list[Match] = []
     for pair in pairs:
-        if pair.key == _HEAD and (pair.target is None or pair.golden is None):
-            target, golden = pair.target or own.get(_EMBED), pair.golden or other.get(_EMBED)
+        if pair.key == HEAD and (pair.target is None or pair.golden is None):
+            target, golden = pair.target or own.get(EMBED), pair.golden or other.get(EMBED)
             found.append(replace(pair, target=target, golden=golden, is_tied=target is not None and golden is not None))
         else:
             found.append(pair)

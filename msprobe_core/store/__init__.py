@@ -4,6 +4,7 @@
 * Tensors: opened without a framework and without executing code from the file; their elements are read on demand.
 * Structs: `save_struct` and `load_struct` keep small typed records as JSON; concurrent readers see whole files.
 * Samples: ``samples.json`` says which sample each row of a recorded stage is.
+* Losses: ``updates.json`` has the losses and the norms of gradients of a stage that trains.
 * Dumps: `read_json_dump` reads one; `ending_of` says whether it holds all of its step.
 
 Names are imported on first use.
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from msprobe_core.store.tensor_source import read_whole
     from msprobe_core.store.tensor_values import DTYPES, SAFETENSORS_DTYPES, widen
     from msprobe_core.store.tensors import open_member, open_tensor, read_tensor, shard_keys
+    from msprobe_core.store.training_metrics import MicroLoss, StageUpdates, Update, load_updates, save_updates
     from msprobe_core.untrusted.files import read_plain
     from msprobe_core.untrusted.paths import encode_json
 else:
@@ -62,6 +64,7 @@ else:
             "msprobe_core.store.tensor_source": "read_whole",
             "msprobe_core.store.tensor_values": "DTYPES SAFETENSORS_DTYPES widen",
             "msprobe_core.store.tensors": "open_member open_tensor read_tensor shard_keys",
+            "msprobe_core.store.training_metrics": "MicroLoss StageUpdates Update load_updates save_updates",
             "msprobe_core.untrusted.files": "read_plain",
             "msprobe_core.untrusted.paths": "encode_json",
         },
@@ -78,6 +81,8 @@ __all__ = [  # noqa: RUF022  # by purpose
     # Samples
     "SAMPLES_FILE", "BatchLayout", "CallPhase", "MicroBatch", "Row", "StageSamples", "load_samples", "sample_id",
     "save_samples",
+    # Losses and norms of gradients
+    "MicroLoss", "StageUpdates", "Update", "load_updates", "save_updates",
     # Dumps
     "JsonDump", "read_json_dump", "ending_of", "sentence",
 ]  # fmt: skip

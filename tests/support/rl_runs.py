@@ -32,6 +32,9 @@ from msprobe.verl._files import (
     trainer_directory,
 )
 
+from msprobe_core.fingerprint import NumpyArrays, Sketcher, hash_of
+from msprobe_core.recording import ModelSizes, other_dtypes, parts_of
+
 WORDS, HIDDEN, LAYERS, EXPERTS = 24, 8, 2, 4
 PROMPTS, SAMPLES = 3, 2
 
@@ -235,18 +238,43 @@ def with_other_token(samples: list[Sample]) -> list[Sample]:
     return [Sample(first.prompt, other, first.rollout_log_probs, first.uid), *samples[1:]]
 
 
-def write_weights(root: Path, stage: str, step: int, weights: Weights, dtype: str) -> None:
-    def stored(value: np.ndarray) -> bytes:
-        return (value.view(np.uint32) >> 16).astype("<u2").tobytes() if dtype == "bfloat16" else value.tobytes()
+def words_of(value: np.ndarray, dtype: str) -> np.ndarray:
+    """Return the bits of values rounded to a dtype."""
+    if dtype == "bfloat16":
+        bits = value.astype(np.float32).view(np.uint32)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    return value.astype(dtype)
 
-    parameters = tuple(
-        Weight(
-            name=name, shape=value.shape, dtype=dtype, crc32=f"{zlib.crc32(stored(value)):08x}",
-            l2=float(np.linalg.norm(value.astype(np.float64))), mean=float(value.mean()), max=float(value.max()),
-        )
-        for name, value in weights.items()
+
+def digest_of(name: str, key: str, value: np.ndarray, dtype: str, *, is_sender: bool) -> Weight:
+    """Return what is recorded of a parameter whose values fit a dtype."""
+
+    def hashed(values: np.ndarray) -> str:
+        return f"0x{int(hash_of(np.ascontiguousarray(values))[0]) % (1 << 64):016x}"
+
+    wide = value.astype(np.float64)
+    sketch = Sketcher(NumpyArrays()).sketch(value.astype(np.float32))
+    dtypes = [dtype, *other_dtypes(dtype)] if is_sender else []
+    return Weight(
+        name=name, key=key, shape=value.shape, dtype=dtype, hash=hashed(words_of(value, dtype)),
+        casts={other: hashed(words_of(value, other)) for other in dtypes[1:]},
+        turned={other: hashed(words_of(value.T, other)) for other in dtypes if value.ndim == 2},
+        sketch=sketch.astype("<f4").tobytes(),
+        l2=float(np.linalg.norm(wide)), mean=float(wide.mean()), min=float(wide.min()), max=float(wide.max()),
     )  # fmt: skip
-    save_weights(rank_directory(root, stage, step, 0), WeightsFile(version=1, step=step, rank=0, parameters=parameters))
+
+
+def write_weights(
+    root: Path, stage: str, step: int, weights: Weights, dtype: str, sizes: ModelSizes | None = None, replica: int = 0
+) -> None:
+    is_sender = stage == "update_weights_send"
+    parameters = tuple(
+        digest_of(part.name, part.key, part.values, dtype, is_sender=is_sender)
+        for name, value in weights.items()
+        for part in parts_of(name, value, value.shape, sizes or ModelSizes())
+    )
+    file = WeightsFile(version=1, step=step, rank=replica, policy_version=step, parameters=parameters)
+    save_weights(rank_directory(root, stage, step, replica), file)
 
 
 def engine_noise(recipe: Recipe, *seeds: int) -> Callable[[np.ndarray], np.ndarray]:

@@ -472,7 +472,7 @@ from msprobe.verl import hooks
 print([offer.name for offer in hooks.msprobe_register_stages()], sorted(hooks.msprobe_register_commands()[0].commands))
 """
     done = run_blocked(program)
-    assert done.stdout.splitlines() == ["['verl'] ['compare', 'doctor']"], done.stderr
+    assert done.stdout.splitlines() == ["['verl'] ['check', 'compare', 'doctor']"], done.stderr
 
 
 def test_the_public_names_are_the_public_names():

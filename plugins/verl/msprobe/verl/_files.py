@@ -170,24 +170,41 @@ class Weight(_File, frozen=True, kw_only=True):
     """One parameter that was sent or received.
 
     Attributes:
-        name: Canonical name, without the additions of wrappers.
-        shape: Shape of the whole parameter.
+        name: Canonical name, without the additions of wrappers; a part of a fused parameter has its place in brackets.
+        key: Name in the vocabulary that trainers and engines share; empty in files of former versions.
+        shape: Shape of the whole parameter, or of the part.
         dtype: Without the framework's prefix: ``float32``.
-        crc32: CRC-32 of its contiguous bytes, 8 hex digits.
+        hash: Sum of the mixed bits and positions of its elements, ``0x`` and 16 hex digits; see docs/formats.md.
+        casts: The same of its values rounded to other dtypes, by dtype.
+        turned: The same of the transposed matrix, in all these dtypes.
+        sketch: 64 numbers, from which distances are estimated.
+        crc32: CRC-32 of its contiguous bytes, 8 hex digits, in files of former versions, which have no hash.
         l2: L2 norm, accumulated in float64; ``None`` if not finite.
         mean: Mean; ``None`` if not finite.
+        min: Smallest element; ``None`` if not finite.
         max: Largest element; ``None`` if not finite.
         placement: Placement in the trainer, before it was gathered, such as ``Shard(dim=0)``.
     """
 
     name: str
+    key: str = ""
     shape: tuple[int, ...]
     dtype: str
-    crc32: str
+    hash: str = ""
+    casts: dict[str, str] = {}
+    turned: dict[str, str] = {}
+    sketch: bytes = b""
+    crc32: str = ""
     l2: float | None = None
     mean: float | None = None
+    min: float | None = None
     max: float | None = None
     placement: str | None = None
+
+    @property
+    def identity(self) -> str:
+        """What equal values of one dtype have in common."""
+        return self.hash or self.crc32
 
 
 class WeightsFile(_File, frozen=True, kw_only=True):

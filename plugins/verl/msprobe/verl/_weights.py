@@ -3,62 +3,137 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterable, Mapping
+import sys
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from msprobe.verl._files import Weight
 from msprobe_core.plugin import Digest, Framework, TensorMeta
-from msprobe_core.recording import without_wrappers
+from msprobe_core.recording import ModelSizes, other_dtypes, parts_of, without_wrappers
 
 _MAX_BYTES = 256 << 20
 """Digests are fetched from a device once parameters of this size are pending, since it keeps copies until then."""
 
 
-class WeightDigests:
-    """Computes digests of parameters, and keeps nothing else of them."""
+@dataclass(frozen=True)
+class _Taken:
+    """Digests of one part, which are complete once they are collected."""
 
-    def __init__(self, framework: Framework, placements: Mapping[str, str] | None = None) -> None:
+    key: str
+    name: str
+    meta: TensorMeta
+    own: Digest
+    casts: dict[str, Digest]
+    turned: dict[str, Digest]
+
+
+class WeightDigests:
+    """Computes digests of parameters on their device, and keeps nothing else of them."""
+
+    def __init__(
+        self,
+        framework: Framework,
+        sizes: ModelSizes | None = None,
+        placements: Mapping[str, str] | None = None,
+        *,
+        is_sender: bool = False,
+    ) -> None:
         """Begin.
 
         Args:
             framework: Framework of the parameters.
+            sizes: Sizes of the model, by which fused parameters are taken apart.
             placements: How parameters are sharded in the trainer, by canonical name.
+            is_sender: Whether to take digests of what a receiver may make of a parameter: a cast, a transposed matrix.
         """
         self._framework = framework
+        self._sizes = sizes or ModelSizes()
         self._placements = placements or {}
+        self._is_sender = is_sender
         self._reducer = framework.reducer()
-        self._taken: list[tuple[str, TensorMeta, Digest]] = []
+        self._taken: list[_Taken] = []
         self._waiting = 0
 
     def take(self, name: str, tensor: Any) -> None:
         """Take a digest of one parameter's current value."""
-        digest = Digest()
-        self._reducer.statistics(tensor, digest)
-        self._reducer.checksum(tensor, digest)
-        self._taken.append((without_wrappers(name), self._framework.describe(tensor), digest))
+        canonical = without_wrappers(name)
+        for part in parts_of(canonical, tensor, self._framework.describe(tensor).shape, self._sizes):
+            self._take(part.key, part.name, part.values)
         if not self._reducer.is_complete:
             self._waiting += int(getattr(tensor, "nbytes", 0))
             if self._waiting >= _MAX_BYTES:
                 self._reducer.collect()
                 self._waiting = 0
 
+    def _take(self, key: str, name: str, tensor: Any) -> None:
+        meta, own = self._framework.describe(tensor), Digest()
+        self._reducer.statistics(tensor, own)
+        self._reducer.hash(tensor, own)
+        self._reducer.sketch(tensor, own)
+        casts: dict[str, Digest] = {}
+        turned: dict[str, Digest] = {}
+        if self._is_sender and hasattr(tensor, "to"):  # a tensor of PyTorch
+            dtype, is_matrix = _plain(meta), len(meta.shape) == 2
+            for other in (dtype, *other_dtypes(dtype)):
+                values = tensor if other == dtype else cast(tensor, other)
+                if other != dtype:
+                    casts[other] = self._hash(values)
+                if is_matrix:
+                    turned[other] = self._hash(values.T)
+        self._taken.append(_Taken(key, name, meta, own, casts, turned))
+
+    def _hash(self, tensor: Any) -> Digest:
+        digest = Digest()
+        self._reducer.hash(tensor, digest)
+        return digest
+
     def finish(self) -> tuple[Weight, ...]:
         """Return the digests of all parameters, in the order of `take`."""
         self._reducer.collect()
-        return tuple(self._weight(*taken) for taken in self._taken)
+        return tuple(self._weight(taken) for taken in self._taken)
 
-    def _weight(self, name: str, meta: TensorMeta, digest: Digest) -> Weight:
-        stats = digest.stats
+    def _weight(self, taken: _Taken) -> Weight:
+        stats = taken.own.stats
         return Weight(
-            name=name,
-            shape=meta.shape,
-            dtype=meta.dtype.rpartition(".")[2],
-            crc32=digest.checksum or "",
+            name=taken.name,
+            key=taken.key,
+            shape=taken.meta.shape,
+            dtype=_plain(taken.meta),
+            hash=taken.own.checksum or "",
+            casts={dtype: digest.checksum for dtype, digest in taken.casts.items() if digest.checksum},
+            turned={dtype: digest.checksum for dtype, digest in taken.turned.items() if digest.checksum},
+            sketch=taken.own.sketch or b"",
             l2=_finite(stats and stats.l2_norm),
             mean=_finite(stats and stats.mean),
+            min=_finite(stats and stats.min),
             max=_finite(stats and stats.max),
-            placement=self._placements.get(name),
+            placement=self._placements.get(taken.name),
         )
+
+
+def _plain(meta: TensorMeta) -> str:
+    return meta.dtype.rpartition(".")[2]
+
+
+def cast(tensor: Any, dtype: str) -> Any:
+    """Return a tensor of PyTorch, rounded to another dtype."""
+    return tensor.detach().to(getattr(sys.modules["torch"], dtype))
+
+
+def sizes_of(models: Iterable[Any], shapes: Mapping[str, Sequence[int]] | None = None) -> ModelSizes:
+    """Return the sizes in the configuration of a model that has one, or else those that its tensors' shapes show."""
+    settings: dict[str, Any] = {}
+    for model in models:
+        config = getattr(model, "config", None)
+        for own in (config, getattr(config, "text_config", None)):  # of a model for images and text
+            for name in _SIZES:
+                if (value := getattr(own, name, None)) is not None:
+                    settings.setdefault(name, value)
+    return ModelSizes.of_settings(settings).with_heads_of(shapes or {})
+
+
+_SIZES = ("vocab_size", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_size", "n_head", "n_embd")
 
 
 def tee(parameters: Iterable[Any], take: Callable[[str, Any], None]) -> Generator[Any, None, None]:

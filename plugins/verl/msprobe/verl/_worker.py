@@ -14,7 +14,7 @@ from typing import Any
 from msprobe.verl._files import VERSION, Stage, WeightsFile, announce_policy_version, rank_directory, save_weights
 from msprobe.verl._probe import Probe
 from msprobe.verl._samples import layout_of, plain, policy_version_of, rows_of, slice_of, trainer_step_of
-from msprobe.verl._weights import WeightDigests, placements_of, tee
+from msprobe.verl._weights import WeightDigests, placements_of, sizes_of, tee
 from msprobe_core.recording import Stage as OpenStage
 from msprobe_core.store import Row
 
@@ -272,7 +272,8 @@ def _sent(engine: Any, probe: Probe, parameters: Any) -> Any:
     with probe.guard(Stage.WEIGHTS_SENT.value):
         rank = probe.framework.rank() or 0
         if probe.config.selects_weights(Stage.WEIGHTS_SENT.value, step, rank):
-            digests = WeightDigests(probe.framework, placements_of(models_of(engine)))
+            models = models_of(engine)
+            digests = WeightDigests(probe.framework, sizes_of(models), placements_of(models), is_sender=True)
     if digests is None:
         yield from parameters
         return

@@ -34,7 +34,7 @@ from msprobe.verl._files import (
     save_weights,
 )
 from msprobe.verl._probe import Probe
-from msprobe.verl._weights import WeightDigests
+from msprobe.verl._weights import WeightDigests, sizes_of
 from msprobe_core.recording import Stage as OpenStage
 from msprobe_core.store import BatchLayout
 
@@ -136,8 +136,10 @@ class EngineProbe:
             stage = Stage.WEIGHTS_RECEIVED.value
             if not probe.config.selects_weights(stage, version, self._replica):
                 return
-            digests = WeightDigests(probe.framework)
-            for name, tensor in parameters:
+            given = list(parameters)
+            shapes = {name: probe.framework.describe(tensor).shape for name, tensor in given}
+            digests = WeightDigests(probe.framework, sizes_of([self._model], shapes))
+            for name, tensor in given:
                 digests.take(name, tensor)
             save_weights(
                 rank_directory(probe.out, stage, version, self._replica),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _Parameter: TypeAlias = Callable[[_Command], _Command]
-_Comparison: TypeAlias = "Callable[[Callable[[int, int, str], None]], Outcome]"
+Comparison: TypeAlias = "Callable[[Callable[[int, int, str], None]], Outcome]"
 """Compares, and reports its progress to the given callable."""
 
 
@@ -39,8 +39,8 @@ _WRITTEN = (
 )
 """Options that every comparison has."""
 
-_STEPS = click.option("--steps", "--step", "steps", metavar="LIST", help="Steps to compare, for example 1,3-5.")
-_RUN = click.argument("run", type=click.Path(path_type=Path))
+STEPS = click.option("--steps", "--step", "steps", metavar="LIST", help="Steps to compare, for example 1,3-5.")
+RUN = click.argument("run", type=click.Path(path_type=Path))
 _BASELINE = click.option(
     "--baseline",
     type=click.Path(path_type=Path),
@@ -54,15 +54,18 @@ _DTYPE = click.option(
 )
 
 
-def _comparison(*parameters: Any, name: str | None = None) -> Callable[[Callable[..., _Comparison]], click.Command]:
+def comparison_command(
+    *parameters: Any, name: str | None = None, group: click.Group | None = compare
+) -> Callable[[Callable[..., Comparison]], click.Command]:
     """Make a command of a function that gets opened runs and the options, and returns the comparison.
 
     Args:
         parameters: Options and arguments in addition to those of every comparison. Path arguments name recorded runs.
         name: Name of the command; that of the function by default.
+        group: The group that it belongs to; ``None`` if another module adds it to one.
     """
 
-    def decorate(function: Callable[..., _Comparison]) -> click.Command:
+    def decorate(function: Callable[..., Comparison]) -> click.Command:
         @wraps(function)
         def command(
             *, output_path: Path, form: str | None, xlsx: bool, overwrites: bool, allows_incomplete: bool,
@@ -91,7 +94,7 @@ def _comparison(*parameters: Any, name: str | None = None) -> Callable[[Callable
         decorated: Callable[..., int] = command
         for parameter in reversed((*parameters, *_WRITTEN)):
             decorated = parameter(decorated)
-        return compare.command(name)(decorated)
+        return (click if group is None else group).command(name)(decorated)
 
     return decorate
 
@@ -107,9 +110,9 @@ def _numbers(text: str | None) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-@_comparison(
-    _RUN,
-    _STEPS,
+@comparison_command(
+    RUN,
+    STEPS,
     click.option("--training", default="old_log_probs", show_default=True, help="Log-probs under test, of the batch."),
     click.option(
         "--rollout", default="rollout_log_probs", show_default=True, help="Those that they are compared with."
@@ -117,7 +120,7 @@ def _numbers(text: str | None) -> tuple[int, ...]:
     _DTYPE,
     _BASELINE,
 )
-def logprob(*, run: RecordedRun, **options: Any) -> _Comparison:
+def logprob(*, run: RecordedRun, **options: Any) -> Comparison:
     """Compare log-probs of trainer and rollout engine token by token, and test why they differ.
 
     RUN is the directory of a recorded run that has the stage trainer.
@@ -128,8 +131,8 @@ def logprob(*, run: RecordedRun, **options: Any) -> _Comparison:
     return lambda progress: compare_log_probs(run, LogProbOptions(**options), progress)
 
 
-@_comparison(_RUN, _STEPS)
-def weights(*, run: RecordedRun, steps: tuple[int, ...]) -> _Comparison:
+@comparison_command(RUN, STEPS)
+def weights(*, run: RecordedRun, steps: tuple[int, ...]) -> Comparison:
     """Compare the weights that were sent with those that were received, and each step with the one before.
 
     RUN is the directory of a recorded run that has the stages update_weights_send and update_weights_recv.
@@ -139,14 +142,14 @@ def weights(*, run: RecordedRun, steps: tuple[int, ...]) -> _Comparison:
     return lambda _: compare_weights(run, steps)
 
 
-@_comparison(
-    _RUN,
-    _STEPS,
+@comparison_command(
+    RUN,
+    STEPS,
     click.option("--stage", "training", default="actor_compute_log_prob", show_default=True, help="Stage of training."),
     _EXPERTS,
     _BASELINE,
 )
-def layers(*, run: RecordedRun, **options: Any) -> _Comparison:
+def layers(*, run: RecordedRun, **options: Any) -> Comparison:
     """Find the first module at which training and rollout engine diverge, for the same samples.
 
     Prompts and decoded tokens are compared separately. RUN is the directory of a recorded run that has the stages
@@ -157,8 +160,8 @@ def layers(*, run: RecordedRun, **options: Any) -> _Comparison:
     return lambda progress: compare_layers(run, ModulesOptions(**options), progress)
 
 
-@_comparison(_RUN, _STEPS, _EXPERTS, name="actor-vs-ref")
-def actor_vs_ref(*, run: RecordedRun, **options: Any) -> _Comparison:
+@comparison_command(RUN, STEPS, _EXPERTS, name="actor-vs-ref")
+def actor_vs_ref(*, run: RecordedRun, **options: Any) -> Comparison:
     """Compare actor and reference policy in the first step, where the same weights must give equal results.
 
     RUN is the directory of a recorded run that has the stages actor_compute_log_prob and ref_compute_log_prob.
@@ -168,8 +171,8 @@ def actor_vs_ref(*, run: RecordedRun, **options: Any) -> _Comparison:
     return lambda progress: compare_actor_ref(run, ModulesOptions(**options), progress)
 
 
-@_comparison(_RUN, _STEPS, _EXPERTS)
-def onpolicy(*, run: RecordedRun, **options: Any) -> _Comparison:
+@comparison_command(RUN, STEPS, _EXPERTS)
+def onpolicy(*, run: RecordedRun, **options: Any) -> Comparison:
     """Compare the pass that computed the log-probs with the first mini-batch of the update, which has the same weights.
 
     RUN is the directory of a recorded run that has the stages actor_compute_log_prob and actor_update.
@@ -179,15 +182,15 @@ def onpolicy(*, run: RecordedRun, **options: Any) -> _Comparison:
     return lambda progress: compare_on_policy(run, ModulesOptions(**options), progress)
 
 
-@_comparison(
+@comparison_command(
     click.argument("target", type=click.Path(path_type=Path)),
     click.argument("golden", type=click.Path(path_type=Path)),
-    _STEPS,
+    STEPS,
     click.option(
         "--exact", "is_exact", is_flag=True, help="All must be equal to the bit, as where rollouts were replayed."
     ),
 )
-def runs(*, target: RecordedRun, golden: RecordedRun, **options: Any) -> _Comparison:
+def runs(*, target: RecordedRun, golden: RecordedRun, **options: Any) -> Comparison:
     """Compare two runs, stage by stage from cause to effect, and name the first stage that differs.
 
     TARGET is the directory of the run under test, GOLDEN that of the trusted one.
@@ -201,15 +204,15 @@ def _cell(name: str, what: str) -> _Parameter[_Command]:
     return click.option(f"--{name}", required=True, type=click.Path(path_type=Path), help=what)
 
 
-@_comparison(
+@comparison_command(
     _cell("aa", "Rollouts of A in the training of A."),
     _cell("ab", "Rollouts of A, replayed in that of B."),
     _cell("ba", "Rollouts of B, replayed in that of A."),
     _cell("bb", "Rollouts of B in the training of B."),
-    _STEPS,
+    STEPS,
     _DTYPE,
 )
-def cross(*, steps: tuple[int, ...], dtype: str | None, **cells: RecordedRun) -> _Comparison:
+def cross(*, steps: tuple[int, ...], dtype: str | None, **cells: RecordedRun) -> Comparison:
     """Decide whether rollout or training of B is at fault, given a trusted A: the fault moves with its component.
 
     The four directories are runs that combine each engine's rollouts with each trainer.

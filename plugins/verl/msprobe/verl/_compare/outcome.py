@@ -135,7 +135,7 @@ def write_outcome(
     make_directory(directory)
     path = directory / f"verl_{outcome.command}.json"
     if not overwrites:
-        refuse_foreign_json(path, f"msprobe verl compare {outcome.command}", ("version", "command", "headline"))
+        refuse_foreign_json(path, f"msprobe verl {_command_line(outcome.command)}", ("version", "command", "headline"))
     stamp = time_stamp()
     written = {
         name: _write_table(rows, directory, f"verl_{outcome.command}_{name}_{stamp}", form)
@@ -161,6 +161,10 @@ def write_outcome(
         # NaN and infinities become null.
         file.write(encode_json(msgspec.to_builtins(content, enc_hook=str), indent=2))
     return [*written.values(), path]
+
+
+def _command_line(command: str) -> str:
+    return command if command == "check" else f"compare {command}"
 
 
 def _write_table(rows: pl.DataFrame, directory: Path, stem: str, form: TableForm) -> Path:

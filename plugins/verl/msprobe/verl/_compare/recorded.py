@@ -112,6 +112,18 @@ class RecordedRun:
         ranks = self.ranks(stage.value, step)
         return {rank: load_weights(path) for rank, path in ranks.items() if (path / WEIGHTS_FILE).exists()}
 
+    def setting(self, path: str) -> Any:
+        """Return a value of the trainer's configuration by its path with dots; ``None`` if there is none."""
+        found: Any = self.info.config
+        for part in path.split("."):
+            found = found.get(part) if isinstance(found, Mapping) else None  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+        return found  # pyright: ignore[reportUnknownVariableType]
+
+    def number(self, path: str) -> float | None:
+        """Return a number of the trainer's configuration; ``None`` if there is none."""
+        found = self.setting(path)
+        return float(found) if isinstance(found, int | float) and not isinstance(found, bool) else None
+
     def dtypes(self) -> set[str]:
         """Return the dtypes of the parameters, as far as they are recorded.
 

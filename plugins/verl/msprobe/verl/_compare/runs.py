@@ -317,7 +317,7 @@ def _weights(
         reason = f"only one side has {', '.join(lone[:_MAX_NAMES])}"
         yield check("parameters", Agreement.ONE_SIDED, reason=reason)
     common = [name for name in own if name in other]
-    unequal = [name for name in common if own[name].crc32 != other[name].crc32]
+    unequal = [name for name in common if own[name].identity != other[name].identity]
     if not unequal:
         yield check("parameters", Agreement.EQUAL, len(common))
         return

@@ -1,4 +1,4 @@
-"""Compare sent and received weights, parameter by parameter: by checksums, and by norms if those differ."""
+"""Compare sent and received weights, tensor by tensor, by fingerprints that survive casts, fusions and padding."""
 
 from __future__ import annotations
 
@@ -6,12 +6,24 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from functools import partial
+from pathlib import Path
+
+import msgspec
+import numpy as np
 
 from msprobe.verl._compare.recorded import RecordedRun
 from msprobe.verl._files import Stage, Weight, WeightsFile
-from msprobe.verl._module_maps import FSDP
-from msprobe_core.comparison import UNIT_ROUNDOFF, Precision, precision_of
+from msprobe_core.comparison import (
+    CheckpointPrint,
+    Kind,
+    Precision,
+    Relation,
+    TensorPrint,
+    TensorRow,
+    compare_prints,
+    precision_of,
+)
+from msprobe_core.recording import key_of
 
 
 class Transfer(str, Enum):
@@ -19,11 +31,13 @@ class Transfer(str, Enum):
 
     EQUAL = "equal"
     CAST = "cast"
-    FUSED = "fused"
+    PADDED = "padded"
+    TIED = "tied"
     OUTDATED = "as sent earlier"
     DIFFERS = "differs"
     MISSING = "missing"
     EXTRA = "not sent"
+    UNVERIFIED = "not compared"
 
     @property
     def is_fault(self) -> bool:
@@ -31,22 +45,35 @@ class Transfer(str, Enum):
         return self in {Transfer.OUTDATED, Transfer.DIFFERS, Transfer.MISSING}
 
 
+_TRANSFERS: Mapping[Relation, Transfer] = {
+    Relation.EQUAL: Transfer.EQUAL,
+    Relation.CAST: Transfer.CAST,
+    Relation.PADDED: Transfer.PADDED,
+    Relation.STALE: Transfer.OUTDATED,
+    Relation.ONLY_GOLDEN: Transfer.MISSING,
+    Relation.ONLY_TARGET: Transfer.EXTRA,
+}
+"""All other relations are differences."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Transferred:
-    """One parameter.
+    """One parameter, or one part of a fused one.
 
     Attributes:
-        name: Name as sent; for fused parameters, as received.
+        name: Name as sent; if it was not sent, as received.
         transfer: Result of the transfer.
+        relation: How the received values were made of the sent ones.
         sent: The parameter as sent; ``None`` if it was not sent.
         received: The parameter as received; ``None`` if it was not received.
-        error: Relative difference of the norms, if the bytes differ; ``None`` if unknown.
+        error: Estimated distance over the norm, if the values differ; ``None`` if unknown.
         reason: Further explanation.
         is_unchanged: Whether the sent value is that of the previous step; ``None`` if unknown.
     """
 
     name: str
     transfer: Transfer
+    relation: Relation
     sent: Weight | None
     received: Weight | None
     error: float | None = None
@@ -54,78 +81,91 @@ class Transferred:
     is_unchanged: bool | None = None
 
 
-_CAST_ROUNDOFFS = 4.0
-"""Largest difference of a cast tensor's norm, in unit round-offs: roundings of elements average out."""
-
-
-def transfers(sent: WeightsFile, received: WeightsFile, earlier: Sequence[WeightsFile] = ()) -> Iterator[Transferred]:
-    """Yield the result of each parameter's transfer.
+def transfers(
+    sent: WeightsFile, received: WeightsFile, earlier: Sequence[WeightsFile] = (), *, num_shards: int = 1
+) -> Iterator[Transferred]:
+    """Yield the result of each parameter's transfer, in the order in which they were sent.
 
     Args:
         sent: Weights sent by the trainer.
         received: Weights received by a replica of the engine.
         earlier: Weights sent before, the latest last; used to detect an older version in the engine.
+        num_shards: Number of processes over which the engine distributes its tensors.
     """
-    own = {weight.name: weight for weight in received.parameters}
-    fused = _fused_parts(own, {weight.name: weight for weight in sent.parameters})
-    of_parts = {part.name for parts in fused.values() for part in parts}
-    last = {weight.name: weight for weight in earlier[-1].parameters} if earlier else {}
-    known = {(weight.name, weight.crc32) for file in earlier for weight in file.parameters}
-    for weight in sent.parameters:
-        before = last.get(weight.name)
-        unchanged = None if before is None else before.crc32 == weight.crc32
-        if weight.name in own:
-            yield _transferred(weight, own[weight.name], known, is_unchanged=unchanged)
-        elif weight.name not in of_parts:
-            yield Transferred(
-                name=weight.name, transfer=Transfer.MISSING, sent=weight, received=None, is_unchanged=unchanged,
-                reason="sent and not received",
-            )  # fmt: skip
-    names = {weight.name for weight in sent.parameters}
-    for name, weight in own.items():
-        if name in fused:
-            yield _fused(weight, fused[name])
-        elif name not in names:
-            yield Transferred(
-                name=name, transfer=Transfer.EXTRA, sent=None, received=weight, reason="received and not sent"
-            )
+    own, other = _by_key(sent), _by_key(received)
+    last = _by_key(earlier[-1]) if earlier else {}
+    found = compare_prints(_prints(received), _prints(sent), [_prints(file) for file in earlier])
+    order = {key: number for number, key in enumerate(dict.fromkeys([*own, *other]))}
+    for row in sorted(found.rows, key=lambda row: order.get(row.key, len(order))):
+        weight, arrived = own.get(row.key), other.get(row.key)
+        before = last.get(row.key)
+        unchanged = None if before is None or weight is None else before.identity == weight.identity
+        yield _transferred(row, weight, arrived, num_shards, is_unchanged=unchanged)
 
 
 def _transferred(
-    sent: Weight, received: Weight, earlier: set[tuple[str, str]], *, is_unchanged: bool | None
+    row: TensorRow, sent: Weight | None, received: Weight | None, num_shards: int, *, is_unchanged: bool | None
 ) -> Transferred:
-    error = _relative(received.l2, sent.l2)
-    if sent.dtype == received.dtype and sent.crc32 == received.crc32 and sent.shape == received.shape:
-        transfer, reason, error = Transfer.EQUAL, "", 0.0
-    elif sent.shape != received.shape:
-        transfer, reason = Transfer.DIFFERS, f"shape {list(sent.shape)} became {list(received.shape)}"
-    elif sent.dtype != received.dtype:
-        transfer, reason = _cast(sent, received, error)
-    elif (sent.name, received.crc32) in earlier:
-        transfer, reason = Transfer.OUTDATED, "the engine has what was sent at an earlier step"
-    else:
-        transfer, reason = Transfer.DIFFERS, "the bytes differ"
+    transfer, reason = _TRANSFERS.get(row.relation, Transfer.DIFFERS), row.proof.text
+    # A head that one side ties to its embedding is compared with that.
+    is_tied = (row.name is None) == (row.golden_name is None) and (sent is None or received is None)
+    if is_tied and row.relation in {Relation.EQUAL, Relation.CAST, Relation.PADDED}:
+        transfer = Transfer.TIED
+    known = [weight for weight in (sent, received) if weight is not None]
+    if transfer is Transfer.DIFFERS and sent is not None and received is not None:
+        if not all(weight.hash for weight in known) and sent.dtype != received.dtype:
+            transfer = Transfer.UNVERIFIED
+            reason = f"{sent.dtype} became {received.dtype}, of which this recording has no digest; record again"
+        elif not all(weight.hash for weight in known):
+            reason = "the bytes differ"
+        elif _is_shard(received.shape, sent.shape, num_shards):
+            transfer = Transfer.UNVERIFIED
+            reason = f"one of {num_shards} shards, {list(received.shape)} of {list(sent.shape)}"
+    if transfer is Transfer.MISSING:
+        reason = "sent and not received"
+    elif transfer is Transfer.EXTRA:
+        reason = "received and not sent"
+    elif transfer is Transfer.CAST and sent is not None and received is not None:
+        reason = f"{sent.dtype} became {received.dtype}"
+    name = sent.name if sent is not None else (row.golden_name if received is None else row.name)
     return Transferred(
-        name=sent.name, transfer=transfer, sent=sent, received=received, error=error, reason=reason,
-        is_unchanged=is_unchanged,
+        name=name or row.key, transfer=transfer, relation=row.relation, sent=sent, received=received,
+        error=row.relative_l2, reason=reason, is_unchanged=is_unchanged,
     )  # fmt: skip
 
 
-def _cast(sent: Weight, received: Weight, error: float | None) -> tuple[Transfer, str]:
-    coarser = coarser_of(sent.dtype, received.dtype)
-    said = f"{sent.dtype} became {received.dtype}"
-    if coarser is None or error is None:
-        return Transfer.CAST, f"{said}; the values could not be compared"
-    if error <= _CAST_ROUNDOFFS * UNIT_ROUNDOFF[coarser]:
-        return Transfer.CAST, said
-    return Transfer.DIFFERS, f"{said}, and the norm is {error:.2g} off, which the cast does not explain"
+def _is_shard(received: Sequence[int], sent: Sequence[int], num_shards: int) -> bool:
+    """Whether a shape is that of one of several equal shards along a dimension; rows of padding may be among them."""
+    if num_shards < 2 or len(received) != len(sent) or tuple(received) == tuple(sent):
+        return False
+    others = [(own, whole) for own, whole in zip(received, sent, strict=True) if own != whole]
+    return len(others) == 1 and others[0][0] >= math.ceil(others[0][1] / num_shards)
 
 
-def _relative(norm: float | None, expected: float | None) -> float | None:
-    """Return the difference of a norm from the expected one, relative to the latter; ``None`` if one is unknown."""
-    if norm is None or expected is None:
-        return None
-    return abs(norm - expected) / expected if expected else (0.0 if not norm else math.inf)
+def _by_key(file: WeightsFile) -> dict[str, Weight]:
+    return {weight.key or key_of(weight.name): weight for weight in file.parameters}
+
+
+def _prints(file: WeightsFile) -> CheckpointPrint:
+    prints = {key: _print(key, weight) for key, weight in _by_key(file).items()}
+    return CheckpointPrint(path=Path(), prints=prints, step=file.step)
+
+
+def _print(key: str, weight: Weight) -> TensorPrint:
+    count = math.prod(weight.shape)
+    found = TensorPrint(
+        key=key, name=weight.name, kind=Kind.WEIGHT, shape=weight.shape, dtype=weight.dtype,
+        hash=int(weight.identity or "0", 16), casts={dtype: int(digest, 16) for dtype, digest in weight.casts.items()},
+        turned={dtype: int(digest, 16) for dtype, digest in weight.turned.items()},
+        squares=math.nan if weight.l2 is None else weight.l2**2,
+        total=math.nan if weight.mean is None else weight.mean * count,
+        low=math.nan if weight.min is None else weight.min, high=math.nan if weight.max is None else weight.max,
+    )  # fmt: skip
+    # Of a file of a former version, distances are not known.
+    sketch = (
+        weight.sketch if len(weight.sketch) == len(found.sketch) else np.full(len(found.sketch) // 4, np.nan, "<f4")
+    )
+    return msgspec.structs.replace(found, sketch=bytes(sketch))
 
 
 def coarser_of(*dtypes: str) -> Precision | None:
@@ -138,43 +178,6 @@ def assumed_precision(*dtypes: str) -> Precision:
     """Return the coarser precision; float32 if none is a floating-point dtype."""
     found = coarser_of(*dtypes)
     return Precision.FLOAT32 if found is None else found  # float64 is 0, so not ``or``
-
-
-def _fused_parts(received: Mapping[str, Weight], sent: Mapping[str, Weight]) -> dict[str, list[Weight]]:
-    """Return, by name of a fused parameter, the parameters that it consists of."""
-    found: dict[str, list[Weight]] = {}
-    for name in received:
-        if name in sent:
-            continue
-        modules = name.split(".")
-        for whole, parts in FSDP.fused.items():
-            if whole not in modules[1:]:
-                continue
-            place = len(modules) - 1 - modules[::-1].index(whole)
-            names = [".".join([*modules[:place], part, *modules[place + 1 :]]) for part in parts]
-            if all(part in sent for part in names):
-                found[name] = [sent[part] for part in names]
-    return found
-
-
-def _fused(received: Weight, parts: Sequence[Weight]) -> Transferred:
-    """Compare a fused parameter with its parts by the norm, ``|whole|^2 = sum |part|^2``."""
-    made = partial(Transferred, name=received.name, sent=None, received=received)
-    named = " + ".join(part.name.rpartition(".")[0].rpartition(".")[2] for part in parts)
-    rows = sum(part.shape[0] for part in parts if part.shape)
-    if received.shape and rows != received.shape[0]:
-        return made(transfer=Transfer.DIFFERS, reason=f"{named} have {rows} rows and it has {received.shape[0]}")
-    norms = [part.l2 for part in parts if part.l2 is not None]
-    whole = math.sqrt(sum(norm * norm for norm in norms)) if len(norms) == len(parts) else None
-    error = _relative(received.l2, whole)
-    if error is None:
-        return made(transfer=Transfer.FUSED, reason=f"{named}; norms are not known")
-    precision = assumed_precision(received.dtype, *(part.dtype for part in parts))
-    is_cast = any(part.dtype != received.dtype for part in parts)
-    allowed = _CAST_ROUNDOFFS * UNIT_ROUNDOFF[precision] if is_cast else UNIT_ROUNDOFF[Precision.FLOAT32]
-    if error <= allowed:
-        return made(transfer=Transfer.FUSED, error=error, reason=f"{named}, by the norm")
-    return made(transfer=Transfer.DIFFERS, error=error, reason=f"its norm is {error:.2g} off that of {named}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,7 +226,8 @@ def syncs(run: RecordedRun, step: int) -> list[Sync]:
         if other < step and (files := run.weights(Stage.WEIGHTS_SENT, other))
     ]
     received = run.weights(Stage.WEIGHTS_RECEIVED, step)
+    num_shards = run.number("actor_rollout_ref.rollout.tensor_model_parallel_size") or 1
     return [
-        Sync(step=step, replica=replica, parameters=tuple(transfers(first, file, earlier)))
+        Sync(step=step, replica=replica, parameters=tuple(transfers(first, file, earlier, num_shards=int(num_shards))))
         for replica, file in sorted(received.items())
     ]

@@ -9,6 +9,7 @@ from typing import Any
 
 import polars as pl
 
+from msprobe.verl._compare.invariants import RecordedStep, export
 from msprobe.verl._compare.outcome import VERDICT, Finding, Outcome, listed_steps
 from msprobe.verl._compare.recorded import RecordedRun, chosen_steps
 from msprobe.verl._compare.weights import Sync, Transfer, syncs
@@ -20,9 +21,11 @@ _MAX_NAMES = 5
 
 _VERDICTS = {
     Transfer.EQUAL: Verdict.PASS,
-    Transfer.FUSED: Verdict.PASS,
+    Transfer.PADDED: Verdict.PASS,
+    Transfer.TIED: Verdict.PASS,
     Transfer.CAST: Verdict.WARNING,
     Transfer.EXTRA: Verdict.WARNING,
+    Transfer.UNVERIFIED: Verdict.WARNING,
     Transfer.MISSING: Verdict.UNMATCHED,
     Transfer.OUTDATED: Verdict.ERROR,
     Transfer.DIFFERS: Verdict.ERROR,
@@ -32,6 +35,7 @@ _SCHEMA: dict[str, Any] = {
     "replica": pl.Int64,
     "name": pl.String,
     "transfer": pl.String,
+    "relation": pl.String,
     VERDICT: pl.String,
     "error": pl.Float64,
     "sent_dtype": pl.String,
@@ -65,6 +69,7 @@ def compare_weights(run: RecordedRun, steps: Collection[int] = ()) -> Outcome:
             f"{run.path}: holds the weights that were sent in one step, and none that were received; record "
             f"{Stage.WEIGHTS_RECEIVED.value} too, or a second step"
         )
+    _refuse_unknown(run, [sync for own in found.values() for sync in own])
     findings: list[Finding] = []
     notes: list[str] = []
     lines: list[str] = []
@@ -75,6 +80,7 @@ def compare_weights(run: RecordedRun, steps: Collection[int] = ()) -> Outcome:
         for sync in found[step]:
             lines.append(_line(sync))
             findings += _findings(sync)
+    findings += _stale_exports(run, chosen)
     changes, told = _changes(run, chosen)
     lines += changes
     notes += told
@@ -84,13 +90,19 @@ def compare_weights(run: RecordedRun, steps: Collection[int] = ()) -> Outcome:
         command="weights",
         paths=[run.path],
         compared=f"Compared the weights of {listed_steps(chosen)}: {_count(parameters)}.",
-        headline=_headline(faults, has_received=bool(parameters)),
+        headline=_headline(faults, parameters),
         findings=sorted(findings, key=lambda finding: (not finding.is_fault, finding.step or 0)),
         notes=notes,
         lines=lines,
         numbers={"steps": {str(step): _numbers(own) for step, own in found.items()}},
         tables={"parameters": _table(parameters)},
     )
+
+
+def _refuse_unknown(run: RecordedRun, found: Sequence[Sync]) -> None:
+    own = [one for sync in found for one in sync.parameters if one.sent is not None and one.received is not None]
+    if own and all(one.transfer is Transfer.UNVERIFIED for one in own):
+        raise CompareError(f"{run.path}: no parameter could be compared: {own[0].name}, {own[0].reason}")
 
 
 def _count(parameters: Sequence[Sync]) -> str:
@@ -106,21 +118,23 @@ def _line(sync: Sync) -> str:
 
 
 def _findings(sync: Sync) -> list[Finding]:
-    found: list[Finding] = []
-    for one in sync.faults:
-        size = "" if one.error is None else f", the norm {one.error:.2g} off"
-        found.append(
-            Finding(
-                verdict=_VERDICTS[one.transfer],
-                sentence=f"replica {sync.replica} has not {one.name} as it was sent: {one.reason}{size}",
-                step=sync.step,
-                place=one.name,
-            )
+    found = [
+        Finding(
+            verdict=_VERDICTS[one.transfer],
+            sentence=f"replica {sync.replica} has not {one.name} as it was sent: {one.reason}",
+            step=sync.step,
+            place=one.name,
         )
+        for one in sync.faults
+    ]
     casts = [one for one in sync.parameters if one.transfer is Transfer.CAST]
     if casts:
         sentence = f"{len(casts):,} parameters of replica {sync.replica} were cast, {casts[0].reason}"
         found.append(Finding(verdict=Verdict.WARNING, sentence=sentence, step=sync.step, place=casts[0].name))
+    unknown = [one for one in sync.parameters if one.transfer is Transfer.UNVERIFIED]
+    if unknown:
+        sentence = f"{len(unknown):,} parameters of replica {sync.replica} were not compared, {unknown[0].reason}"
+        found.append(Finding(verdict=Verdict.WARNING, sentence=sentence, step=sync.step, place=unknown[0].name))
     extra = [one.name for one in sync.parameters if one.transfer is Transfer.EXTRA]
     if extra:
         sentence = f"replica {sync.replica} received what was not sent: {_names(extra)}"
@@ -141,12 +155,18 @@ def _disagreeing_senders(step: int, sent: Mapping[int, WeightsFile]) -> list[Fin
         other = [
             weight.name
             for weight in file.parameters
-            if weight.name in first and weight.crc32 != first[weight.name].crc32
+            if weight.name in first and weight.identity != first[weight.name].identity
         ]
         if other:
             sentence = f"ranks {first_rank} and {rank} send other values of {_names(other)}"
             found.append(Finding(verdict=Verdict.ERROR, sentence=sentence, step=step, place=other[0]))
     return found
+
+
+def _stale_exports(run: RecordedRun, steps: Sequence[int]) -> list[Finding]:
+    """Return findings for steps after whose update, by the trainer's metrics, nothing new was sent."""
+    known = [step for step in run.steps(Stage.TRAINER.value) if step in steps]
+    return [finding for step in known for finding in export(RecordedStep(run, step, *run.batch(step)))]
 
 
 def _changes(run: RecordedRun, steps: Sequence[int]) -> tuple[list[str], list[str]]:
@@ -160,7 +180,7 @@ def _changes(run: RecordedRun, steps: Sequence[int]) -> tuple[list[str], list[st
         files = [run.weights(Stage.WEIGHTS_SENT, number) for number in (before, step)]
         if not all(files):
             continue
-        old, new = ({w.name: w.crc32 for w in file[min(file)].parameters} for file in files)
+        old, new = ({w.name: w.identity for w in file[min(file)].parameters} for file in files)
         same = [name for name, crc in new.items() if old.get(name) == crc]
         lines.append(f"  step {before} to {step}: {len(new) - len(same):,} of {len(new):,} parameters changed")
         if len(same) == len(new):
@@ -170,10 +190,13 @@ def _changes(run: RecordedRun, steps: Sequence[int]) -> tuple[list[str], list[st
     return lines, notes
 
 
-def _headline(faults: Sequence[Finding], *, has_received: bool) -> str:
-    if not has_received and not faults:
+def _headline(faults: Sequence[Finding], found: Sequence[Sync]) -> str:
+    if not found and not faults:
         return "AGREE: steps were compared with each other only, as nothing that was received is recorded."
     if not faults:
+        unknown = max(sum(one.transfer is Transfer.UNVERIFIED for one in sync.parameters) for sync in found)
+        if unknown:
+            return f"AGREE: the engine has the others as they were sent; {unknown:,} parameters were not compared."
         return "AGREE: the engine has every parameter as it was sent."
     first = faults[0]
     others = len({fault.place for fault in faults}) - 1
@@ -198,6 +221,7 @@ def _table(parameters: Sequence[Sync]) -> pl.DataFrame:
             "replica": sync.replica,
             "name": one.name,
             "transfer": one.transfer.value,
+            "relation": one.relation.value,
             VERDICT: _VERDICTS[one.transfer].value,
             "error": one.error,
             "sent_dtype": None if one.sent is None else one.sent.dtype,

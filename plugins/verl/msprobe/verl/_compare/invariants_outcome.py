@@ -1,0 +1,43 @@
+"""``msprobe verl check``: what must hold in a run without another one to compare with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from msprobe.verl._compare.invariants import CHECKS, RecordedStep
+from msprobe.verl._compare.outcome import Finding, Outcome, listed_steps
+from msprobe.verl._compare.recorded import RecordedRun, chosen_steps
+from msprobe.verl._files import Stage
+
+
+def check_run(
+    run: RecordedRun, steps: Collection[int] = (), progress: Callable[[int, int, str], None] | None = None
+) -> Outcome:
+    """Check all invariants in the recorded steps; those that need what is not recorded are left out.
+
+    Raises:
+        CompareError: there is no batch.
+        DumpError: a file cannot be read.
+    """
+    available = run.need(Stage.TRAINER.value, "the batches, which are to be checked")
+    chosen = chosen_steps(available, steps, f"{Stage.TRAINER.value} of {run.path}")
+    findings: list[Finding] = []
+    for number, step in enumerate(chosen):
+        if progress is not None:
+            progress(number, len(chosen), f"step {step}")
+        own = RecordedStep(run, step, *run.batch(step))
+        for check in CHECKS.values():
+            findings += check(own)
+    first = next((finding for finding in findings if finding.is_fault), None)
+    headline = (
+        "AGREE: everything that was recorded follows from what it was made of." if first is None
+        else f"DIFFERENT: step {first.step}: {first.place} cannot be right."
+    )  # fmt: skip
+    return Outcome(
+        command="check",
+        paths=[run.path],
+        compared=f"Checked {len(CHECKS)} invariants in {listed_steps(chosen)}.",
+        headline=headline,
+        findings=findings,
+        numbers={"checks": list(CHECKS), "faults": [finding.place for finding in findings if finding.is_fault]},
+    )
