@@ -561,6 +561,29 @@ class ReplayCall(msgspec.Struct, frozen=True, kw_only=True):
     max_elements: int = 1 << 28
 
 
+class ReferenceFormat(str, Enum):
+    """A format in which single modules of a repeated step compute."""
+
+    FP32 = "fp32"
+    FP64 = "fp64"
+
+
+class RaisedModule(msgspec.Struct, frozen=True):
+    """A module whose own code can be raised to a finer format; those that it calls are separate.
+
+    Attributes:
+        path: In its model; begins with the model's name if there are several.
+        type_name: Its class.
+    """
+
+    path: str
+    type_name: str
+
+
+OUTSIDE = "(outside)"
+"""Stands for the code of a step outside of all modules, which takes what the outermost modules return."""
+
+
 class LinearKind(str, Enum):
     """How a function depends on each of its floating-point tensors: linearly, so that integers give integers."""
 

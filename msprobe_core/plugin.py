@@ -35,6 +35,7 @@ from msprobe_core.hookspecs import hookimpl
 from msprobe_core.lazy import lazy_names
 from msprobe_core.model import (
     MAX_DEPTH,
+    OUTSIDE,
     Argument,
     Batch,
     CallScript,
@@ -51,6 +52,8 @@ from msprobe_core.model import (
     PerturbMode,
     Phase,
     Placement,
+    RaisedModule,
+    ReferenceFormat,
     ReplayCall,
     Replayed,
     ReplayTensor,
@@ -85,6 +88,8 @@ from msprobe_core.protocols.capabilities import (
     OperatorFramework,
     PendingRows,
     PerturbingFramework,
+    RaisedModules,
+    RaisingFramework,
     ReplayingFramework,
     ScriptingFramework,
     TrainingState,
@@ -154,8 +159,9 @@ __all__ = [  # noqa: RUF022  # by purpose
     "CallWatcher", "CheckingFramework", "CommunicatingFramework", "CompilingFramework", "DataWatchingFramework",
     "DescribingFramework", "DeviceGauge", "DeviceReplayingFramework", "Fp8Reducer", "KernelChecker", "KernelDump",
     "KernelDumper", "LinearFramework", "MeasuringFramework", "MonitoringFramework", "OperatorFramework",
-    "PendingRows", "PerturbingFramework", "ReplayingFramework", "ScriptingFramework", "TrainerFramework",
-    "TrainingState", "UpdateObservingFramework", "UpdatingFramework", "WatchingFramework",
+    "PendingRows", "PerturbingFramework", "RaisedModules", "RaisingFramework", "ReplayingFramework",
+    "ScriptingFramework", "TrainerFramework", "TrainingState", "UpdateObservingFramework", "UpdatingFramework",
+    "WatchingFramework",
     # Recording
     "Call", "CallRecorder", "FeatureOffer",
     # Storage
@@ -169,9 +175,9 @@ __all__ = [  # noqa: RUF022  # by purpose
     "Colours", "Column", "Companion", "Table", "TableChoices", "TableFormat", "Width",
     # Data
     "Argument", "Batch", "CallScript", "Digest", "Distribution", "Ending", "ExecutorOptions", "Fp8Stats",
-    "GradientSlot", "KernelOptions", "Level", "LinearKind", "MAX_DEPTH", "PerturbMode", "Perturbation", "Phase",
-    "Placement", "ReplayCall", "ReplayTensor", "Replayed", "RiskLevel", "Role", "RoundingUnit", "RunHeader", "Site",
-    "SiteKind", "Stats", "Task", "TaskLost", "TensorContent", "TensorMeta",
+    "GradientSlot", "KernelOptions", "Level", "LinearKind", "MAX_DEPTH", "OUTSIDE", "PerturbMode", "Perturbation",
+    "Phase", "Placement", "RaisedModule", "ReferenceFormat", "ReplayCall", "ReplayTensor", "Replayed", "RiskLevel",
+    "Role", "RoundingUnit", "RunHeader", "Site", "SiteKind", "Stats", "Task", "TaskLost", "TensorContent", "TensorMeta",
     # Errors
     "CompareError", "ConfigError", "DumpError", "EntryNameError", "MsprobeError", "PluginError", "ReplayError",
     "SessionError", "StoreError", "UnwrittenError",

@@ -3,7 +3,7 @@
 * Stages: `StageRecorder` records the stages of a trainer's step, each as a run of its own; `check_stage_config` checks
   its configuration. What a micro-batch holds is described by `msprobe_core.store.Row` and `BatchLayout`.
 * Repeated steps: `calibration` records a step and repetitions of it with other last digits; `repeated` is the same for
-  any `Variant` of a step.
+  any `Variant` of a step; `bisect_step` finds the module that explains a step's loss or gradients.
 * Ring recorder: `FlightRing` keeps the extremes of the last steps, and `Emergency` has them written when something
   goes wrong.
 * Monitor: `TrainerMon` and `TrainerMonitorV2` monitor a whole training; a plugin's own are those that name its
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from msprobe_core.config.schema import Config
     from msprobe_core.config.stages import StageConfig, check_stage_config
     from msprobe_core.config_check.checker import ConfigChecker
+    from msprobe_core.free_benchmark.bisect import bisect_step
     from msprobe_core.monitor.trainer_mon import TrainerMon
     from msprobe_core.monitor.trainer_monitor_v2 import TrainerMonitorV2
     from msprobe_core.names import without_wrappers
@@ -55,6 +56,7 @@ else:
             "msprobe_core.config.schema": "Config",
             "msprobe_core.config.stages": "StageConfig check_stage_config",
             "msprobe_core.config_check.checker": "ConfigChecker",
+            "msprobe_core.free_benchmark.bisect": "bisect_step",
             "msprobe_core.monitor.trainer_mon": "TrainerMon",
             "msprobe_core.monitor.trainer_monitor_v2": "TrainerMonitorV2",
             "msprobe_core.names": "without_wrappers",
@@ -68,7 +70,7 @@ __all__ = [  # noqa: RUF022  # by purpose
     "Config", "load_config", "read_fields", "without_comments", "parse_ranges",
     "ConfigChecker",
     # Repeated steps
-    "Run", "Variant", "calibration", "listed", "repeated", "shadow_variant",
+    "Run", "Variant", "bisect_step", "calibration", "listed", "repeated", "shadow_variant",
     # Ring recorder
     "DEFAULT_SIGNALS", "Emergency", "FlightRing", "FlightStep", "Seen",
     # Monitor

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from msprobe_core.cli.free_benchmark_bisect import bisect
 from msprobe_core.cli.show import show as show_on_terminal
 
 if TYPE_CHECKING:
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
 
 @click.group("free_benchmark")
 def free_benchmark() -> None:
-    """Read the results of the task free_benchmark, which repeats calls of a training with perturbed inputs."""
+    """Find faults of a training without a golden run: by perturbed calls, and by modules in a finer format."""
+
+
+free_benchmark.add_command(bisect)
 
 
 @free_benchmark.command("show")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,21 @@ from msprobe_core.errors import ConfigError
 
 
 def load_model(reference: str, *, argument: str = "--model") -> object:
-    """Call the function that ``reference`` names, and return its result.
+    """Call the function that ``reference`` names, and return its result; see `load_function`.
+
+    Raises:
+        ConfigError: the function cannot be found, or it failed.
+    """
+    function = load_function(reference, argument=argument)
+    try:
+        return function()
+    except Exception as error:
+        name = reference.rpartition(":")[2]
+        raise ConfigError(f"{argument} {reference}: {name}() failed ({type(error).__name__}: {error})") from error
+
+
+def load_function(reference: str, *, argument: str) -> Callable[[], Any]:
+    """Return the function that ``reference`` names; importing its file runs it.
 
     Args:
         reference: ``FILE.py:FUNCTION`` or ``package.module:function``. This runs the user's own program; the reference
@@ -20,7 +35,7 @@ def load_model(reference: str, *, argument: str = "--model") -> object:
         argument: Of the command line that has the reference, for errors.
 
     Raises:
-        ConfigError: the function cannot be found, or it failed.
+        ConfigError: the function cannot be found.
     """
     place, _, name = reference.rpartition(":")
     if not place or not name.isidentifier():
@@ -34,10 +49,7 @@ def load_model(reference: str, *, argument: str = "--model") -> object:
     function: Any = getattr(module, name, None)
     if not callable(function):
         raise ConfigError(f"{argument} {reference}: {place} has no function {name!r}")
-    try:
-        return function()
-    except Exception as error:
-        raise ConfigError(f"{argument} {reference}: {name}() failed ({type(error).__name__}: {error})") from error
+    return function
 
 
 def _from_file(path: Path) -> object:

@@ -15,7 +15,8 @@ framework does differently.
 * Values on the host: `HostReducer` is a `Reducer` for `HostValues`, tensors whose elements are a NumPy array.
 * Random functions: `RandomWatch` passes each call of a random function to a callback, `RandomLog` writes them to a
   file; `Seeding` and `seed_common` are what ``seed_all`` has in common everywhere.
-* Perturbation: `ModuleNoise` and `relative_changes` implement `PerturbingFramework.perturb`.
+* Perturbation: `ModuleNoise` and `relative_changes` implement `PerturbingFramework.perturb`; `map_values` and
+  `value_leaves` go through the tensors of nested arguments and results.
 * Replays: `build_arguments` and `tensors_by_path` implement `ReplayingFramework.replay`, and `call_text` with what is
   beside it `ScriptingFramework.script`.
 
@@ -60,7 +61,13 @@ if TYPE_CHECKING:
         Patches,
         original_of,
     )
-    from msprobe_core.interception.perturbation import FLIPPED, ModuleNoise, relative_changes
+    from msprobe_core.interception.perturbation import (
+        FLIPPED,
+        ModuleNoise,
+        map_values,
+        relative_changes,
+        value_leaves,
+    )
     from msprobe_core.interception.randomness import (
         RandomCall,
         RandomFunction,
@@ -106,7 +113,7 @@ else:
             "msprobe_core.interception.patching": (
                 "AliasSearch Function FunctionPatch Handler Patch Patches original_of"
             ),
-            "msprobe_core.interception.perturbation": "FLIPPED ModuleNoise relative_changes",
+            "msprobe_core.interception.perturbation": "FLIPPED ModuleNoise map_values relative_changes value_leaves",
             "msprobe_core.interception.randomness": (
                 "RandomCall RandomFunction RandomLog RandomState RandomStates RandomWatch Repeat common_states"
             ),
@@ -136,7 +143,7 @@ __all__ = [  # noqa: RUF022  # by purpose
     "RandomCall", "RandomFunction", "RandomLog", "RandomState", "RandomStates", "RandomWatch", "Repeat",
     "common_states", "Seeding", "seed_common",
     # Perturbation
-    "FLIPPED", "ModuleNoise", "relative_changes",
+    "FLIPPED", "ModuleNoise", "relative_changes", "map_values", "value_leaves",
     # Replays
     "NOT_SPECIAL", "build_arguments", "literal_of", "tensors_by_path", "why_not_called",
     # Replays as scripts

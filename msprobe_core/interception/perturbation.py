@@ -126,10 +126,10 @@ class ModuleNoise:
 
         def before(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
             with kinds.quiet():
-                return _map(args, kinds.is_floating, kinds.perturbed), _map(kwargs, kinds.is_floating, kinds.perturbed)
+                return map_values((args, kwargs), kinds.is_floating, kinds.perturbed)
 
         def after(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-            given = list(_leaves((args, kwargs)))
+            given = list(value_leaves((args, kwargs)))
             is_embedding = any(map(kinds.is_integer, given)) and not any(map(kinds.is_floating, given))
             if not places.outputs and not is_embedding:
                 return None
@@ -156,7 +156,7 @@ class ModuleNoise:
                 kinds.perturb_gradient(changed)
             return changed
 
-        changed = _map(output, kinds.is_floating, change)
+        changed = map_values(output, kinds.is_floating, change)
         self._latest = latest
         return changed
 
@@ -173,18 +173,18 @@ class ModuleNoise:
         """Do nothing: no gradients are pending."""
 
 
-def _map(value: Any, applies: Callable[[Any], bool], change: Callable[[Any], Any], depth: int = 0) -> Any:
+def map_values(value: Any, applies: Callable[[Any], bool], change: Callable[[Any], Any], depth: int = 0) -> Any:
     """Return ``value`` with ``change`` applied to matching tensors; containers are rebuilt with their own types."""
     if applies(value):
         return change(value)
     if depth == MAX_DEPTH:
         return value
     if isinstance(value, Mapping):
-        items = {k: _map(v, applies, change, depth + 1) for k, v in cast("Mapping[Any, Any]", value).items()}
+        items = {k: map_values(v, applies, change, depth + 1) for k, v in cast("Mapping[Any, Any]", value).items()}
         return _like(value, items)
     if isinstance(value, tuple | list):
         sequence = cast("Sequence[Any]", value)
-        parts = [_map(item, applies, change, depth + 1) for item in sequence]
+        parts = [map_values(item, applies, change, depth + 1) for item in sequence]
         make = cast("Callable[..., Any]", type(sequence))
         return make(*parts) if hasattr(sequence, "_fields") else make(parts)
     return value
@@ -206,10 +206,11 @@ def _ancestors(path: str) -> Iterator[str]:
         yield path
 
 
-def _leaves(value: Any, depth: int = 0) -> Iterator[Any]:
+def value_leaves(value: Any, depth: int = 0) -> Iterator[Any]:
+    """Yield everything in nested containers, in the order of `map_values`."""
     if isinstance(value, tuple | list | Mapping) and depth < MAX_DEPTH:
         items = cast("Any", value)
         for item in items.values() if isinstance(value, Mapping) else items:
-            yield from _leaves(item, depth + 1)
+            yield from value_leaves(item, depth + 1)
     else:
         yield value

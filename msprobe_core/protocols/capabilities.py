@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -13,6 +14,8 @@ from msprobe_core.model import (
     KernelOptions,
     LinearKind,
     Perturbation,
+    RaisedModule,
+    ReferenceFormat,
     ReplayCall,
     Replayed,
     Site,
@@ -128,6 +131,51 @@ class PerturbingFramework(Protocol):
 
         Raises:
             Exception: of any kind: something cannot be copied; the message names it.
+        """
+        ...
+
+
+class RaisedModules(Protocol):
+    """Has single modules compute in a finer format while a step is repeated, and all else as before.
+
+    A raised module takes its arguments, parameters and buffers in that format, and whatever its own code does is in it,
+    casts to coarser formats included. Modules that it calls compute as in the unchanged step unless they are raised
+    themselves. Parameters, and the gradients that they get, keep their formats.
+    """
+
+    @property
+    def modules(self) -> Sequence[RaisedModule]:
+        """The modules that the unchanged step has called, in the order of their first call."""
+        ...
+
+    @property
+    def formats(self) -> Container[str]:
+        """Names of the formats that the unchanged step computed in, without the framework's prefix."""
+        ...
+
+    @property
+    def failed(self) -> str | None:
+        """Path of the raised module whose code raised the exception that ended the last step; ``None``: no such."""
+        ...
+
+    def watched(self) -> AbstractContextManager[None]:
+        """Return the block in which the unchanged step runs, before all others."""
+        ...
+
+    def raised(self, modules: Container[str], reference: ReferenceFormat) -> AbstractContextManager[None]:
+        """Return the block in which a step runs with the modules of these paths raised; `OUTSIDE` is one, too."""
+        ...
+
+
+@runtime_checkable
+class RaisingFramework(Protocol):
+    """Optional; needed by ``msprobe free_benchmark bisect``."""
+
+    def raised_modules(self, models: Sequence[NamedModel]) -> RaisedModules:
+        """Return what raises modules of these models; nothing is attached yet.
+
+        Raises:
+            SessionError: their modules cannot be raised.
         """
         ...
 

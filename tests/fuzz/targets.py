@@ -442,6 +442,20 @@ def _use_reactions(place: Path) -> None:
     read_ranking(place / "run")
 
 
+def _bisection(directory: Path) -> None:
+    from bisect_results import result
+
+    from msprobe_core.free_benchmark.bisect_files import write_bisect
+
+    write_bisect(result(), directory / "found")
+
+
+def _use_bisection(directory: Path) -> None:
+    from msprobe_core.free_benchmark.bisect_files import read_bisect
+
+    read_bisect(directory / "found" / "bisect.json")
+
+
 def _stored_calls(directory: Path) -> None:
     from msprobe_core import names
     from msprobe_core.api_check.call_records import Header
@@ -894,6 +908,7 @@ TARGETS = {
         command("api_precision_compare", "-npu", "{}/target.csv", "-gpu", "{}/golden.csv", "-o", "{}/out"),
         "*.csv",
     ),
+    "bisection": Target(["free_benchmark/bisect_files"], _bisection, _use_bisection, "found/*.json"),
     "checks": Target(["report/api_check_files"], _checks, _use_checks, "checks/*.json"),
     "check journal": Target(["api_check/journal"], _check_journal, _use_check_journal),
     "checkpoint names": Target(["cli/checkpoint"], _checkpoint_names, _use_checkpoint_names, "names.yaml"),

@@ -30,6 +30,7 @@ from msprobe.pytorch._operators import OperatorMode, OperatorTable
 from msprobe.pytorch._perturb import perturb
 from msprobe.pytorch._placements import distribution_of
 from msprobe.pytorch._quiet import RecordingGuard
+from msprobe.pytorch._raise import RaisedModules
 from msprobe.pytorch._redistributions import redistributions
 from msprobe.pytorch._reduce import TorchReducer, readable
 from msprobe.pytorch._releases import is_compiling
@@ -230,6 +231,10 @@ class PyTorchFramework(Monitoring, Measuring, Describing):
     def training_state(self, models: Sequence[Any], others: Sequence[Any]) -> TrainingState:
         """Copy the state of a training to the host."""
         return ModuleState(models, others)
+
+    def raised_modules(self, models: Sequence[NamedModel]) -> RaisedModules:
+        """Return what raises single modules of these models."""
+        return RaisedModules(models)
 
     def load(self, path: Path, like: Any) -> Any:
         """Return the tensor that ``torch.save`` wrote to ``path``, as a replacement for ``like``.

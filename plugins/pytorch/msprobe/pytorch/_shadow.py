@@ -97,7 +97,7 @@ class _Upcast:
                     for place in (module._parameters, module._buffers):
                         self._convert_items(place)
                 self._undo.append(model.register_forward_pre_hook(self._convert_arguments, with_kwargs=True).remove)
-            if self._made and any(_is_spread(module) for model in models for module in model.modules()):
+            if self._made and any(is_spread(module) for model in models for module in model.modules()):
                 raise SessionError(
                     "the parameters of DistributedDataParallel and FullyShardedDataParallel cannot be converted; a "
                     "model of float32 under autocast can have a shadow"
@@ -154,17 +154,21 @@ class _Upcast:
         return self._converted(args), self._converted(kwargs)
 
     def _converted(self, value: Any) -> Any:
-        if self._is_coarse(value):
-            return value.to(self._dtype)
-        if type(value) is dict:
-            items: dict[Any, Any] = value
-            return {key: self._converted(item) for key, item in items.items()}
-        if type(value) in (tuple, list):
-            return type(value)(map(self._converted, value))
-        return value
+        return converted(value, lambda item: item.to(self._dtype) if self._is_coarse(item) else item)
 
 
-def _is_spread(module: nn.Module) -> bool:
+def converted(value: Any, convert: Callable[[Any], Any]) -> Any:
+    """Return arguments with each value converted; what is in containers of other classes stays as it is."""
+    if type(value) is dict:
+        items: dict[Any, Any] = value
+        return {key: converted(item, convert) for key, item in items.items()}
+    if type(value) in (tuple, list):
+        return type(value)(converted(item, convert) for item in value)
+    return convert(value)
+
+
+def is_spread(module: nn.Module) -> bool:
+    """Whether a wrapper distributes the parameters of a module."""
     return type(module).__name__ in {"DistributedDataParallel", "FullyShardedDataParallel"} or hasattr(
         module, "_get_fsdp_state"
     )
@@ -182,7 +186,7 @@ def _enter_without_effect(original: Callable[..., Any], args: tuple[Any, ...], k
 @contextmanager
 def _no_autocast() -> Generator[None, None, None]:
     """Disable autocast that is enabled around the step."""
-    devices = [name for name in ("cpu", "cuda", "npu", "xpu", "mps") if _is_autocast_on(name)]
+    devices = [name for name in ("cpu", "cuda", "npu", "xpu", "mps") if is_autocast_on(name)]
     for name in devices:
         torch.set_autocast_enabled(name, False)
     try:
@@ -192,7 +196,8 @@ def _no_autocast() -> Generator[None, None, None]:
             torch.set_autocast_enabled(name, True)
 
 
-def _is_autocast_on(device: str) -> bool:
+def is_autocast_on(device: str) -> bool:
+    """Whether autocast is enabled for a kind of devices."""
     try:
         return torch.is_autocast_enabled(device)
     except RuntimeError:  # not a device of this build

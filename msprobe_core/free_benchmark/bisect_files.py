@@ -1,0 +1,157 @@
+"""``bisect.json`` and ``bisect.csv``: what a bisection has found, for programs and for the page."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from msprobe_core.errors import CompareError
+from msprobe_core.findings import read_finding, text_and_content
+from msprobe_core.free_benchmark.bisect import BisectResult, BisectVerdict, PartOfModules
+from msprobe_core.model import ReferenceFormat
+from msprobe_core.store.atomic_file import whole_file, write_json
+from msprobe_core.store.layout import make_directory
+from msprobe_core.store.results import plain_result, refuse_foreign_json, refuse_foreign_text
+from msprobe_core.untrusted.files import read_plain
+
+BISECT_FILE = "bisect.json"
+BISECT_TABLE = "bisect.csv"
+VERSION = 1
+COLUMNS = ("rank", "modules", "count", "share", "times_noise", "change", "loss", "inferred", "joint")
+
+_COMMAND = "msprobe free_benchmark bisect"
+_MAX_BYTES = 1 << 28
+_NUMBERS = (
+    "num_modules", "value", "raised_value", "loss", "raised_loss", "difference", "repeat_difference", "noise",
+    "num_pairs", "num_steps", "seconds",
+)  # fmt: skip
+
+
+def refuse_foreign_bisect(directory: Path) -> None:
+    """Check that writing the two files will not replace others; to be called before the work begins.
+
+    Raises:
+        StoreError: the directory holds a file of one of these names that this command has not written.
+    """
+    refuse_foreign_json(directory / BISECT_FILE, _COMMAND, ("version", "target", "verdict", "parts"))
+    refuse_foreign_text(directory / BISECT_TABLE, _COMMAND, ",".join(COLUMNS).encode())
+
+
+def write_bisect(found: BisectResult, directory: Path) -> list[Path]:
+    """Write both files; return their paths.
+
+    Raises:
+        StoreError: one cannot be written; no part of it is left.
+    """
+    make_directory(directory)
+    path, table = directory / BISECT_FILE, directory / BISECT_TABLE
+    write_json(path, _content(found))
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([COLUMNS, *_rows(found.parts)])
+    with whole_file(table) as file:
+        file.write(text.getvalue().encode())
+    return [path, table]
+
+
+def _rows(parts: Sequence[PartOfModules]) -> list[tuple[object, ...]]:
+    return [
+        (
+            rank,
+            part.label,
+            len(part.modules),
+            part.share,
+            part.times,
+            part.change,
+            part.loss,
+            part.is_inferred,
+            part.is_joint,
+        )
+        for rank, part in enumerate(parts, 1)
+    ]
+
+
+def _content(found: BisectResult) -> dict[str, Any]:
+    return {
+        "version": VERSION,
+        "target": found.target,
+        "reference": found.reference.value,
+        "verdict": found.verdict.value,
+        **text_and_content("headline", found.headline),
+        **text_and_content("notes", found.notes),
+        **{name: plain_result(getattr(found, name)) for name in _NUMBERS},
+        "parts": list(map(_part, found.parts)),
+        "measured": list(map(_part, found.measured)),
+    }
+
+
+def _part(part: PartOfModules) -> dict[str, Any]:
+    return {name: plain_result(getattr(part, name)) for name in PartOfModules.__struct_fields__}
+
+
+class _Part(msgspec.Struct):
+    modules: tuple[str, ...]
+    share: float
+    change: float
+    times: float | Literal["Infinity"]
+    is_inferred: bool = False
+    is_joint: bool = False
+    loss: float | None = None
+
+    @property
+    def part(self) -> PartOfModules:
+        return PartOfModules(
+            modules=self.modules, share=self.share, change=self.change, times=float(self.times),
+            is_inferred=self.is_inferred, is_joint=self.is_joint, loss=self.loss,
+        )  # fmt: skip
+
+
+class _File(msgspec.Struct):
+    version: int
+    target: str
+    reference: ReferenceFormat
+    verdict: BisectVerdict
+    headline: str
+    num_modules: int
+    value: float
+    raised_value: float
+    difference: float
+    repeat_difference: float
+    noise: float
+    num_pairs: int
+    num_steps: int
+    seconds: float
+    parts: list[_Part]
+    loss: float | None = None
+    raised_loss: float | None = None
+    measured: list[_Part] = []
+    headline_finding: dict[str, Any] | None = None
+    notes: list[str] = []
+    notes_finding: list[dict[str, Any]] = []
+
+
+def read_bisect(path: Path) -> BisectResult:
+    """Read a ``bisect.json``, which anyone may have written.
+
+    Raises:
+        CompareError: it cannot be read, is damaged, or of a later version.
+    """
+    try:
+        found = msgspec.json.decode(read_plain(path, _MAX_BYTES), type=_File)
+    except OSError as error:
+        raise CompareError(f"{path}: cannot be read ({error.strerror})") from error
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise CompareError(f"{path}: is not what {_COMMAND} writes ({error}); run it again") from error
+    if found.version != VERSION:
+        raise CompareError(f"{path}: is of version {found.version}, and {VERSION} is known; run {_COMMAND} again")
+    contents = [*found.notes_finding, *([None] * len(found.notes))]
+    return BisectResult(
+        target=found.target, reference=found.reference, verdict=found.verdict,
+        headline=read_finding(found.headline, found.headline_finding),
+        notes=tuple(map(read_finding, found.notes, contents)), parts=tuple(part.part for part in found.parts),
+        measured=tuple(part.part for part in found.measured), **{name: getattr(found, name) for name in _NUMBERS},
+    )  # fmt: skip
