@@ -2,8 +2,9 @@
 
 * Stages: `StageRecorder` records the stages of a trainer's step, each as a run of its own; `check_stage_config` checks
   its configuration. What a micro-batch holds is described by `msprobe_core.store.Row` and `BatchLayout`.
-* Repeated steps: `calibration` records a step and repetitions of it with other last digits; `repeated` is the same for
-  any `Variant` of a step; `bisect_step` finds the module that explains a step's loss or gradients.
+* Repeated steps: `calibration` records a step and repetitions of it with other last digits, `repeats` unchanged
+  ones; `repeated` is the same for any `Variant` of a step; `bisect_step` finds the module that explains a step's loss
+  or gradients.
 * Ring recorder: `FlightRing` keeps the extremes of the last steps, and `Emergency` has them written when something
   goes wrong.
 * Monitor: `TrainerMon` and `TrainerMonitorV2` monitor a whole training; a plugin's own are those that name its
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from msprobe_core.capture.debugger import module_dump, module_dump_end
     from msprobe_core.capture.described_process import ProcessManifest
     from msprobe_core.capture.kernel_dump import kernel_options
-    from msprobe_core.capture.repetition import Run, Variant, calibration, listed, repeated, shadow_variant
+    from msprobe_core.capture.repetition import Run, Variant, calibration, listed, repeated, repeats, shadow_variant
     from msprobe_core.capture.ring_recorder import DEFAULT_SIGNALS, Emergency, FlightRing, FlightStep, Seen
     from msprobe_core.capture.stages import Stage, StageRecorder, trainer_stages
     from msprobe_core.checkpoint.canonical import key_of
@@ -46,7 +47,7 @@ else:
             "msprobe_core.capture.debugger": "module_dump module_dump_end",
             "msprobe_core.capture.described_process": "ProcessManifest",
             "msprobe_core.capture.kernel_dump": "kernel_options",
-            "msprobe_core.capture.repetition": "Run Variant calibration listed repeated shadow_variant",
+            "msprobe_core.capture.repetition": "Run Variant calibration listed repeated repeats shadow_variant",
             "msprobe_core.capture.ring_recorder": "DEFAULT_SIGNALS Emergency FlightRing FlightStep Seen",
             "msprobe_core.capture.stages": "Stage StageRecorder trainer_stages",
             "msprobe_core.checkpoint.canonical": "key_of",
@@ -70,7 +71,7 @@ __all__ = [  # noqa: RUF022  # by purpose
     "Config", "load_config", "read_fields", "without_comments", "parse_ranges",
     "ConfigChecker",
     # Repeated steps
-    "Run", "Variant", "bisect_step", "calibration", "listed", "repeated", "shadow_variant",
+    "Run", "Variant", "bisect_step", "calibration", "listed", "repeated", "repeats", "shadow_variant",
     # Ring recorder
     "DEFAULT_SIGNALS", "Emergency", "FlightRing", "FlightStep", "Seen",
     # Monitor

@@ -16,9 +16,10 @@ from typing import Any, cast
 import msgspec
 
 from msprobe_core.capture.debugger import PrecisionDebugger, controller_of
+from msprobe_core.capture.features.reference_check import CHECKSUM_MODES
 from msprobe_core.capture.session import Session
 from msprobe_core.config import Config
-from msprobe_core.config.repetition import SHADOW_DIRECTORY, repetition_of
+from msprobe_core.config.repetition import REPEATS_DIRECTORY, SHADOW_DIRECTORY, repetition_of
 from msprobe_core.errors import ConfigError, PluginError, SessionError
 from msprobe_core.model import Perturbation, PerturbMode, RoundingUnit, Task
 from msprobe_core.protocols.capabilities import PerturbingFramework, TrainingState
@@ -105,6 +106,42 @@ def calibration(
         return perturbed_variants(config, repeats, perturbation)
 
     with repeated(debugger, model, optimizer, variants, what="calibration") as runs:
+        yield runs
+
+
+@contextmanager
+def repeats(
+    debugger: PrecisionDebugger, model: Any, optimizer: Any = None, number: int = 2
+) -> Generator[Iterator[Run], None, None]:
+    """Record a step and, if it is selected, unchanged repetitions of it, whose results should be bitwise the same.
+
+    Used like `calibration`; ``msprobe twin repeats`` then names the first call that gives two results for one input.
+    Repetitions are recorded to ``{dump_path}/repeats/run{k}/step{s}/rank{r}``.
+
+    Args:
+        debugger: Started and stopped for each run by this function; its ``summary_mode`` is one of checksums.
+        model: The model, or several.
+        optimizer: Everything with a state that the step changes; see `calibration`.
+        number: Number of repetitions.
+
+    Raises:
+        ConfigError: an argument is wrong, or values of the runs would not be recorded bit by bit.
+        SessionError: no debugger was created, or it is recording already.
+    """
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"repeats: 'number' is {number!r}, but must be an integer from 1")
+    mode = controller_of(debugger).config.options.summary_mode
+    if mode not in CHECKSUM_MODES:
+        raise ConfigError(
+            f"repeats: 'summary_mode' is {mode!r}, which does not show every difference; take one of "
+            f"{', '.join(sorted(CHECKSUM_MODES))}"
+        )
+
+    def variants(config: Config) -> list[Variant]:
+        places = (config.directory / REPEATS_DIRECTORY / f"run{k}" for k in range(1, number + 1))
+        return [Variant(msgspec.structs.replace(config, dump_path=str(place), twin=None)) for place in places]
+
+    with repeated(debugger, model, optimizer, variants, what="repeats") as runs:
         yield runs
 
 

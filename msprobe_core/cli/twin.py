@@ -1,7 +1,8 @@
-"""``msprobe twin``: compare two trainings while both run."""
+"""``msprobe twin``: compare two trainings while both run, or a step with its own repetitions."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,12 +18,16 @@ from msprobe_core.errors import printable
 
 if TYPE_CHECKING:
     from msprobe_core.locate.result import LocateResult
+    from msprobe_core.twin.repeats import StepRepeats
     from msprobe_core.twin.watch import StepReport
+
+
+_MOST_SHOWN = 4
 
 
 @click.group()
 def twin() -> None:
-    """Compare two trainings through their recordings in a shared directory, while both run."""
+    """Compare two trainings while both run, or the repetitions of one step."""
 
 
 @twin.command()
@@ -72,6 +77,54 @@ def watch(*, offset: int, patience_s: float, **given: Any) -> int:
             show(lambda console: print_location(result, file, console), f"it is in {file}")  # noqa: B023
             break
     return found.told(asked.target, asked.golden, allows_incomplete=asked.allows_incomplete)
+
+
+@twin.command()
+@click.argument("run", type=click.Path(path_type=Path))
+def repeats(*, run: Path) -> int:
+    """Name the first call of a step that gives two results for one input.
+
+    RUN holds a step that was recorded inside of `repeats`, with its repetitions. Each step and rank is compared bit by
+    bit, in execution order.
+
+    Exit status: 0 if all repetitions are the same, 1 if one differs, 2 if that cannot be decided.
+    """
+    from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT, EXIT_FAILED
+    from msprobe_core.twin.repeats import read_repeats
+
+    found = list(read_repeats(run))
+    for one in found:
+        for line in _lines_on(one):
+            click.echo(printable(line))
+    if any(one.first is not None or one.lone for one in found):
+        return EXIT_DIFFERENT
+    return EXIT_FAILED if not found or any(one.incomplete for one in found) else EXIT_AGREES
+
+
+def _lines_on(one: StepRepeats) -> Iterator[str]:
+    where, first = f"step {one.step}, {one.unit}", one.first
+    if first is None:
+        yield f"{where}: {one.num_calls:,} calls are bitwise the same in {one.num_runs} runs"
+    elif first.inputs:
+        before = f"after {one.before}" if one.before else "before the first call"
+        yield (
+            f"{where}: the first difference is an input of {first.entry} ({', '.join(first.inputs)}): it already "
+            f"differed, and no recorded call made it; look at what runs {before}, or record level mix"
+        )
+    else:
+        yield (
+            f"{where}: {first.entry} gives several results for one input in {one.num_runs} runs "
+            f"({', '.join(first.outputs)}); its inputs are bitwise the same"
+        )
+    if others := [entry for entry in one.causes if first is None or entry != first.entry]:
+        yield (
+            f"  {'other ' if one.first and not one.first.inputs else ''}calls that give several results for one input, "
+            f"modules around others included: {len(others)}: {', '.join(others[:_MOST_SHOWN])}"
+        )
+    if one.lone:
+        yield f"  {len(one.lone)} calls are made in some of the runs only, first {one.lone[0]}"
+    for path in one.incomplete:
+        yield f"  {path} ended early"
 
 
 @dataclass

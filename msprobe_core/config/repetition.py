@@ -20,6 +20,7 @@ ORDER_VARIABLE = "MSPROBE_PERTURB"
 
 CALIBRATION_DIRECTORY = "calibration"
 SHADOW_DIRECTORY = "shadow"
+REPEATS_DIRECTORY = "repeats"
 
 
 class RepetitionOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,20 +1,22 @@
 """Two jobs that record while they train: the follower in its training, and ``msprobe twin watch``."""
 
+import itertools
 import json
 import re
 import shutil
 
 import pytest
 from click.testing import CliRunner
-from numpy_layers import Array, ArrayFramework, Network, train_step
+from numpy_layers import Array, ArrayFramework, Network, PerturbedFramework, train_step
 
 from msprobe_core import PrecisionDebugger
 from msprobe_core.capture.features import reference_run
 from msprobe_core.cli.twin import twin as command
 from msprobe_core.config import load_config
-from msprobe_core.errors import ConfigError, StoreError
+from msprobe_core.errors import CompareError, ConfigError, StoreError
 from msprobe_core.locate.engine import LocateOptions
 from msprobe_core.locate.result import LocateVerdict
+from msprobe_core.recording import repeats
 from msprobe_core.store.following import Progress, growth_of
 from msprobe_core.twin import follower as follower_module
 from msprobe_core.twin.watch import Watch
@@ -355,3 +357,99 @@ def test_the_exit_status_says_whether_all_was_judged(jobs, tmp_path, num_leader,
     done = CliRunner().invoke(command, [*arguments, "-o", str(tmp_path / "out")], standalone_mode=False)
     assert done.return_value == status, done.output
     assert not (tmp_path / "out").exists()
+
+
+# --- repetitions of a step ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def repeated_step(tmp_path):
+    """Return a function that records step 1 of 2 with two repetitions, and invokes the command."""
+
+    class ArrayDebugger(PrecisionDebugger):
+        framework_name = "numpy"
+
+        def _framework(self, model):
+            return PerturbedFramework()
+
+    def run(prepare, mode="hash"):
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps({"task": "statistics", "step": [1], "statistics": {"summary_mode": mode}}))
+        debugger = ArrayDebugger(path, dump_path=tmp_path / "run", level="mix")
+        model = Network()
+        prepare(model)
+        losses = []
+        try:
+            for _ in range(3):
+                with repeats(debugger, model) as runs:
+                    for one in runs:
+                        loss = train_step(model)
+                        if one.is_golden:
+                            losses.append(loss)
+                debugger.step()
+        finally:
+            debugger.close()
+        done = CliRunner().invoke(command, ["repeats", str(tmp_path / "run")], standalone_mode=False)
+        return losses, done
+
+    return run
+
+
+def varying_relu(model):
+    """The activation gives another result each time."""
+    numbers = itertools.count(1)
+
+    class Varying(type(model.middle)):
+        def forward(self, x):
+            return Array(super().forward(x).values * (1 + 1e-12 * next(numbers)), requires_grad=True)
+
+    Varying.__name__ = "Relu"
+    model.middle = Varying()
+
+
+def varying_between(model):
+    """The activation gets another input each time, made by nothing that is recorded."""
+    numbers = itertools.count(1)
+
+    class Varying(Network):
+        def forward(self, x):
+            made = self.first.forward(x)
+            made.values *= 1 + 1e-12 * next(numbers)
+            return self.last.forward(self.middle.forward(made), scale=0.5)
+
+    model.__class__ = Varying
+
+
+def test_repetitions_that_are_the_same(repeated_step, tmp_path):
+    losses, done = repeated_step(lambda _: None)
+    assert done.return_value == 0, done.output
+    assert "calls are bitwise the same in 3 runs" in done.output
+    model = Network()
+    assert losses == [train_step(model) for _ in range(3)]
+    assert not (tmp_path / "run" / "repeats" / "run1" / "step0").exists()
+
+
+def test_the_first_call_that_gives_several_results_for_one_input_is_named(repeated_step):
+    _, done = repeated_step(varying_relu)
+    assert done.return_value == 1, done.output
+    assert f"{FAULTY} gives several results for one input in 3 runs (0); its inputs are bitwise the same" in done.output
+
+
+def test_an_input_that_already_differed_is_said_to(repeated_step):
+    _, done = repeated_step(varying_between)
+    assert done.return_value == 1, done.output
+    assert f"the first difference is an input of {FAULTY} (0): it already differed" in done.output
+    assert "look at what runs after Module.first.Dense.forward.0" in done.output
+
+
+@pytest.mark.parametrize("mode", ["statistics", "sketch"])
+def test_repetitions_need_checksums(repeated_step, mode):
+    with pytest.raises(ConfigError, match="does not show every difference; take one of hash, md5, xor"):
+        repeated_step(lambda _: None, mode)
+
+
+def test_a_run_without_repetitions_is_refused(record, tmp_path):
+    record("run")
+    done = CliRunner().invoke(command, ["repeats", str(tmp_path / "run")], standalone_mode=False)
+    assert isinstance(done.exception, CompareError)
+    assert "has no repetitions" in str(done.exception)

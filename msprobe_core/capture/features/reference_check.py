@@ -34,7 +34,7 @@ _INPUTS = frozenset({"input", "kwargs"})
 _OUTPUT = "output"
 
 
-class _Sum(NamedTuple):
+class TensorSum(NamedTuple):
     """Shape and checksum of a tensor, for comparison."""
 
     shape: str
@@ -47,18 +47,19 @@ class _Sum(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _BenchCall:
-    """One entry of the earlier run: its tensors by path."""
+class RecordedSums:
+    """One entry of a dump: shapes and checksums of its tensors by path."""
 
     is_backward: bool
-    inputs: dict[str, _Sum] = field(default_factory=dict[str, _Sum])
-    outputs: dict[str, _Sum] = field(default_factory=dict[str, _Sum])
-    parameters: dict[str, _Sum] = field(default_factory=dict[str, _Sum])
+    inputs: dict[str, TensorSum] = field(default_factory=dict[str, TensorSum])
+    outputs: dict[str, TensorSum] = field(default_factory=dict[str, TensorSum])
+    parameters: dict[str, TensorSum] = field(default_factory=dict[str, TensorSum])
+    gradients: dict[str, TensorSum] = field(default_factory=dict[str, TensorSum])
 
-    def part(self, role: str) -> dict[str, _Sum] | None:
-        """Return the tensors of one side; ``None`` for parameter gradients."""
-        parts = {Role.INPUT.value: self.inputs, Role.OUTPUT.value: self.outputs, Role.PARAMETERS.value: self.parameters}
-        return parts.get(role)
+    def part(self, role: Role) -> dict[str, TensorSum]:
+        """Return the tensors of one role."""
+        parts = {Role.INPUT: self.inputs, Role.OUTPUT: self.outputs, Role.PARAMETERS: self.parameters}
+        return parts.get(role, self.gradients)
 
 
 @dataclass(slots=True)
@@ -106,7 +107,7 @@ class BenchCheck(Feature):
         self._save = save
         self._end = end
         self._step = 0
-        self._bench: Mapping[str, _BenchCall] = {}
+        self._bench: Mapping[str, RecordedSums] = {}
         self._form: tuple[bool, int] | None = None
         self._pending: dict[str, list[_Held] | None] = {}
         self._held_bytes = 0
@@ -140,7 +141,7 @@ class BenchCheck(Feature):
             self._reference.await_unit(step, rank)
             unit, notes = self._reference.unit(step, rank)
             earlier = read_dump(unit.directory)
-            self._bench = _calls_in(earlier)
+            self._bench = calls_in(earlier)
         except Exception as error:  # noqa: BLE001  # including errors of a third-party reader
             _logger.warning("bench_path: step %d is not checked: %s", step, error)
             return
@@ -268,28 +269,33 @@ def reference_of(options: TwinOptions) -> ReferenceRun:
     return ReferenceRun(Path(options.leader).expanduser().absolute(), options.offset, options.wait)
 
 
-def _sum_of(value: TensorValue) -> _Sum:
-    return _Sum(str(list(value.meta.shape)), value.digest.checksum)
+def _sum_of(value: TensorValue) -> TensorSum:
+    return TensorSum(str(list(value.meta.shape)), value.digest.checksum)
 
 
-def _differ(found: _Sum, bench: _BenchCall, path: str) -> bool:
+def _differ(found: TensorSum, bench: RecordedSums, path: str) -> bool:
     other = bench.outputs.get(path)
-    if other is None or other.shape != found.shape or None in (other.checksum, found.checksum):
+    return other is not None and are_different(found, other)
+
+
+def are_different(one: TensorSum, other: TensorSum) -> bool:
+    """Whether two tensors of one shape are known to have different contents."""
+    if one.shape != other.shape or None in (one.checksum, other.checksum):
         return False
-    return other.checksum != found.checksum
+    return one.checksum != other.checksum
 
 
-def _calls_in(dump: Dump) -> dict[str, _BenchCall]:
+def calls_in(dump: Dump) -> dict[str, RecordedSums]:
+    """Return the entries of a dump by name, in execution order."""
     from msprobe_core.store.frame import RowKind  # imports polars
 
     frame = dump.frame
     frame = frame.filter(frame["kind"] == RowKind.TENSOR.value)
-    calls: dict[str, _BenchCall] = {}
+    calls: dict[str, RecordedSums] = {}
     for entry, role, phase, key, shape, checksum in frame.select(
         "entry", "role", "phase", "key", "shape", "checksum"
     ).iter_rows():
-        call = calls.setdefault(entry, _BenchCall(phase == Phase.BACKWARD.value))
-        part = call.part(role)
-        if part is not None:
-            part[key.removeprefix(names.row_name(entry, Role(role), ""))] = _Sum(shape, checksum)
+        call = calls.setdefault(entry, RecordedSums(phase == Phase.BACKWARD.value))
+        path = key.removeprefix(names.row_name(entry, Role(role), ""))
+        call.part(Role(role))[path] = TensorSum(shape, checksum)
     return calls

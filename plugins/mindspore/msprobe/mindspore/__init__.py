@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from msprobe.mindspore.monitor import TrainerMon
     from msprobe.mindspore.saving import save, save_grad, step
     from msprobe_core.comparison import compare, compare_distributed
-    from msprobe_core.recording import calibration, module_dump, module_dump_end
+    from msprobe_core.recording import calibration, module_dump, module_dump_end, repeats
 else:  # imported on first use: finding this plugin must not import MindSpore
     __getattr__ = lazy_names(
         __name__,
@@ -31,7 +31,7 @@ else:  # imported on first use: finding this plugin must not import MindSpore
             "msprobe.mindspore.monitor": "TrainerMon",
             "msprobe.mindspore.saving": "save save_grad step",
             "msprobe_core.comparison": "compare compare_distributed",
-            "msprobe_core.recording": "calibration module_dump module_dump_end",
+            "msprobe_core.recording": "calibration module_dump module_dump_end repeats",
         },
         former_attribute,
     )
@@ -47,6 +47,7 @@ __all__ = [
     "module_dump",
     "module_dump_end",
     "random_save",
+    "repeats",
     "save",
     "save_grad",
     "seed_all",

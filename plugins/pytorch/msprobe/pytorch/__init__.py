@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from msprobe.pytorch.debugger import PrecisionDebugger, module_dump, module_dump_end
     from msprobe.pytorch.monitor import TrainerMon, TrainerMonitorV2
     from msprobe_core.comparison import compare, compare_distributed
-    from msprobe_core.recording import bisect_step, calibration
+    from msprobe_core.recording import bisect_step, calibration, repeats
 else:  # imported on first use: finding this plugin must not import torch
     __getattr__ = lazy_names(
         __name__,
@@ -30,7 +30,7 @@ else:  # imported on first use: finding this plugin must not import torch
             "msprobe.pytorch.debugger": "PrecisionDebugger module_dump module_dump_end",
             "msprobe.pytorch.monitor": "TrainerMon TrainerMonitorV2",
             "msprobe_core.comparison": "compare compare_distributed",
-            "msprobe_core.recording": "bisect_step calibration",
+            "msprobe_core.recording": "bisect_step calibration repeats",
         },
         former_attribute,
     )
@@ -48,6 +48,7 @@ __all__ = [
     "module_dump",
     "module_dump_end",
     "random_save",
+    "repeats",
     "seed_all",
     "shadow_step",
 ]
