@@ -305,8 +305,8 @@ def record(
     return True
 
 
-def record_job(run: Path, architecture: Architecture, planted: Planted | None, golden: Path | None) -> Path:
-    """Record the ranks of a job one after another; those that are not stale are the golden run's, if it is given."""
+def record_job(run: Path, architecture: Architecture, planted: Planted | None, golden: Path | None) -> bool:
+    """Record the ranks of a job in turn, those that are not stale from a golden run; return whether that can be had."""
     for rank in range(NUM_RANKS):
         if golden is not None and rank != STALE:
             shutil.copytree(golden / "step0" / f"rank{rank}", run / "step0" / f"rank{rank}")
@@ -314,11 +314,12 @@ def record_job(run: Path, architecture: Architecture, planted: Planted | None, g
         torch.distributed.init_process_group("fake", rank=rank, world_size=NUM_RANKS, store=FakeStore())
         try:
             part = run.with_name(f"{run.name}.{rank}")
-            record(part, architecture, planted or HEALTHY, nullcontext)
+            if not record(part, architecture, planted or HEALTHY, nullcontext):
+                return False
         finally:
             torch.distributed.destroy_process_group()
         shutil.copytree(part / "step0", run / "step0", dirs_exist_ok=True)
-    return run
+    return True
 
 
 # --- counting --------------------------------------------------------------------------------------------------------
@@ -369,7 +370,8 @@ def of_one(
                     record(goldens[key], architecture, HEALTHY, planted.both)
             target = root / f"target{number}"
             if planted.is_stale:
-                record_job(target, architecture, planted, goldens[key])
+                if not record_job(target, architecture, planted, goldens[key]):
+                    continue
                 differences = check_ranks(read_run(target)).differences
                 counts[f"{title} (--ranks)"].add(name, title, planted.expected, differences)
             elif not record(target, architecture, planted, planted.both):

@@ -188,7 +188,10 @@ def less_rotary(given: dict[str, Any]) -> dict[str, Any]:
 def in_slices(batch: dict[str, Any], size: int) -> dict[str, Any]:
     """Return a batch whose samples are cut."""
     batch["input_ids"]
-    return {key: each[:, :size] if torch.is_tensor(each) and each.ndim == 2 else each for key, each in batch.items()}
+    return {
+        key: each[:, :size].contiguous() if torch.is_tensor(each) and each.ndim == 2 else each
+        for key, each in batch.items()
+    }
 
 
 def one_element(batch: dict[str, Any]) -> dict[str, Any]:

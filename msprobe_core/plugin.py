@@ -78,6 +78,7 @@ from msprobe_core.protocols.capabilities import (
     DescribingFramework,
     DeviceGauge,
     DeviceReplayingFramework,
+    ForwardDescribingFramework,
     Fp8Reducer,
     KernelChecker,
     KernelDump,
@@ -157,11 +158,11 @@ __all__ = [  # noqa: RUF022  # by purpose
     "Framework", "FrameworkOffer", "NamedModel", "AttachOptions", "Attachment", "Reducer", "Removable",
     # Optional capabilities of a framework
     "CallWatcher", "CheckingFramework", "CommunicatingFramework", "CompilingFramework", "DataWatchingFramework",
-    "DescribingFramework", "DeviceGauge", "DeviceReplayingFramework", "Fp8Reducer", "KernelChecker", "KernelDump",
-    "KernelDumper", "LinearFramework", "MeasuringFramework", "MonitoringFramework", "OperatorFramework",
-    "PendingRows", "PerturbingFramework", "RaisedModules", "RaisingFramework", "ReplayingFramework",
-    "ScriptingFramework", "TrainerFramework", "TrainingState", "UpdateObservingFramework", "UpdatingFramework",
-    "WatchingFramework",
+    "DescribingFramework", "DeviceGauge", "DeviceReplayingFramework", "ForwardDescribingFramework", "Fp8Reducer",
+    "KernelChecker", "KernelDump", "KernelDumper", "LinearFramework", "MeasuringFramework", "MonitoringFramework",
+    "OperatorFramework", "PendingRows", "PerturbingFramework", "RaisedModules", "RaisingFramework",
+    "ReplayingFramework", "ScriptingFramework", "TrainerFramework", "TrainingState", "UpdateObservingFramework",
+    "UpdatingFramework", "WatchingFramework",
     # Recording
     "Call", "CallRecorder", "FeatureOffer",
     # Storage

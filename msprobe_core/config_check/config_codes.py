@@ -29,6 +29,7 @@ class ConfigCode(Code):
     OPTIMIZER_NUMBER = "config.optimizer.number"
     OPTIMIZER_GROUPS = "config.optimizer.groups"
     OPTIMIZER_MEMBERS = "config.optimizer.members"
+    OPTIMIZER_LOST = "config.optimizer.lost"
 
     RANDOM_SEED = "config.random.seed"
     RANDOM_STATE = "config.random.state"
@@ -48,6 +49,7 @@ class ConfigCode(Code):
     WHY_DEFAULT = "config.why.default"
     WHY_HARMLESS = "config.why.harmless"
     WHY_FOLLOWS = "config.why.follows"
+    WHY_NEUTRAL_HOOK = "config.why.neutral-hook"
     WHY_ALIAS = "config.why.alias"
     WHY_SIMILAR = "config.why.similar"
     WHY_OTHER_DEVICE = "config.why.other-device"

@@ -129,7 +129,9 @@ def _sections(target: Manifest, golden: Manifest, sides: Sides, other_parts: Fin
     yield _switches(target.run.switches, golden.run.switches, sides)
     models = compare_models(target.run.models, golden.run.models, sides, other_parts)
     yield from models
-    yield compare_optimizers(target.run.optimizers, golden.run.optimizers, sides, models[1].differences)
+    yield compare_optimizers(
+        target.run.optimizers, golden.run.optimizers, sides, [each for one in models for each in one.differences]
+    )
     yield _parallel(target, golden)
     yield _random(target.run.generators, golden.run.generators)
     yield compare_data(target.data, golden.data)
@@ -245,10 +247,20 @@ def _switches(target: Mapping[str, Scalar], golden: Mapping[str, Scalar], sides:
     return section_result(Section.SWITCHES, len(target.keys() & golden.keys()), _one_of_precision(found))
 
 
+_DETERMINISTIC, _WARN_ONLY = "deterministic_algorithms", "deterministic_warn_only"
+
+
 def _one_of_precision(differences: Iterable[Difference]) -> Iterator[Difference]:
-    """Yield switches; of those of the precision of float32, which set each other, only the first matters."""
+    """Yield switches; of those of the precision of float32, which set each other, only the first matters.
+
+    Whether deterministic algorithms only warn follows from whether they are asked for, if that differs.
+    """
+    differences = list(differences)
     first: str | None = None
     for each in differences:
+        if each.path == _WARN_ONLY and any(one.path == _DETERMINISTIC for one in differences):
+            yield demoted(each, follows(_DETERMINISTIC))
+            continue
         if each.severity is Severity.ERROR and is_about_float32(each.path):
             if first is not None:
                 yield demoted(each, follows(first))

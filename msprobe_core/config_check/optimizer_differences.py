@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from msprobe_core import names
@@ -16,6 +16,7 @@ from msprobe_core.config_check.sides import (
     following,
     follows,
     lone,
+    main_code,
     may_follow,
     said,
     section_result,
@@ -34,7 +35,7 @@ def compare_optimizers(
         target: Optimizers of the target.
         golden: Optimizers of the golden run.
         sides: The two sides.
-        parameters: Differences of the parameters: another dtype of a parameter's state follows from its own.
+        parameters: Differences of modules and parameters: another dtype of a parameter's state follows from its own.
     """
     found: list[Difference] = []
     if len(target) != len(golden) and target and golden:
@@ -74,9 +75,12 @@ def _optimizer(
     prefix: str, target: Optimizer, golden: Optimizer, sides: Sides, parameters: Sequence[Difference]
 ) -> Iterator[Difference]:
     classes = _class(target), _class(golden)
-    if classes[0].lower() != classes[1].lower():
+    is_other_class = classes[0].lower() != classes[1].lower()
+    if is_other_class:
         yield valued(Section.OPTIMIZER, f"{prefix}type", classes, Severity.ERROR)
-    groups = _once(_groups(prefix, target.groups, golden.groups, sides))
+    groups = _once(_groups(prefix, target.groups, golden.groups, sides, parameters))
+    # Another class has other settings.
+    groups = [_own_of_class(each, prefix) if is_other_class else each for each in groups]
     yield from groups
     defaults = [
         each
@@ -85,6 +89,7 @@ def _optimizer(
     ]
     # Groups have what took effect; defaults only if no group replaces them.
     for each in following(defaults, [one for one in groups if one.severity is not Severity.INFO]):
+        each = _own_of_class(each, prefix) if is_other_class else each  # noqa: PLW2901
         if each.severity is Severity.INFO or not _is_in_all_groups(each.path.removeprefix(prefix), target, golden):
             yield each
         else:
@@ -97,6 +102,13 @@ def _optimizer(
                 (one for one in parameters if one.path.endswith(".dtype") and _explains(one, own, other)), None
             )
             yield each if leader is None else demoted(each, follows(leader.path))
+
+
+def _own_of_class(difference: Difference, prefix: str) -> Difference:
+    """Return a difference; a setting that only one of two classes of optimizers has follows from the class."""
+    defines = difference.path.endswith(".decoupled_weight_decay")  # the one thing in which Adam and AdamW differ
+    is_setting = (defines or difference.only_on is not None) and difference.severity is not Severity.INFO
+    return demoted(difference, follows(f"{prefix}type")) if is_setting else difference
 
 
 def _explains(parameter: Difference, target: str, golden: str) -> bool:
@@ -113,9 +125,17 @@ def _once(differences: Iterator[Difference]) -> list[Difference]:
         first = found.get(key)
         found[key] = each if first is None else replace(first, count=first.count + 1)
     # A scheduler keeps the first learning rate beside the current one.
-    each_once = list(found.values())
+    each_once = [_without_first_rate(each, found.values()) for each in found.values()]
     leaders = [each for i, each in enumerate(each_once) if not any(may_follow(each, one) for one in each_once[:i])]
     return list(following(each_once, leaders))
+
+
+def _without_first_rate(difference: Difference, others: Iterable[Difference]) -> Difference:
+    """Return a difference; the first learning rate, which a scheduler keeps, is not one beside another current one."""
+    if not difference.path.endswith(".initial_lr") or difference.only_on is None:
+        return difference
+    current = next((each for each in others if each.path.endswith(".lr") and each.only_on is None), None)
+    return difference if current is None else demoted(difference, follows(current.path))
 
 
 def _is_in_all_groups(name: str, target: Optimizer, golden: Optimizer) -> bool:
@@ -146,7 +166,11 @@ def _setting(path: str, target: Scalar, golden: Scalar, only_on: str | None) -> 
 
 
 def _groups(
-    prefix: str, target: Sequence[ParameterGroup], golden: Sequence[ParameterGroup], sides: Sides
+    prefix: str,
+    target: Sequence[ParameterGroup],
+    golden: Sequence[ParameterGroup],
+    sides: Sides,
+    parameters: Sequence[Difference],
 ) -> Iterator[Difference]:
     if len(target) != len(golden):
         what = said(
@@ -154,23 +178,44 @@ def _groups(
             target=f"optimizer {prefix.rstrip('.') or '0'}", count=len(target), golden=len(golden),
         )  # fmt: skip
         yield _counted(f"{prefix}groups", len(target), len(golden), what)
+    every = [{name for group in groups for name in _names(group)} for groups in (target, golden)]
     for number, other_number in _paired(target, golden):
         own, other = target[number], golden[other_number]
         place = f"{prefix}groups.{number}"
         for name, value, also, only_on in _differing(own.settings, other.settings, sides):
             yield from _setting(f"{place}.{name}", value, also, only_on)
+        if sides.are_foreign:
+            continue
         extra = [each for each in _names(own) if each not in {*_names(other)}]
-        if extra and not sides.are_foreign:
-            what = said(ConfigCode.OPTIMIZER_MEMBERS, Severity.ERROR, count=len(extra), path=place, name=extra[0])
-            yield Difference(
-                section=Section.OPTIMIZER,
-                path=f"{place}.parameters",
-                target=len(own.parameters),
-                golden=len(other.parameters),
-                severity=Severity.ERROR,
-                finding=what,
-                count=len(extra),
-            )
+        lost = [each for each in _names(other) if each not in every[0]]
+        for names_, code in ((extra, ConfigCode.OPTIMIZER_MEMBERS), (lost, ConfigCode.OPTIMIZER_LOST)):
+            if names_:
+                each = _members(place, names_, (own, other), code)
+                # Parameters of modules that only one side has can be in its groups only.
+                lone = [name for name in names_ if name in every[0] and name in every[1]]
+                leader = next((one for one in parameters if _changes_members(one)), None)
+                yield each if leader is None or lone else demoted(each, follows(leader.path))
+
+
+def _changes_members(difference: Difference) -> bool:
+    """Whether a difference of modules or parameters is one of which parameters there are."""
+    missing = ConfigCode.PARAMETER_MISSING, ConfigCode.MODULE_MISSING
+    return main_code(difference) in missing or difference.path.endswith(".tied_to")
+
+
+def _members(
+    place: str, members: Sequence[str], groups: tuple[ParameterGroup, ParameterGroup], code: ConfigCode
+) -> Difference:
+    what = said(code, Severity.ERROR, count=len(members), path=place, name=members[0])
+    return Difference(
+        section=Section.OPTIMIZER,
+        path=f"{place}.parameters",
+        target=len(groups[0].parameters),
+        golden=len(groups[1].parameters),
+        severity=Severity.ERROR,
+        finding=what,
+        count=len(members),
+    )
 
 
 def _names(group: ParameterGroup) -> list[str]:

@@ -71,6 +71,8 @@ def check_ranks(run: Run) -> ConfigResult:
             number, deviations = _deviations({rank: manifests[rank] for rank in ranks}, facts_of, section, models)
             compared += number
             found += _differences(section, deviations, len(manifests))
+        if section is Section.OPTIMIZER:  # defaults, and what groups made of them
+            found = list(following(found, leaders(found)))
         if section is Section.MODEL:
             found = list(following(found, leaders([each for each in found if not each.path.startswith("config.")])))
             types = [each for each in found if each.path.endswith(".class") and each.severity is Severity.ERROR]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from msprobe_core.config_check.config_codes import ConfigCode
 from msprobe_core.config_check.differences import Difference, Section, SectionResult, Severity
 from msprobe_core.config_check.values import as_text, same
-from msprobe_core.findings import Field, Finding, Level
+from msprobe_core.findings import Code, Field, Finding, Level
 from msprobe_core.manifest.facts import Scalar
 from msprobe_core.protocols.trainers import ApiMap
 
@@ -51,6 +51,14 @@ def because(what: Finding, *reasons: Finding | None) -> Finding:
     """Return a finding with the reasons for its severity after it."""
     given = [each for each in reasons if each is not None]
     return Finding(ConfigCode.BOTH, what.level, {"sentences": [what, *given]}) if given else what
+
+
+def main_code(difference: Difference) -> Code:
+    """Return the code of what a difference says, without the reasons after it."""
+    found = difference.finding
+    sentences = found.fields.get("sentences") if found.code is ConfigCode.BOTH else None
+    first = sentences[0] if isinstance(sentences, Sequence) and sentences else None
+    return first.code if isinstance(first, Finding) else found.code
 
 
 def valued(

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from msprobe_core.manifest.facts import Optimizer, RunFacts
+from msprobe_core.manifest.facts import Optimizer, RunFacts, Scalar
 from msprobe_core.model import (
     CallScript,
     Digest,
@@ -538,6 +538,18 @@ class DataWatchingFramework(Protocol):
 
     def watch_data(self, models: Sequence[NamedModel], watcher: CallWatcher) -> Removable:
         """Report calls like `WatchingFramework.watch`, but possibly after them: what ``before`` returns is not used."""
+        ...
+
+
+@runtime_checkable
+class ForwardDescribingFramework(Protocol):
+    """Optional part of a `DescribingFramework` some of whose switches are set around the forward, such as autocast."""
+
+    def forward_switches(self) -> Mapping[str, Scalar]:
+        """Return the switches that hold for what this thread calls now, under the names that `run_facts` gives them.
+
+        Called when a model that was given to ``start`` is first called in the first recorded step.
+        """
         ...
 
 

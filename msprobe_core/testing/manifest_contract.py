@@ -18,7 +18,7 @@ from msprobe_core.config import load_config
 from msprobe_core.fingerprint.hashing import hash_of
 from msprobe_core.manifest.facts import RunFacts
 from msprobe_core.plugins import registry
-from msprobe_core.protocols.capabilities import DescribingFramework
+from msprobe_core.protocols.capabilities import DescribingFramework, ForwardDescribingFramework
 from msprobe_core.store.manifest_file import DATA_ROWS_FILE, MANIFEST_FILE, read_data_rows, read_manifest
 from msprobe_core.testing.rig import MonitoredRig
 
@@ -67,6 +67,14 @@ class ManifestContract:
             return Session(config, rig.framework, registry().processors(), registry().writers())
 
         return make
+
+    def test_switches_of_a_forward_have_the_names_of_those_of_the_run(self, framework: DescribingFramework) -> None:
+        """They replace them in the manifest."""
+        if not isinstance(framework, ForwardDescribingFramework):
+            pytest.skip("no switch is set around a forward")
+        switches = framework.forward_switches()
+        assert switches
+        assert switches.keys() <= framework.run_facts([]).switches.keys()
 
     def test_the_model_is_described(self, rig: MonitoredRig, framework: DescribingFramework) -> None:
         """Every module and parameter once, with shape and dtype, each module before its children."""

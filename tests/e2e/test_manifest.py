@@ -186,6 +186,30 @@ def test_switches_are_those_in_effect(record, tmp_path):
     assert switches["grad_enabled"] is True
 
 
+def test_autocast_that_is_entered_after_start_is_seen_and_changes_nothing(record, tmp_path):
+    def train(model, optimizer, step):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = model(torch.randn(6, 4)).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    assert_equal_runs(record(tiny, train=train), record(tiny, train=train, recorded=False))
+    assert manifest_in(tmp_path / "run").run.switches["autocast.cpu"] == "bfloat16"
+
+
+def test_flushed_denormals_are_seen(record, tmp_path):
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot")
+    try:
+        record(tiny, train=train_tiny, name="flushed")
+    finally:
+        torch.set_flush_denormal(False)
+    record(tiny, train=train_tiny, name="kept")
+    found = [manifest_in(tmp_path / name).run.switches["flush_denormal"] for name in ("flushed", "kept")]
+    assert found == [True, False]
+
+
 def test_a_compiled_model_is_described_and_unchanged(record, tmp_path):
     def make():
         model, optimizer = tiny()

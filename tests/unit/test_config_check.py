@@ -257,6 +257,55 @@ def test_states_of_an_optimizer_follow_the_dtype_of_their_parameters(dtype, stat
     assert severity is (Severity.INFO if follows else Severity.ERROR)
 
 
+def of(modules=(), optimizers=(), **settings):
+    """Return the manifest with other modules and optimizers."""
+    run = manifest().run
+    models = (Model(modules=(Module(path="", type="x.Net"), *modules), settings=settings),)
+    return msgspec.structs.replace(manifest(), run=msgspec.structs.replace(run, models=models, optimizers=optimizers))
+
+
+def linear(path, rows=4, columns=8, kind="torch.nn.Linear", names=("weight", "bias"), hooks=None, **settings):
+    shapes = {"weight": (rows, columns), "bias": (rows,)}
+    parameters = tuple(Parameter(name=name, shape=shapes[name], dtype="float32") for name in names)
+    own = {"out_features": rows, "in_features": columns, **settings}
+    return Module(path=path, type=kind, settings=own, parameters=parameters, hooks=hooks or {})
+
+
+def adam(*groups, kind="torch.optim.AdamW", **settings):
+    made = tuple(ParameterGroup(settings={"lr": 1e-3, **settings}, parameters=names) for names in groups)
+    return (Optimizer(type=kind, defaults={"lr": 1e-3}, groups=made),)
+
+
+FIRST, SECOND = linear("a"), linear("b", 8, 4)
+NAMES = ("a.weight", "a.bias"), ("b.weight", "b.bias")
+RESTORED = {"forward": ("transformers.PreTrainedModel.make_inputs_require_grads",)}
+
+
+@pytest.mark.parametrize(
+    ("target", "golden", "paths"),
+    [
+        (of((FIRST, SECOND), adam(NAMES[0], NAMES[1][:1])), of((FIRST, SECOND), adam(*NAMES)), ["groups.1.parameters"]),
+        (of((FIRST,), adam(NAMES[0])), of((FIRST, SECOND), adam((*NAMES[0], *NAMES[1]))), ["b"]),
+        (of((FIRST,), num_layers=1), of((FIRST, SECOND), num_layers=2), ["b"]),
+        (of(optimizers=adam((), kind="o.Adam", extra=1)), of(optimizers=adam((), other=2)), ["type"]),
+        (of(optimizers=adam((), lr=5e-4, initial_lr=1e-3)), of(optimizers=adam(())), ["groups.0.lr"]),
+        (of((linear("a", 6), linear("b", 8, 6))), of((FIRST, SECOND)), ["a.out_features"]),
+        (of((linear("a", kind="torch.nn.Identity", names=()),)), of((FIRST,)), ["a"]),
+        (of((linear("a", names=("weight",), bias=False),)), of((linear("a", bias=True),)), ["a.bias"]),
+        (of((linear("a", hooks=RESTORED),)), of((FIRST,)), []),
+        (of((linear("a", hooks={"forward": ("mine",)}),)), of((FIRST,)), ["a.forward"]),
+        (
+            of((linear("a", rotary_ndims=4),), rotary_factor=0.5),
+            of((linear("a", rotary_ndims=2),), rotary_factor=0.25),
+            ["a.rotary_ndims"],
+        ),
+    ],
+)
+def test_what_follows_from_another_difference_is_not_one(target, golden, paths):
+    found = compare_manifests(target, golden).differences
+    assert [each.path for each in found if each.severity is not Severity.INFO] == paths
+
+
 def test_data_are_said_to_be_shifted():
     (found,) = compare_manifests(manifest(rows="bcde"), manifest()).differences
     assert found.finding.text == "args.0 begins 1 sample later than the golden run's, and is the same from there"

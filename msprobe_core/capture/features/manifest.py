@@ -19,10 +19,11 @@ from msprobe_core.capture.forward_window import ForwardWindow
 from msprobe_core.fingerprint.rows import ordered_hash, unordered_hash
 from msprobe_core.guard import UserCodeError, kept, reason_of
 from msprobe_core.manifest.cleaning import cleaned_optimizers
-from msprobe_core.manifest.facts import DataRows, Manifest
+from msprobe_core.manifest.facts import DataRows, Manifest, Scalar
 from msprobe_core.protocols.capabilities import (
     DataWatchingFramework,
     DescribingFramework,
+    ForwardDescribingFramework,
     PendingRows,
     UpdateObservingFramework,
     WatchingFramework,
@@ -138,6 +139,7 @@ class ManifestRecording(Feature):
         with self._noting("data"):
             self._fetch()
         if self._is_first:
+            self._add_switches()
             with self._noting("optimizers"):
                 self._find_optimizers()
             self._write()
@@ -170,6 +172,13 @@ class ManifestRecording(Feature):
         found = tuple(self._describes.optimizers_of(self._models))
         if found:
             run = msgspec.structs.replace(self._manifest.run, optimizers=cleaned_optimizers(found))
+            self._manifest = msgspec.structs.replace(self._manifest, run=run)
+
+    def _add_switches(self) -> None:
+        """Replace switches by those of the first forward, around which programs enter autocast."""
+        if self._rows is not None and self._rows.switches and self._manifest is not None:
+            switches = {**self._manifest.run.switches, **self._rows.switches}
+            run = msgspec.structs.replace(self._manifest.run, switches=switches)
             self._manifest = msgspec.structs.replace(self._manifest, run=run)
 
     def _write(self) -> None:
@@ -221,6 +230,7 @@ class _RowWatcher:
         self._pending: list[_Pending] = []
         self._num_calls: dict[str, int] = {}
         self._num_inputs = 0
+        self._switches: Mapping[str, Scalar] | None = None
         self._names: frozenset[str] = frozenset()
         self._forwards: ForwardWindow | None = None
 
@@ -238,6 +248,7 @@ class _RowWatcher:
         if self._forwards is not None and not self._forwards.is_inside:
             return
         try:
+            self._read_switches()
             with self._lock:
                 micro_step = self._num_calls.get(stem, 0)
                 self._num_calls[stem] = micro_step + 1
@@ -256,6 +267,17 @@ class _RowWatcher:
 
     def after(self, stem: str) -> None:
         """Do nothing."""
+
+    @property
+    def switches(self) -> Mapping[str, Scalar]:
+        """Switches that held for the first forward."""
+        return self._switches or {}
+
+    def _read_switches(self) -> None:
+        if self._switches is None:
+            self._switches = {}  # first: what fails once is not tried again
+            if isinstance(self._framework, ForwardDescribingFramework):
+                self._switches = self._framework.forward_switches()
 
     def _hash(self, name: str, tensor: Any, micro_step: int) -> None:
         if self._num_inputs >= _MOST_INPUTS:

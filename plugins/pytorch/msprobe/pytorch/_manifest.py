@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -57,6 +57,10 @@ class Describing:
             )
         assert facts is not None
         return facts
+
+    def forward_switches(self) -> Mapping[str, Scalar]:
+        """Read what contexts around a forward set."""
+        return _switches(_OF_FORWARD)
 
     def optimizers_of(self, models: Sequence[NamedModel]) -> Sequence[Optimizer]:
         """Describe those that have stepped or, if none has, those that exist."""
@@ -113,12 +117,12 @@ def _runtime_of(name: str) -> str | None:
 # --- switches ---------------------------------------------------------------------------------------------------------
 
 
-def _switches() -> dict[str, Scalar]:
+def _switches(names: Iterable[str] | None = None) -> dict[str, Scalar]:
     """Return what changes the arithmetic of the whole process; what a release lacks is left out."""
     found: dict[str, Scalar] = {}
-    for name, read in _READERS.items():
+    for name in _READERS if names is None else names:
         try:
-            value = read()
+            value = _READERS[name]()
         except Exception:  # noqa: BLE001, S112  # a release without it, or a device that is not there
             continue
         found |= flattened(value, prefix=name)
@@ -179,6 +183,12 @@ def _compiler() -> dict[str, Any]:
     return found
 
 
+_TWO = float("2")
+"""Not a literal, with which the compiler would divide."""
+
+_OF_FORWARD = ("autocast", "grad_enabled", "inference_mode", "default_dtype")
+"""Switches that contexts around a forward set."""
+
 _READERS: Mapping[str, _Read] = {
     "deterministic_algorithms": torch.are_deterministic_algorithms_enabled,
     "deterministic_warn_only": torch.is_deterministic_algorithms_warn_only_enabled,
@@ -214,7 +224,7 @@ _READERS: Mapping[str, _Read] = {
     "default_device": lambda: str(cast("Any", torch.utils)._device.CURRENT_DEVICE),
     "num_threads": torch.get_num_threads,
     "num_interop_threads": torch.get_num_interop_threads,
-    "flush_denormal": lambda: cast("Any", torch._C)._get_flush_denormal(),
+    "flush_denormal": lambda: sys.float_info.min / _TWO == 0,  # the processor's mode, which Python's numbers show
     "cpu_capability": lambda: cast("Any", torch.backends.cpu).get_cpu_capability(),
     "anomaly_mode": torch.is_anomaly_enabled,
     "compile": _compiler,
