@@ -4,6 +4,7 @@ Each is an action on a module of verl once that is imported; `verl_cpu_ext` runs
 in `verl_cpu_engine`.
 """
 
+import functools
 import os
 
 
@@ -13,12 +14,11 @@ def _wrap(owner, name, make):
 
 def _advantages(module):
     """Normalise rewards over the batch instead of over the samples of one prompt."""
-    right = module.ADV_ESTIMATOR_REGISTRY["grpo"]
 
-    def wrong(*args, index=None, **kwargs):
-        return right(*args, index=[0] * len(index), **kwargs)
+    def make(right):
+        return lambda *args, index=None, **kwargs: right(*args, index=[0] * len(index), **kwargs)
 
-    module.ADV_ESTIMATOR_REGISTRY["grpo"] = wrong
+    _wrap(module, "compute_grpo_outcome_advantage", make)
 
 
 def _shuffled_rewards(module):
@@ -40,12 +40,12 @@ def _aliased_reference(module):
     """Let the reference have the actor's model."""
 
     def make(right):
+        @functools.wraps(right)  # with the attributes that say how calls are dispatched
         def init(self, *args, **kwargs):
             found = right(self, *args, **kwargs)
             self.ref.engine.module = self.actor.engine.module
             return found
 
-        init.__dict__.update(right.__dict__)
         return init
 
     _wrap(module.ActorRolloutRefWorker, "init_model", make)
@@ -74,6 +74,7 @@ def _dropout(module):
     import torch
 
     def make(right):
+        @functools.wraps(right)
         def infer(self, *args, **kwargs):
             handles = [
                 layer.register_forward_hook(lambda _m, _i, out: torch.nn.functional.dropout(out, 0.1, training=True))
@@ -86,7 +87,6 @@ def _dropout(module):
                 for handle in handles:
                     handle.remove()
 
-        infer.__dict__.update(right.__dict__)
         return infer
 
     _wrap(module.TrainingWorker, "infer_batch", make)

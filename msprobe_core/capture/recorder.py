@@ -60,6 +60,10 @@ class Recorder:
         self.reader = TensorReader(framework, processor, selection, keep_tensor=keep_tensor, slices=slices)
         self.forwards: ForwardWindow | None = None  # ``token_range``; None: no restriction
         self.is_single = False  # whether only one module is recorded, which reports through `SingleModuleRecorder`
+        self.has_fixed_parameters = (
+            False  # whether a module's parameters are recorded with its first call of a step only
+        )
+        self._with_parameters: set[str] = set()
         self._selection = selection
         self._tree = CallTree(self.record, tracks_parents=tracks_parents)
         self._selector = CallSelector(selection, self._tree, stacks, expands_modules=expands_modules)
@@ -189,6 +193,10 @@ class Recorder:
     def record_parameters(self, call: RecordedCall, parameters: Mapping[str, Any]) -> None:
         """Record the module's own parameters."""
         if call.entry is not None and self._takes_parameters[False]:
+            stem = call.stem or call.name
+            if self.has_fixed_parameters and stem in self._with_parameters:
+                return
+            self._with_parameters.add(stem)
             call.entry.parameters = self._values.named(parameters, self.reader.taker(call.name, "parameters"))
 
     def record_outputs(self, call: RecordedCall, output: Any, unset: Sequence[Any] = ()) -> None:
@@ -232,6 +240,7 @@ class Recorder:
         """Begin a new step: all indices start at 0, and late gradients of the old step are ignored."""
         with self._lock:
             self.record.next_step()
+            self._with_parameters.clear()
             for part in (self._tree, self._backwards, self._parameters, self._batches):
                 part.reset()
             self._selection.restart()

@@ -104,6 +104,10 @@ class Session:
         if self._schedule.may_act:
             self._windows.check()
 
+    def fix_parameters(self, *, are_fixed: bool) -> None:
+        """Set whether parameters do not change within a step, so that each module's are recorded once."""
+        self._recorder.has_fixed_parameters = are_fixed
+
     def _end_recording(self, reason: str) -> None:
         """Stop recording; entries so far are written when the window ends."""
         self._output.break_off(reason)

@@ -63,8 +63,9 @@ class _Step:
 class Stage:
     """One pass through a stage; created by `StageRecorder.stage`. Its methods never raise, unless ``strict`` is set."""
 
-    def __init__(self, recorder: StageRecorder, name: str) -> None:
+    def __init__(self, recorder: StageRecorder, name: str, *, has_fixed_parameters: bool = False) -> None:
         self._recorder = recorder
+        self._has_fixed_parameters = has_fixed_parameters
         self.name = name
         """Name of the stage; may be changed before ``begin``."""
         self._step: _Step | None = None
@@ -98,6 +99,7 @@ class Stage:
             found = self._recorder.step_of(self.name, step, rank)
             if found is not None:
                 found.policy_version = policy_version
+                found.session.fix_parameters(are_fixed=self._has_fixed_parameters)
                 found.session.start(list(models), rank_id=found.rank)
                 self._step = found
 
@@ -218,9 +220,15 @@ class StageRecorder:
             self._current = None
             stage.end()
 
-    def open(self, name: str) -> Stage:
-        """Return a stage that ends when its ``end`` is called: for engines without a block around their work."""
-        stage = Stage(self, name)
+    def open(self, name: str, *, has_fixed_parameters: bool = False) -> Stage:
+        """Return a stage that ends when its ``end`` is called: for engines without a block around their work.
+
+        Args:
+            name: Name of the stage.
+            has_fixed_parameters: Whether no parameter changes while it runs: then those of a module are recorded with
+                its first call only, not with each token that is decoded.
+        """
+        stage = Stage(self, name, has_fixed_parameters=has_fixed_parameters)
         self._opened.append(stage)
         return stage
 

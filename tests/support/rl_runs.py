@@ -158,6 +158,8 @@ class Recipe:
         retokenise: Whether the trainer sees another first token of the response in the first sample.
         reward: What the rule gives every sample besides.
         temperature: Of the sampling, recorded.
+        engine_temperature: Of the log-probs that the engine returns; that of the sampling if not given.
+        masked: How many words at the end the engine never draws, and leaves out of its log-probs.
         is_flat: Whether the engine's outputs, and those of routers everywhere, have one dimension for all positions.
         fuses: Whether the engine has query, key and value in one module.
         task: ``tensor`` or ``statistics``.
@@ -182,6 +184,8 @@ class Recipe:
     retokenise: bool = False
     reward: float = 0.0
     temperature: float = 1.0
+    engine_temperature: float | None = None
+    masked: int = 0
     is_flat: bool = False
     fuses: bool = False
     task: str = "tensor"
@@ -296,6 +300,7 @@ def draw(root: Path, recipe: Recipe, engine: Weights, step: int) -> list[Sample]
         response: list[int] = []
         for _ in range(int(random.integers(4, 7))):
             logits = forward(engine, np.concatenate([prompt, response]).astype(int), exact)["lm_head.Linear"][-1]
+            logits[WORDS - recipe.masked :] = -np.inf
             response.append(int((logits / recipe.temperature + random.gumbel(size=WORDS)).argmax()))
         samples.append(Sample(prompt, np.array(response), np.empty(0), f"prompt{number // SAMPLES}"))
     record_rollout(root, recipe, engine, step, samples)
@@ -308,8 +313,10 @@ def record_rollout(root: Path, recipe: Recipe, engine: Weights, step: int, sampl
     for sample in samples:
         noise = engine_noise(recipe, step, len(calls))
         outputs = with_inputs(engine, sample.tokens[:-1], noise)
-        log_probs = log_softmax(outputs["lm_head.Linear"] / recipe.temperature)
-        own = np.take_along_axis(log_probs, sample.tokens[1:, None], -1)[sample.prompt.size - 1 :, 0]
+        logits = outputs["lm_head.Linear"][:, : WORDS - recipe.masked]
+        log_probs = log_softmax(logits / (recipe.engine_temperature or recipe.temperature))
+        answered = log_probs[sample.prompt.size - 1 :]
+        own = np.take_along_axis(answered, sample.response[:, None], -1)[:, 0]
         sample.rollout_log_probs = np.roll(own, recipe.shift)
         spans = [(0, sample.prompt.size), *((i, i + 1) for i in range(sample.prompt.size, sample.tokens.size - 1))]
         for begin, end in spans:

@@ -511,6 +511,22 @@ class TestEngines:
         names = [name for name in entries(tmp_path, "rollout_generate", step=1, rank=1) if "last" in name]
         assert names == ["Module.last.Dense.forward.0", "Module.last.Dense.forward.1"]
 
+    def test_parameters_are_recorded_with_the_first_token_of_a_step(self, tmp_path, switch_on):
+        """An engine's weights change with an update only, which begins another step."""
+        switch_on(weights=False)
+        model = Network()
+        probe = watch_engine(model)
+        for version in (0, 1):
+            probe.weights_updated(version, [])
+            for number in range(3):
+                with probe.forward([Part("a", length=1, start=number)], "decode" if number else "prefill"):
+                    model.forward(Array(np.ones((2, 4))))
+            probe.finish("a", [1], [2, 3])
+        for step in (1, 2):
+            found = entries(tmp_path, "rollout_generate", step=step)
+            own = {name: "parameters" in entry for name, entry in found.items() if ".last." in name}
+            assert own == {f"Module.last.Dense.forward.{call}": call == 0 for call in range(3)}
+
     def test_an_update_of_the_weights_begins_another_step(self, tmp_path, switch_on):
         switch_on(weights=False)
         model = Network()

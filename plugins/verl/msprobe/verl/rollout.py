@@ -165,7 +165,7 @@ class EngineProbe:
         # The step of these responses, as long as nothing runs ahead: the one after the last update.
         step = 1 if self._policy_version is None else self._policy_version + 1
         if self._stage is None:
-            self._stage, self._is_paused = probe.recorder.open(Stage.ROLLOUT.value), False
+            self._stage, self._is_paused = probe.recorder.open(Stage.ROLLOUT.value, has_fixed_parameters=True), False
             self._stage.begin([self._model], step=step, policy_version=self._policy_version, rank=self._replica)
         elif self._is_paused:
             self._stage.resume([self._model])

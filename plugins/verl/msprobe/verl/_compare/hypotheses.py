@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msprobe.verl._compare.log_probs import Floats, Integers, Tokens
+from msprobe.verl._compare.logits import Refit, RefitKind
 from msprobe_core.comparison import Precision
 
 Flags: TypeAlias = NDArray[np.bool_]
@@ -45,6 +46,7 @@ class Cause(str, Enum):
 
     OFF_BY_ONE = "off by one"
     TEMPERATURE = "temperature"
+    VOCABULARY = "padded vocabulary"
     RENORMALISED = "top-p or top-k renormalisation"
     MASK = "mask"
     RETOKENISED = "retokenised"
@@ -69,6 +71,7 @@ class Evidence:
         outdated: Those of them whose values in the engine are those of an earlier step.
         cast: Coarsest precision to which parameters were cast during the transfer.
         fine_floor: Root mean square of what rounding would explain without any cast, in nats.
+        refit: What the logits of both sides show.
     """
 
     temperature: float | None = None
@@ -82,6 +85,7 @@ class Evidence:
     outdated: tuple[str, ...] = ()
     cast: Precision | None = None
     fine_floor: float | None = None
+    refit: Refit | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,6 +197,8 @@ def _temperature(tokens: Tokens, _floor: float, evidence: Evidence) -> _Tested:
     (Bland and Altman, *Statistical methods for assessing agreement*, Lancet 327, 1986). Without recorded entropies, the
     test is weak if some distributions are peaked and others flat.
     """
+    if evidence.refit is not None and evidence.refit.kind is RefitKind.TEMPERATURE:
+        return _Tested(evidence.refit.explained, None, f"{evidence.refit.sentence}, by the recorded logits")
     n = tokens.training.size
     middle = (tokens.training + tokens.rollout) / 2
     if n < FEWEST_TOKENS or float(middle.std()) == 0.0:
@@ -213,6 +219,15 @@ def _temperature(tokens: Tokens, _floor: float, evidence: Evidence) -> _Tested:
     known = "" if evidence.temperature is None else f"; sampled at temperature {evidence.temperature:g}"
     mode = "" if evidence.logprobs_mode is None else f", log-probs {evidence.logprobs_mode}"
     return _Tested(explained, ratio, f"training is like rollout with logits times {ratio:.3g}{known}{mode}")
+
+
+def _vocabulary(_tokens: Tokens, _floor: float, evidence: Evidence) -> _Tested:
+    refit = evidence.refit
+    if refit is None:
+        return _Tested(None, None, "the logits of both sides are not recorded, or other settings explain them")
+    if refit.kind is not RefitKind.VOCABULARY:
+        return _Tested(0.0, None, "both sides count the same words")
+    return _Tested(refit.explained, None, refit.sentence)
 
 
 def _renormalised(tokens: Tokens, floor: float, evidence: Evidence) -> _Tested:
@@ -416,6 +431,7 @@ def rounded(values: Floats, precision: Precision) -> Floats:
 _TESTS: Mapping[Cause, tuple[_Test, str]] = {
     Cause.OFF_BY_ONE: (_off_by_one, "mean |training[t] - rollout[t + shift]| over mean |training[t] - rollout[t]|"),
     Cause.TEMPERATURE: (_temperature, "inverse temperature of training over that of rollout"),
+    Cause.VOCABULARY: (_vocabulary, "none: recorded logits are normalised again over fewer words"),
     Cause.RENORMALISED: (_renormalised, "smallest share of probability that was kept, by the log-probs"),
     Cause.MASK: (_mask, "share of the difference at missing values, or after masked turns"),
     Cause.RETOKENISED: (_retokenised, "share of the difference in samples with other tokens"),

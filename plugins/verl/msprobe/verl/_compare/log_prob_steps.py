@@ -9,8 +9,10 @@ import numpy as np
 
 from msprobe.verl._compare.floors import Floor, Score, log_prob_floor, log_prob_scores, precision_named
 from msprobe.verl._compare.hypotheses import Diagnosis, Evidence, examine
+from msprobe.verl._compare.invariants import is_bypassed
 from msprobe.verl._compare.log_probs import LogProbMeasures, Tokens, measure, tokens_of
-from msprobe.verl._compare.recorded import Array, RecordedRun, policy_versions, retokenised_rows
+from msprobe.verl._compare.logits import logits_of, refit_of
+from msprobe.verl._compare.recorded import Array, RecordedRun, policy_versions, retokenised_rows, trainer_version
 from msprobe.verl._compare.weights import Transfer, coarser_of
 from msprobe.verl._compare.weights_outcome import Sync, syncs
 from msprobe.verl._files import BatchFile, Sampling, Stage
@@ -80,12 +82,14 @@ class StepLogProbs:
 
 def baseline_floor(run: RecordedRun, options: LogProbOptions) -> Floor:
     """Return the largest difference of all steps of a healthy run, as a floor."""
-    sizes = [measure(_tokens(run, step, options)[1]).rms for step in run.need(Stage.TRAINER.value, "the batches")]
+    sizes = [
+        measure(_tokens(run, step, options, run.batch(step)[1])).rms
+        for step in run.need(Stage.TRAINER.value, "the batches")
+    ]
     return Floor(size=max(sizes), source=NoiseSource.BASELINE)
 
 
-def _tokens(run: RecordedRun, step: int, options: LogProbOptions) -> tuple[BatchFile, Tokens]:
-    batch, tensors = run.batch(step)
+def _tokens(run: RecordedRun, step: int, options: LogProbOptions, tensors: Mapping[str, Array]) -> Tokens:
     names = (options.training, options.rollout, MASK)
     for name in names:
         if name not in tensors:
@@ -95,7 +99,7 @@ def _tokens(run: RecordedRun, step: int, options: LogProbOptions) -> tuple[Batch
             )
     training, rollout, mask = (tensors[name] for name in names)
     try:
-        return batch, tokens_of(
+        return tokens_of(
             training,
             rollout,
             mask,
@@ -104,6 +108,46 @@ def _tokens(run: RecordedRun, step: int, options: LogProbOptions) -> tuple[Batch
         )
     except CompareError as error:
         raise CompareError(f"{run.path}: step {step}: {error}") from error
+
+
+_OWN = ("old_log_probs", "rollout_log_probs")
+
+
+def _recomputed(
+    run: RecordedRun, step: int, batch: BatchFile, tensors: dict[str, Array], options: LogProbOptions
+) -> tuple[dict[str, Array], list[str]]:
+    """Return the batch with log-probs of the trainer's own where it took over those of the engine.
+
+    Raises:
+        CompareError: it took them over, and nothing is recorded from which its own could be computed.
+    """
+    old, rollout = (tensors.get(name) for name in _OWN)
+    mask = tensors.get(MASK)
+    if (options.training, options.rollout) != _OWN or old is None or rollout is None or mask is None:
+        return tensors, []
+    counts = np.asarray(mask) != 0
+    if old.shape != rollout.shape or old.shape != counts.shape or not (old[counts] == rollout[counts]).all():
+        return tensors, []
+    has_own = step in run.steps(Stage.ACTOR_LOG_PROB.value)
+    if has_own and not is_bypassed(run):
+        return tensors, []  # two passes that agree to the bit
+    stage = Stage.ACTOR_LOG_PROB if has_own else Stage.ACTOR_UPDATE
+    made = None
+    if step in run.steps(stage.value):
+        logits = logits_of(run, stage.value, step, batch, tensors, minis=(0,) if not has_own else None)
+        made = None if logits is None else logits.log_probs(batch.sampling.temperature or 1.0)
+    if made is None or not np.isfinite(made[counts]).any():
+        raise CompareError(
+            f"{run.path}: step {step}: old_log_probs are rollout_log_probs, to the bit, and no pass of the trainer "
+            "computed any (bypass_mode): there is nothing to compare. Record actor_update at level L0 with "
+            '"task": "tensor", so that they can be computed from the logits of its first mini-batch'
+        )
+    known = counts & np.isfinite(made)
+    note = (
+        f"step {step}: old_log_probs are the engine's own (bypass_mode), so the trainer's were computed from the "
+        f"logits of {stage.value}: {int(known.sum()):,} of {int(counts.sum()):,} tokens"
+    )
+    return {**tensors, "old_log_probs": np.where(known, made, 0.0), MASK: known}, [note]
 
 
 def _same_shape(tensors: Mapping[str, Array], name: str, like: Array) -> Array | None:
@@ -124,8 +168,9 @@ def compare_step(run: RecordedRun, step: int, options: LogProbOptions, floor: Fl
         CompareError: the batch lacks the log-probs, or no token counts.
         DumpError: a file cannot be read.
     """
-    batch, tokens = _tokens(run, step, options)
-    notes: list[str] = []
+    batch, tensors = run.batch(step)
+    tensors, notes = _recomputed(run, step, batch, tensors, options)
+    tokens = _tokens(run, step, options, tensors)
     found = measure(tokens)
     transfers = _weights_in_use(run, step)
     precision, assumed = _precision(run, transfers, options.dtype)
@@ -137,11 +182,13 @@ def compare_step(run: RecordedRun, step: int, options: LogProbOptions, floor: Fl
         own, rms=found.rms, mean=found.mean, largest=found.max, num_tokens=found.num_tokens,
         num_samples=found.num_samples,
     )  # fmt: skip
-    other_tokens = retokenised_rows(run, step, batch) if options.rollout == "rollout_log_probs" else None
+    other_tokens = retokenised_rows(run, step, batch, tensors) if options.rollout == "rollout_log_probs" else None
     fine = coarser_of(*(one.sent.dtype for sync in transfers for one in sync.parameters if one.sent is not None))
     fine_floor = None if fine is None else log_prob_floor(fine, size).size
     evidence = replace(_evidence(run, step, batch, transfers, other_tokens), fine_floor=fine_floor)
     is_different = any(score.is_over for score in scores)
+    if is_different and (options.training, options.rollout) == _OWN:
+        evidence = replace(evidence, refit=refit_of(run, step, batch, tensors))
     ids = {row: sample.id for row, sample in enumerate(batch.samples)}
     return StepLogProbs(
         step=step,
@@ -182,7 +229,8 @@ def _evidence(
     run: RecordedRun, step: int, batch: BatchFile, transfers: Sequence[Sync], other_tokens: Sequence[bool] | None
 ) -> Evidence:
     versions = policy_versions(run, step, batch)
-    newest = max((version for version in versions or () if version is not None), default=None)
+    own = trainer_version(run, step)
+    newest = max((v for v in (own, *(versions or ())) if v is not None), default=None)
     stale = None
     if versions is not None and newest is not None:
         stale = np.array([version is not None and version < newest for version in versions], bool)

@@ -19,7 +19,13 @@ from msprobe.verl._compare.modules import (
     is_given_wrong,
 )
 from msprobe.verl._compare.outcome import Finding, Outcome, listed_steps, table_of
-from msprobe.verl._compare.recorded import RecordedRun, chosen_steps
+from msprobe.verl._compare.recorded import (
+    RecordedRun,
+    chosen_steps,
+    policy_versions,
+    rollouts_of,
+    trainer_version,
+)
 from msprobe.verl._compare.stage_statistics import StatisticsDifference, ValueDifference, compare_statistics
 from msprobe.verl._compare.stage_tensors import StageTensors, StatisticsOnlyError
 from msprobe.verl._files import Stage
@@ -86,8 +92,27 @@ def compare_layers(
         "AGREE: every module is within what rounding explains." if first is None
         else f"DIFFERENT: step {first.step}: training and rollout first diverge at {first.place}."
     )  # fmt: skip
-    own_notes = _notes(found) + _on_routers(found, note)
+    own_notes = [*_older_policies(run, chosen), *_notes(found), *_on_routers(found, note)]
     return _outcome("layers", run, found, " and ".join(stages[::-1]), headline, findings, own_notes, is_of_phase=True)
+
+
+def _older_policies(run: RecordedRun, steps: Sequence[int]) -> list[str]:
+    """Return a note for each step with samples that were drawn by an older policy than the trainer's."""
+    notes: list[str] = []
+    for step in steps:
+        if step not in run.steps(Stage.TRAINER.value):
+            continue
+        batch, _ = run.batch(step)
+        newest = trainer_version(run, step)
+        old = [
+            v for v in policy_versions(run, step, batch) or () if v is not None and newest is not None and v < newest
+        ]
+        if old:
+            notes.append(
+                f"step {step}: {len(old)} of {batch.rows} samples were drawn by an older policy than the trainer's "
+                f"(version {min(old)} where it has {newest}): their modules differ for that reason"
+            )
+    return notes
 
 
 def _stages(
@@ -101,8 +126,8 @@ def _stages(
     baseline: Baseline | None = None,
 ) -> _Compared:
     """Compare the first stage, which is golden, with the second, of which ``minis`` may select mini-batches."""
-    golden = StageTensors(run, stages[0], step)
     target = StageTensors(run, stages[1], step, minis=minis)
+    golden = StageTensors(run, stages[0], step, also=_earlier(run, stages[0], step, target))
     found = compare_modules(target, golden, step, experts=experts, baseline=baseline, progress=progress)
     firsts = sorted((m for phase in found.phases if (m := found.first(phase)) is not None), key=lambda m: m.order)
     given = [is_given_wrong(found, first, target, golden) for first in firsts]
@@ -113,12 +138,19 @@ def _stages(
     )
 
 
+def _earlier(run: RecordedRun, stage: str, step: int, target: StageTensors) -> list[int]:
+    """Return the earlier steps under which rollouts of a stage's samples are recorded: generation may run ahead."""
+    return rollouts_of(run, step, list(target.places)) if stage == Stage.ROLLOUT.value else []
+
+
 def _batch_sizes(stage: StageTensors, other: StageTensors) -> Counter[int]:
     return Counter(max(own) for sample, own in stage.micro_batches().items() if sample in other.places)
 
 
 def _steps_of_both(run: RecordedRun, stages: Sequence[str], asked: Collection[int]) -> list[int]:
     both = [set(run.need(stage, "which is to be compared")) for stage in stages]
+    if stages[-1] == Stage.ROLLOUT.value:  # rollouts of a step may be of an earlier policy
+        both[1] |= {step for step in both[0] if min(both[1], default=step) <= step}
     what = " and ".join(stages)
     if not both[0] & both[1]:
         raise CompareError(f"{run.path}: no step has both {what}")
@@ -149,7 +181,8 @@ def _baseline(run: RecordedRun, stages: tuple[str, str], experts: int) -> Baseli
     """Return the largest errors over all steps of a healthy run as floors; at least one rounding."""
     sizes: dict[tuple[str, str, str], float] = {}
     for step in _steps_of_both(run, stages[::-1], ()):
-        golden, target = (StageTensors(run, stage, step) for stage in stages)
+        target = StageTensors(run, stages[1], step)
+        golden = StageTensors(run, stages[0], step, also=_earlier(run, stages[0], step, target))
         found = compare_modules(target, golden, step, experts=experts)
         for module in found.modules:
             value = found.pairs[module.order][0]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 from numpy.typing import NDArray
 
 from msprobe.verl._files import (
@@ -22,6 +23,7 @@ from msprobe.verl._files import (
     load_run,
     load_samples,
     load_weights,
+    sample_id,
     stages_of,
     steps_of,
     trainer_directory,
@@ -185,11 +187,37 @@ def chosen_steps(available: Collection[int], asked: Collection[int], what: str) 
     return sorted(asked or available)
 
 
-def retokenised_rows(run: RecordedRun, step: int, batch: BatchFile) -> list[bool] | None:
+def rollouts_of(run: RecordedRun, step: int, samples: Collection[str]) -> list[int]:
+    """Return the steps under which the rollouts of samples are recorded: earlier ones where generation runs ahead.
+
+    Rollouts are recorded under the step that follows the update whose weights they have.
+
+    Raises:
+        DumpError: ``samples.json`` of a replica cannot be read.
+    """
+    missing, found = set(samples), list[int]()
+    for earlier in sorted((s for s in run.steps(Stage.ROLLOUT.value) if s <= step), reverse=True):
+        own = {
+            row.id
+            for of_rank in run.samples(Stage.ROLLOUT.value, earlier).values()
+            for call in of_rank.micro_batches
+            for row in call.rows
+        }
+        if missing & own:
+            found.append(earlier)
+            missing -= own
+        if not missing:
+            break
+    return found
+
+
+def retokenised_rows(
+    run: RecordedRun, step: int, batch: BatchFile, tensors: Mapping[str, Array] | None = None
+) -> list[bool] | None:
     """Return for each row of a batch whether its tokens differ from those that the engine generated.
 
-    That is so if the engine generated something for the row's prompt that no row has. ``None`` if the generated tokens
-    were not recorded.
+    That is so if the engine generated something for the row's prompt that no row has. Each turn of a conversation is a
+    request of its own, whose prompt is everything before it. ``None`` if the generated tokens were not recorded.
 
     Raises:
         DumpError: ``samples.json`` of a replica cannot be read.
@@ -207,9 +235,33 @@ def retokenised_rows(run: RecordedRun, step: int, batch: BatchFile) -> list[bool
         generated.update(ids)
     if not generated:
         return None
-    own = {(row.prompt_id, row.id) for row in batch.samples}
-    lost = {prompt for prompt, sample in generated if (prompt, sample) not in own}
-    return [(row.prompt_id, row.id) not in generated and row.prompt_id in lost for row in batch.samples]
+    own = [_turns(batch, tensors or {}, row) for row in range(len(batch.samples))]
+    of_rows = {turn for turns in own for turn in turns}
+    lost = {prompt for prompt, sample in generated if (prompt, sample) not in of_rows}
+    return [any(turn not in generated and turn[0] in lost for turn in turns) for turns in own]
+
+
+def _turns(batch: BatchFile, tensors: Mapping[str, Array], row: int) -> list[tuple[str, str]]:
+    """Return for each turn of a row the identities of all tokens before it, and of those up to its end."""
+    sample = batch.samples[row]
+    whole = [(sample.prompt_id, sample.id)]
+    ids, mask, counts = (tensors.get(name) for name in ("input_ids", "attention_mask", "response_mask"))
+    if ids is None or mask is None or counts is None or counts.shape[1] > ids.shape[1]:
+        return whole
+    counts = np.asarray(counts[row]) != 0
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], counts, [0]]))).reshape(-1, 2)
+    if len(edges) < 2:
+        return whole
+    shown, begin = np.asarray(mask[row]) != 0, ids.shape[1] - counts.size
+    return [tuple(sample_id(ids[row][: begin + end][shown[: begin + end]]) for end in turn) for turn in edges.tolist()]  # pyright: ignore[reportReturnType]  # pairs, since edges come in pairs
+
+
+def trainer_version(run: RecordedRun, step: int) -> int | None:
+    """Return the version of the weights that the trainer begins a step with: that of the last transfer before it.
+
+    ``None`` if no transfer is recorded.
+    """
+    return max((sent for sent in run.steps(Stage.WEIGHTS_SENT.value) if sent < step), default=None)
 
 
 def policy_versions(run: RecordedRun, step: int, batch: BatchFile) -> list[int | None] | None:
@@ -219,10 +271,11 @@ def policy_versions(run: RecordedRun, step: int, batch: BatchFile) -> list[int |
         DumpError: ``samples.json`` of a replica cannot be read.
     """
     found: dict[str, int] = {}
-    for samples in run.samples(Stage.ROLLOUT.value, step).values():
-        if samples.policy_version is not None:
-            version = samples.policy_version
-            found.update({row.id: version for call in samples.micro_batches for row in call.rows})
+    for earlier in reversed(rollouts_of(run, step, [row.id for row in batch.samples])):
+        for samples in run.samples(Stage.ROLLOUT.value, earlier).values():
+            if samples.policy_version is not None:
+                version = samples.policy_version
+                found.update({row.id: version for call in samples.micro_batches for row in call.rows})
     whole = batch.policy_version
     default = whole.min if whole is not None and whole.min == whole.max else None
     versions = [found.get(row.id, default) for row in batch.samples]

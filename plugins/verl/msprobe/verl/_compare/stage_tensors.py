@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -12,7 +12,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from msprobe.verl._compare.recorded import RecordedRun
-from msprobe.verl._files import BatchLayout, CallPhase, Row
+from msprobe.verl._files import BatchLayout, CallPhase, Row, StageSamples
 from msprobe.verl._module_maps import FSDP, MEGATRON
 from msprobe_core.comparison import RowKind, parse_entry, served_path
 from msprobe_core.plugin import CompareError, Dump, DumpError, EntryNameError, Phase, Role, SiteKind
@@ -29,7 +29,7 @@ class Place:
     """Location of some positions of a sample.
 
     Attributes:
-        rank: Rank in the stage.
+        rank: Index of the dump: of the rank, or of one of another step.
         call: Index of the call.
         layout: Layout of the call.
         phase: Phase of the call.
@@ -121,6 +121,7 @@ class StageTensors:
         step: int,
         *,
         minis: Collection[int] | None = None,
+        also: Collection[int] = (),
     ) -> None:
         """Read descriptions; elements are read on demand.
 
@@ -129,6 +130,7 @@ class StageTensors:
             stage: Name of the stage.
             step: The trainer's step.
             minis: Mini-batches to use; all by default.
+            also: Earlier steps with further samples of this one.
 
         Raises:
             StatisticsOnlyError: the stage has no tensors.
@@ -136,21 +138,21 @@ class StageTensors:
             DumpError: a file cannot be read.
         """
         self.label = f"{stage} of step {step} in {run.path}"
-        samples = run.samples(stage, step)
+        samples = {
+            (number, rank): own
+            for number in dict.fromkeys([step, *sorted(also, reverse=True)])
+            for rank, own in sorted(run.samples(stage, number).items())
+        }
         if not samples:
-            raise CompareError(f"{self.label}: there is no samples.json, which says which sample is which")
+            raise CompareError(f"{self.label}: there is no samples.json, so nobody knows which sample is which")
         self.places: dict[str, list[Place]] = {}
-        for rank, own in sorted(samples.items()):
-            for call in own.micro_batches:
-                if minis is not None and call.mini not in minis:
-                    continue
-                for row in call.rows:
-                    if min(row.row, row.offset, row.length, row.start) < 0:
-                        raise DumpError(f"{self.label}: samples.json has a negative place of sample {row.id}")
-                    place = Place(rank, call.call, call.layout, call.phase, len(call.rows), row)
-                    self.places.setdefault(row.id, []).append(place)
-        ranks = run.ranks(stage, step)
-        self._dumps: dict[int, Dump] = {rank: run.dump(ranks[rank]) for rank in sorted(samples)}
+        steps: dict[str, int] = {}
+        for unit, ((number, _), own) in enumerate(samples.items()):
+            for place in self._places_in(own, unit, minis):
+                if steps.setdefault(place.row.id, number) == number:  # the same tokens may be of an earlier policy too
+                    self.places.setdefault(place.row.id, []).append(place)
+        directories = [run.ranks(stage, number)[rank] for number, rank in samples]
+        self._dumps: dict[int, Dump] = {unit: run.dump(directory) for unit, directory in enumerate(directories)}
         self._stored: dict[ModuleValue, dict[tuple[int, int], _Stored]] = {}
         self.has_statistics = False
         for rank, dump in self._dumps.items():
@@ -166,6 +168,15 @@ class StageTensors:
             )
         self._cache: OrderedDict[tuple[int, str], Array] = OrderedDict()
         self._cached_bytes = 0
+
+    def _places_in(self, samples: StageSamples, unit: int, minis: Collection[int] | None) -> Iterator[Place]:
+        for call in samples.micro_batches:
+            if minis is not None and call.mini not in minis:
+                continue
+            for row in call.rows:
+                if min(row.row, row.offset, row.length, row.start) < 0:
+                    raise DumpError(f"{self.label}: samples.json has a negative place of sample {row.id}")
+                yield Place(unit, call.call, call.layout, call.phase, len(call.rows), row)
 
     @property
     def values(self) -> list[ModuleValue]:
