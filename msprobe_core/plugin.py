@@ -70,6 +70,7 @@ from msprobe_core.model import (
     TensorMeta,
 )
 from msprobe_core.protocols.capabilities import (
+    CallFixer,
     CallWatcher,
     CheckingFramework,
     CommunicatingFramework,
@@ -78,6 +79,7 @@ from msprobe_core.protocols.capabilities import (
     DescribingFramework,
     DeviceGauge,
     DeviceReplayingFramework,
+    FixingFramework,
     ForwardDescribingFramework,
     Fp8Reducer,
     KernelChecker,
@@ -146,7 +148,7 @@ else:
         {
             "msprobe_core.compare.map_files": "load_api_map",
             "msprobe_core.former_names.imports": "former_attribute offer_former_names",
-            "msprobe_core.guard": "UserCodeError is_of_the_program kept reason_of",
+            "msprobe_core.guard": "UserCodeError described is_of_the_program kept reason_of",
             "msprobe_core.plugins": "refuse_shadowing registry",
         },
     )
@@ -157,12 +159,12 @@ __all__ = [  # noqa: RUF022  # by purpose
     # Frameworks
     "Framework", "FrameworkOffer", "NamedModel", "AttachOptions", "Attachment", "Reducer", "Removable",
     # Optional capabilities of a framework
-    "CallWatcher", "CheckingFramework", "CommunicatingFramework", "CompilingFramework", "DataWatchingFramework",
-    "DescribingFramework", "DeviceGauge", "DeviceReplayingFramework", "ForwardDescribingFramework", "Fp8Reducer",
-    "KernelChecker", "KernelDump", "KernelDumper", "LinearFramework", "MeasuringFramework", "MonitoringFramework",
-    "OperatorFramework", "PendingRows", "PerturbingFramework", "RaisedModules", "RaisingFramework",
-    "ReplayingFramework", "ScriptingFramework", "TrainerFramework", "TrainingState", "UpdateObservingFramework",
-    "UpdatingFramework", "WatchingFramework",
+    "CallFixer", "CallWatcher", "CheckingFramework", "CommunicatingFramework", "CompilingFramework",
+    "DataWatchingFramework", "DescribingFramework", "DeviceGauge", "DeviceReplayingFramework", "FixingFramework",
+    "ForwardDescribingFramework", "Fp8Reducer", "KernelChecker", "KernelDump", "KernelDumper", "LinearFramework",
+    "MeasuringFramework", "MonitoringFramework", "OperatorFramework", "PendingRows", "PerturbingFramework",
+    "RaisedModules", "RaisingFramework", "ReplayingFramework", "ScriptingFramework", "TrainerFramework",
+    "TrainingState", "UpdateObservingFramework", "UpdatingFramework", "WatchingFramework",
     # Recording
     "Call", "CallRecorder", "FeatureOffer",
     # Storage

@@ -394,10 +394,11 @@ def _check_perturbing(options: TaskOptions, where: str) -> None:
             f"{where}: 'fuzz_device' is {options.fuzz_device.value!r} and 'pert_mode' is {options.pert_mode.value!r}; "
             "the host stands for the mode to_cpu, and that mode for the host: give both or neither"
         )
-    if options.handler_type is HandlerType.FIX:
+    is_finer = options.pert_mode in (PertMode.IMPROVE_PRECISION, PertMode.TO_CPU)
+    if options.handler_type is HandlerType.FIX and not is_finer:
         raise ConfigError(
-            f"{where}: 'handler_type' is 'fix', which changes the training and is not available; take 'check', and "
-            "repeat a step in float32 with msprobe.pytorch.shadow_step to see its effect"
+            f"{where}: 'handler_type' is 'fix' and 'pert_mode' is {options.pert_mode.value!r}, whose results are no "
+            "better than the training's own; fix with improve_precision or to_cpu, or take 'check'"
         )
     if options.if_preheat:
         _logger.warning(

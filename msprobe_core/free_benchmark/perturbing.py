@@ -5,20 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from msprobe_core.config.schema import HandlerType
 from msprobe_core.hookspecs import hookimpl
 from msprobe_core.model import Task
 from msprobe_core.protocols.recording import FeatureOffer
 
 if TYPE_CHECKING:
-    from msprobe_core.free_benchmark.feature import FreeBenchmark
+    from msprobe_core.capture.features.feature import Feature
 
 
 class _Offer:
     name = Task.FREE_BENCHMARK.value
 
-    def make(self, host: Any) -> FreeBenchmark | None:
+    def make(self, host: Any) -> Feature | None:
         if host.config.task is not Task.FREE_BENCHMARK:
             return None
+        if host.config.options.handler_type is HandlerType.FIX:
+            from msprobe_core.free_benchmark.fixing import FixedResults
+
+            return FixedResults.make(host)
         from msprobe_core.free_benchmark.feature import FreeBenchmark  # imports polars, which other tasks do not need
 
         return FreeBenchmark.make(host)

@@ -180,6 +180,48 @@ class RaisingFramework(Protocol):
         ...
 
 
+class CallFixer(Protocol):
+    """Chooses calls of APIs whose results are replaced."""
+
+    @property
+    def is_backward(self) -> bool:
+        """Whether the gradients that calls send to their arguments are replaced, instead of their results."""
+        ...
+
+    @property
+    def on_host(self) -> bool:
+        """Whether calls are computed on the host, instead of in float32 where they take half precision."""
+        ...
+
+    def wants(self, prefix: str, name: str) -> bool:
+        """Whether to replace the results of the call that begins; asked once for each call."""
+        ...
+
+    def fixed(self, prefix: str, name: str) -> None:
+        """Note that they were replaced."""
+        ...
+
+    def refused(self, prefix: str, name: str, why: str) -> None:
+        """Note why they were not."""
+        ...
+
+    def say(self, sentence: str) -> None:
+        """Inform the user."""
+        ...
+
+
+@runtime_checkable
+class FixingFramework(Protocol):
+    """Optional; needed by ``handler_type`` ``fix`` of the task ``free_benchmark``, which changes the training."""
+
+    def fix_calls(self, fixer: CallFixer) -> Removable:
+        """Replace what the calls return that the fixer wants, in their own formats, until it is removed.
+
+        Not replaced are calls that write to their arguments, return views of them, or draw random numbers.
+        """
+        ...
+
+
 @runtime_checkable
 class CompilingFramework(Protocol):
     """Optional, for a framework that compiles whole models and must know them beforehand."""

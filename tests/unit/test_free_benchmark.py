@@ -314,7 +314,7 @@ def test_scope_lists_calls():
         ({"pert_mode": "bit_nois"}, "did you mean 'bit_noise'"),
         ({"fuzz_device": "cpu"}, "give both or neither"),
         ({"pert_mode": "to_cpu"}, "give both or neither"),
-        ({"handler_type": "fix"}, "not available"),
+        ({"handler_type": "fix", "pert_mode": "bit_noise"}, "no better than the training's own"),
         ({"max_sample": 0}, "at least 1"),
         ({"scope": ["matmul"]}, "no call is named"),
         ({"fuzz_level": "L0"}, "allowed: L1"),

@@ -45,6 +45,7 @@ from msprobe_core.plugin import (
     Argument,
     Attachment,
     AttachOptions,
+    CallFixer,
     CallRecorder,
     CallScript,
     CallWatcher,
@@ -235,6 +236,12 @@ class PyTorchFramework(Monitoring, Measuring, Describing):
     def raised_modules(self, models: Sequence[NamedModel]) -> RaisedModules:
         """Return what raises single modules of these models."""
         return RaisedModules(models)
+
+    def fix_calls(self, fixer: CallFixer) -> Removable:
+        """Replace results of calls."""
+        from msprobe.pytorch._fix import FixedCalls  # hardly ever needed
+
+        return FixedCalls(ApiTable(RiskLevel.ALL, ()), fixer)
 
     def load(self, path: Path, like: Any) -> Any:
         """Return the tensor that ``torch.save`` wrote to ``path``, as a replacement for ``like``.

@@ -53,7 +53,7 @@ class Noise:
         changed = self.changed(tensor.detach())
         if not (tensor.requires_grad and torch.is_grad_enabled()):
             return changed.requires_grad_(tensor.requires_grad)
-        return _Replace.apply(tensor, changed)  # pyright: ignore[reportReturnType]
+        return Replace.apply(tensor, changed)  # pyright: ignore[reportReturnType]
 
     def perturb_gradient(self, tensor: Tensor) -> None:
         """Perturb the gradient with respect to a tensor when it arrives."""
@@ -87,15 +87,17 @@ class Noise:
         return generator
 
 
-class _Replace(torch.autograd.Function):
+class Replace(torch.autograd.Function):
     """Replaces a tensor's values, and passes its gradient through unchanged."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, changed: Tensor) -> Tensor:  # noqa: ARG004
+        """Return the other values."""
         return changed
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:  # noqa: ARG004
+        """Return the gradient as it is."""
         return gradients[0], None
 
 

@@ -66,7 +66,7 @@ def _upcast(models: Sequence[nn.Module], others: Sequence[Any], dtype: torch.dty
     try:
         upcast.convert(models, others)
         autocast.install()
-        with _no_autocast():
+        with no_autocast():
             yield
     finally:
         autocast.remove()
@@ -184,7 +184,7 @@ def _enter_without_effect(original: Callable[..., Any], args: tuple[Any, ...], k
 
 
 @contextmanager
-def _no_autocast() -> Generator[None, None, None]:
+def no_autocast() -> Generator[None, None, None]:
     """Disable autocast that is enabled around the step."""
     devices = [name for name in ("cpu", "cuda", "npu", "xpu", "mps") if is_autocast_on(name)]
     for name in devices:
