@@ -39,3 +39,8 @@ def config_for(dump: Dump, site: Site) -> str:
 def command_for(target: Dump, golden: Dump, entry: str, *options: str) -> str:
     """Return the command that confirms another call of the same two dumps."""
     return shlex.join(["msprobe", "confirm", str(target.path), str(golden.path), entry, *options])
+
+
+def script_command(dump: Dump, entry: str) -> str:
+    """Return the command that writes a script of one call, which needs no msprobe."""
+    return shlex.join(["msprobe", "acc_check", "-api_info", str(dump.path), "--script", entry])

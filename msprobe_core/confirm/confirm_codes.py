@@ -44,4 +44,5 @@ class ConfirmCode(Code):
     ALSO_ASKED_OTHERWISE = "confirm.also-asked-otherwise"
     # What to do next.
     NEXT_RUN = "confirm.next.run"
+    NEXT_SCRIPT = "confirm.next.script"
     NEXT_RECORD_AND_RUN = "confirm.next.record-and-run"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from msprobe_core import names
-from msprobe_core.confirm.advice import command_for, config_for
+from msprobe_core.confirm.advice import command_for, config_for, script_command
 from msprobe_core.confirm.confirm_codes import ConfirmCode
 from msprobe_core.confirm.verdict import (
     Cause,
@@ -26,9 +26,9 @@ from msprobe_core.model import Phase, Site, SiteKind
 from msprobe_core.protocols.capabilities import ReplayingFramework
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.replay.frameworks import replaying_framework
-from msprobe_core.replay.judge import judge_outputs
+from msprobe_core.replay.judge import Held, judge_outputs
 from msprobe_core.replay.recorded import RecordedCall, has_entry, read_call
-from msprobe_core.replay.replays import Replays, replay_all
+from msprobe_core.replay.replays import NUM_DISTURBED, Replayer, Replays
 
 MAX_ELEMENTS = 1 << 28
 """Limit of the number of elements in all tensors of one call: in float64 with its replays, some ten times 2 GiB."""
@@ -90,7 +90,7 @@ def confirm(
         target=target, golden=golden, framework=_framework_of(target, golden), model=model, max_elements=max_elements
     )
     found = _confirm(dumps, entry, golden_entry or entry, site)
-    return found if found.verdict is not Verdict.CANNOT_TELL else _with_advice(dumps, found)
+    return _with_advice(dumps, found) if found.verdict is Verdict.CANNOT_TELL else _with_script(found)
 
 
 def _framework_of(target: Dump, golden: Dump) -> ReplayingFramework:
@@ -163,10 +163,14 @@ def _held(
     if call.missing is not None:
         return None, Side(problem=call.missing, is_incomplete=True), None
     try:
-        replays = replay_all(call, framework, model, max_elements)
+        replayer = Replayer(call, framework, model, max_elements)
+        replays = replayer.disturbed(NUM_DISTURBED)
     except ReplayError as error:
         return call, Side(problem=noted(str(error))), None
-    return call, Side(outputs=judge_outputs(call.outputs, replays), note=replays.note), replays
+    side = Side(outputs=judge_outputs(call.outputs, replays), note=replays.note)
+    if side.held is Held.WRONG and replayer.can_be_scripted:
+        side = replace(side, script_command=script_command(dump, entry))
+    return call, side, replays
 
 
 # --- modules, judged by the calls inside them ---------------------------------------------------------------------
@@ -288,6 +292,15 @@ def _in_its_module(dumps: _Dumps, found: Confirmation) -> Confirmation:
 
 
 # --- what to do next --------------------------------------------------------------------------------------------
+
+
+def _with_script(found: Confirmation) -> Confirmation:
+    """Add the command that writes a script of the wrong call, if there can be one."""
+    commands = (side.script_command for side in (found.target, found.golden) if side is not None)
+    command = next(filter(None, commands), None)
+    if command is None:
+        return found
+    return replace(found, next_command=Finding(ConfirmCode.NEXT_SCRIPT, fields={"command": command}))
 
 
 def _with_advice(dumps: _Dumps, found: Confirmation) -> Confirmation:

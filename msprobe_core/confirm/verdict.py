@@ -43,12 +43,15 @@ class Side:
         problem: Why the call could not be replayed; ``None`` if it was.
         note: A finding about the replay.
         is_incomplete: Whether it could not be replayed because the dump does not contain the complete call.
+        script_command: The command that writes a script of the call, which shows that it is wrong; ``None`` if it is
+            not, or if no script can be written.
     """
 
     outputs: Sequence[OutputJudgement] = ()
     problem: Finding | None = None
     note: Finding | None = None
     is_incomplete: bool = False
+    script_command: str | None = None
 
     @property
     def held(self) -> Held | None:

@@ -11,6 +11,7 @@ import msgspec
 from msprobe_core import names
 from msprobe_core.compare.result import Mode
 from msprobe_core.config_check.differences import Difference, Section, Severity
+from msprobe_core.confirm.confirm_codes import ConfirmCode
 from msprobe_core.findings import Finding
 from msprobe_core.locate.configuration import values_in_words
 from msprobe_core.locate.locate_codes import LocateCode
@@ -80,6 +81,8 @@ def with_advice(
         return replace(suspect, advice=Finding(LocateCode.NEXT_SAVE_MORE))
     if suspect.kind in _BY_LOOKING:
         return replace(suspect, advice=Finding(_BY_LOOKING[suspect.kind]))
+    if (script := _script_of(suspect)) is not None:
+        return replace(suspect, advice=script)
     if mode is Mode.TENSOR:
         # A table of all values shows which elements differ, and by how much.
         can_confirm = not (is_foreign or is_confirmed)
@@ -93,6 +96,12 @@ def with_advice(
     config = _json(_narrowest(suspect))
     code = LocateCode.NEXT_RECORD_AND_COMPARE if is_foreign else LocateCode.NEXT_RECORD_AND_CONFIRM
     return replace(suspect, advice=Finding(code, fields={"config": config}))
+
+
+def _script_of(suspect: Suspect) -> Finding | None:
+    """Return the command that writes a script of a call that a replay has shown to be wrong, if there can be one."""
+    found = None if suspect.confirmation is None else suspect.confirmation.next_command
+    return found if found is not None and found.code is ConfirmCode.NEXT_SCRIPT else None
 
 
 def zoom_in(place: Place, step: int, rank: int) -> Finding:

@@ -12,7 +12,7 @@ import numpy as np
 from msprobe_core.errors import ReplayError
 from msprobe_core.findings import Finding
 from msprobe_core.model import Phase, ReplayCall, Replayed, ReplayTensor, ReplayValue, SiteKind
-from msprobe_core.protocols.capabilities import DeviceReplayingFramework, ReplayingFramework
+from msprobe_core.protocols.capabilities import DeviceReplayingFramework, ReplayingFramework, ScriptingFramework
 from msprobe_core.replay.recorded import RecordedCall, map_tensors
 from msprobe_core.replay.replay_codes import ReplayCode
 
@@ -58,15 +58,6 @@ class Replays:
     result_roundoff: float = 0.0
     note: Finding | None = None
     is_unique: bool = True
-
-
-def replay_all(call: RecordedCall, framework: ReplayingFramework, model: object | None, max_elements: int) -> Replays:
-    """Replay a call in all variants.
-
-    Raises:
-        ReplayError: it cannot be replayed, returns other shapes than recorded, or draws random numbers.
-    """
-    return Replayer(call, framework, model, max_elements).disturbed(NUM_DISTURBED)
 
 
 class Replayer:
@@ -117,6 +108,14 @@ class Replayer:
         disturbed = [framework.replay(_mapped(self.base, disturb), self._model).values for _ in range(number)]
         is_elementwise = _is_elementwise(call, self.base, self.plain.oracle, framework, self._model)
         return replace(self.plain, disturbed=disturbed, num_summed=1 if is_elementwise else num_summed(call))
+
+    @property
+    def can_be_scripted(self) -> bool:
+        """Whether the framework's plugin writes the call as a script that needs no msprobe."""
+        try:
+            return isinstance(self._framework, ScriptingFramework) and bool(self._framework.script(self.base))
+        except ReplayError:
+            return False
 
     def on_device(self, device: str) -> dict[str, ReplayTensor]:
         """Return the results of the call from another device than the host; see `replay_on_device`."""

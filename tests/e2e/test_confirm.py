@@ -1,6 +1,7 @@
 """Who is wrong: faults on either side of real runs are distinguished from rounding and from other arguments."""
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 
@@ -333,6 +334,41 @@ def test_command(side, healthy, tmp_path, capsys):
     written = json.loads((tmp_path / "out" / "confirm.json").read_text())
     assert (written["version"], written["verdict"], written["entry"]) == (1, side, entry)
     assert written["target"]["outputs"][0]["error"] >= 0
+    next_line = next(line for line in text.splitlines() if line.startswith("  next: "))
+    command = written["next_command_finding"]["fields"]["command"]
+    assert next_line.startswith(f"  next: {command}, which writes a script")
+    assert command == shlex.join(["msprobe", "acc_check", "-api_info", str(path / "dump.json"), "--script", entry])
+    assert run_command(*shlex.split(command)[1:], "-o", tmp_path / "script") == 1
+    assert (tmp_path / "script" / f"{entry}.py").exists()
+
+
+def test_no_script_is_promised_where_none_can_be_written(healthy, tmp_path):
+    """Neither of a module, nor of a call that is right, nor by a framework that writes none."""
+    plant, entry = FAULTS["scale"]
+    with plant():
+        wrong = record(tmp_path / "wrong", train(torch.float32))
+    found = confirm(read_dump(wrong), read_dump(healthy[torch.float32]), entry)
+    assert found.next_command.code is ConfirmCode.NEXT_SCRIPT
+    assert confirm(read_dump(healthy[torch.float32]), read_dump(healthy[torch.float32]), entry).next_command is None
+    with patched(torch, "layer_norm", other_eps):
+        wrong = record(tmp_path / "module", train(torch.float32), level="L0")
+    right = record(tmp_path / "right", train(torch.float32), level="L0")
+    found = confirm(read_dump(wrong), read_dump(right), "Module.norm.LayerNorm.forward.0", model=make_net())
+    assert (found.verdict, found.next_command) == (Verdict.TARGET, None)
+
+
+def test_locate_names_the_script_of_a_call_that_is_wrong(healthy, tmp_path, capsys):
+    plant, entry = FAULTS["scale"]
+    with plant():
+        path = record(tmp_path / "wrong", train(torch.float32))
+    command = ("locate", path.parent, healthy[torch.float32].parent, "-o", tmp_path / "out")
+    assert run_command(*command) == 1
+    assert "--script" not in capsys.readouterr().out
+    assert run_command(*command, "--confirm") == 1
+    expected = shlex.join(["msprobe", "acc_check", "-api_info", str(path / "dump.json"), "--script", entry])
+    assert f"Next: {expected}, which writes a script" in capsys.readouterr().out
+    first = json.loads((tmp_path / "out" / "locate.json").read_text())["suspects"][0]
+    assert first["command"].startswith(expected)
 
 
 def test_command_with_the_model(healthy, tmp_path, capsys):

@@ -183,6 +183,7 @@ SAMPLES = {
     ReplayCode.FAR_PLACE: {"place": 70000},
     ConfirmCode.NEXT_RUN: {"command": "msprobe confirm target golden"},
     ConfirmCode.NEXT_RECORD_AND_RUN: {"command": "msprobe confirm target golden"},
+    ConfirmCode.NEXT_SCRIPT: {"command": "msprobe acc_check -api_info target --script Torch.mm.0.forward"},
 }
 
 
