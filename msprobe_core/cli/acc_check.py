@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from msprobe_core.api_check.dump_check import CheckOptions, DumpCheck
     from msprobe_core.api_check.settings_file import CheckSettings
     from msprobe_core.api_check.verdict import CallVerdict
-    from msprobe_core.compat.published_tables import PublishedFiles, PublishedTables
+    from msprobe_core.compat.published_tables import PublishedFiles, PublishedTables, TableForm
 
 _NUM_SPLITS = 8
 """Number of processes of ``multi_acc_check`` unless it is given."""
@@ -164,7 +164,7 @@ def _run(asked: _Asked) -> int:
         stamp = files.results.stem.rpartition("_")[2]
         written += _error_data(check, verdicts, Path(settings.error_data_path or directory) / f"ut_error_data{stamp}")
     if asked.xlsx:
-        sheets = write_spreadsheets(files)
+        sheets = write_spreadsheets(files, _form_of(check.framework))
         written += [sheets.results, sheets.details]
     show(
         lambda console: print_checks(verdicts, console, dump=check.dump, files=written),
@@ -275,8 +275,8 @@ def _checked(check: DumpCheck, files: PublishedFiles, asked: _Asked, settings: C
     make_directory(files.results.parent)
     path = _journal_of(files)
     is_foreign = asked.resumed is not None and not path.exists()
-    prefix = _DTYPE_PREFIXES.get(check.framework, "")
-    tables = PublishedTables(files, dtype_prefix=prefix, decimals=settings.precision, resumes=is_foreign)
+    form = _form_of(check.framework)
+    tables = PublishedTables(files, form=form, decimals=settings.precision, resumes=is_foreign)
     with closing(Journal(path, check.digest)) as journal, closing(tables):
         found = dict(journal.verdicts)
         rows = _Rows(tables, check.entries, skipped=tables.finished)
@@ -293,7 +293,7 @@ def _checked(check: DumpCheck, files: PublishedFiles, asked: _Asked, settings: C
                 raise
     ordered = sorted(found.values(), key=lambda verdict: verdict.position)
     if not is_foreign:  # the rows are in the order in which the calls were finished
-        write_published_tables(ordered, files, dtype_prefix=prefix, decimals=settings.precision)
+        write_published_tables(ordered, files, form=form, decimals=settings.precision)
     return ordered
 
 
@@ -356,7 +356,12 @@ def _journal_of(files: PublishedFiles) -> Path:
     return files.results.with_name(f".acc_check_{files.results.stem.rpartition('_')[2]}.journal")
 
 
-_DTYPE_PREFIXES = {"pytorch": "torch."}
+def _form_of(framework: str) -> TableForm:
+    """Return the form in which tables for a framework are published; that of PyTorch for all but MindSpore."""
+    from msprobe_core.compat.mindspore_tables import MINDSPORE
+    from msprobe_core.compat.published_tables import PYTORCH
+
+    return {"mindspore": MINDSPORE}.get(framework, PYTORCH)
 
 
 class _Rows:

@@ -1,8 +1,8 @@
 """The tables of ``acc_check`` in the published form: one with a row for each API, one with a row for each result.
 
-``accuracy_checking_result_{time}.csv`` has four columns, ``accuracy_checking_details_{time}.csv`` has 23, with the
-names, the byte order mark and the formats of numbers that `mindstudio-probe` 26.x writes. A cell that does not apply
-holds one space. Which cells apply follows from the published standard of the row; `Status` and `Message` are our
+``accuracy_checking_result_{time}.csv`` has four columns, ``accuracy_checking_details_{time}.csv`` has 23 for PyTorch
+and nine for MindSpore, with the names, the byte order mark and the formats of numbers that `mindstudio-probe` 26.x
+writes. Which cells of the 23 apply follows from the published standard of the row; `Status` and `Message` are our
 verdict.
 """
 
@@ -12,7 +12,7 @@ import csv
 import io
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -35,7 +35,9 @@ BLANK = " "
 """Content of a cell that does not apply."""
 
 NAME = "API Name"
+BENCH_DTYPE = "Bench Dtype"
 DTYPE = "DEVICE Dtype"
+SHAPE = "Shape"
 MEAN_ULP = "ULP误差平均值"
 MAX_ULP = "ULP误差最大值"
 WITHIN_TEN_THOUSANDTH = "双万指标"
@@ -56,7 +58,7 @@ ULP_SHARE = "ULP误差大于阈值占比"
 MESSAGE = "Message"
 
 DETAIL_COLUMNS = (
-    NAME, "Bench Dtype", DTYPE, "Shape", COSINE, MAX_ABSOLUTE, WITHIN_PERCENT, WITHIN_THOUSANDTH, WITHIN_TEN_THOUSANDTH,
+    NAME, BENCH_DTYPE, DTYPE, SHAPE, COSINE, MAX_ABSOLUTE, WITHIN_PERCENT, WITHIN_THOUSANDTH, WITHIN_TEN_THOUSANDTH,
     BINARY_RATE, BALANCE, RMSE, SMALL_SHARE, MAX_RELATIVE, MEAN_RELATIVE, NON_FINITE_RATE, RELATIVE_RATE, ABSOLUTE_RATE,
     MAX_ULP, MEAN_ULP, ULP_SHARE, "Status", MESSAGE,
 )  # fmt: skip
@@ -77,6 +79,28 @@ _ROWS_OF_STATUS = (ERROR, WARNING, PASS, SKIP)
 
 class TableFormatError(CompareError):
     """A table is not of the published form: give another file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableForm:
+    """How the tables for one framework are published.
+
+    Attributes:
+        columns: Of the table of details.
+        cells: Returns the cells of one result by column, from the name of its row, its verdict, and the number of
+            decimals; those that it leaves out are blank.
+        blank: Content of a cell that does not apply.
+        has_mark: Whether the tables begin with a byte order mark, by which spreadsheets recognise UTF-8.
+    """
+
+    columns: Sequence[str]
+    cells: Callable[[str, OutputVerdict, int], Mapping[str, str]]
+    blank: str
+    has_mark: bool
+
+    def header(self, columns: Sequence[str]) -> bytes:
+        """Return the first line of a table."""
+        return csv_lines([columns], with_mark=self.has_mark)
 
 
 @dataclass(frozen=True)
@@ -112,13 +136,18 @@ class PublishedTables:
     """
 
     def __init__(
-        self, files: PublishedFiles, *, dtype_prefix: str = "torch.", decimals: int = DECIMALS, resumes: bool = False
+        self,
+        files: PublishedFiles,
+        *,
+        form: TableForm | None = None,
+        decimals: int = DECIMALS,
+        resumes: bool = False,
     ) -> None:
         """Create the tables, for their owner only, or open those of an earlier run.
 
         Args:
             files: The two tables; existing ones are replaced unless ``resumes``.
-            dtype_prefix: What frameworks write before a dtype, such as ``torch.``.
+            form: Of the tables; ``None`` for that of PyTorch.
             decimals: Number of decimals; 0 to 20.
             resumes: Whether existing tables are continued. Rows of an API that is not in the table of results, and
                 lines without an end, are of a process that was killed, and are removed.
@@ -129,14 +158,14 @@ class PublishedTables:
         """
         self.files = files
         self.finished: frozenset[str] = frozenset()
-        self._prefix, self._decimals = dtype_prefix, decimals
+        self._form, self._decimals = form or PYTORCH, decimals
         make_directory(files.results.parent)
         if resumes:
-            self.finished = _restore(files)
+            self.finished = _restore(files, self._form)
             self._streams = [_reopened(path) for path in (files.details, files.results)]
         else:
             self._streams = [create_file(path) for path in (files.details, files.results)]
-            self._write(csv_lines([DETAIL_COLUMNS], with_mark=True), csv_lines([RESULT_COLUMNS], with_mark=True))
+            self._write(self._form.header(self._form.columns), self._form.header(RESULT_COLUMNS))
 
     def append(self, verdicts: Sequence[CallVerdict]) -> None:
         """Append the rows of one API.
@@ -147,8 +176,8 @@ class PublishedTables:
         Raises:
             StoreError: they cannot be written.
         """
-        rows = [row for verdict in verdicts for row in detail_rows(verdict, self._prefix, self._decimals)]
-        self._write(csv_lines(rows), csv_lines([result_row(verdicts)]))
+        rows = [row for verdict in verdicts for row in detail_rows(verdict, self._form, self._decimals)]
+        self._write(csv_lines(rows), csv_lines([result_row(verdicts, self._form)]))
 
     def close(self) -> None:
         """Close both tables."""
@@ -165,38 +194,44 @@ class PublishedTables:
 
 
 def write_published_tables(
-    verdicts: Iterable[CallVerdict], files: PublishedFiles, *, dtype_prefix: str = "torch.", decimals: int = DECIMALS
+    verdicts: Iterable[CallVerdict],
+    files: PublishedFiles,
+    *,
+    form: TableForm | None = None,
+    decimals: int = DECIMALS,
 ) -> PublishedFiles:
     """Write both tables at once, the APIs in the order of their first verdicts; return their paths.
 
     Raises:
         StoreError: a table cannot be written.
     """
+    form = form or PYTORCH
     apis: dict[str, list[CallVerdict]] = {}
     for verdict in verdicts:
         apis.setdefault(verdict.api, []).append(verdict)
     ordered = [sorted(own, key=lambda verdict: verdict.phase is Phase.BACKWARD) for own in apis.values()]
-    details = [row for own in ordered for verdict in own for row in detail_rows(verdict, dtype_prefix, decimals)]
+    details = [row for own in ordered for verdict in own for row in detail_rows(verdict, form, decimals)]
     make_directory(files.results.parent)
     for path, header, rows in (
-        (files.details, DETAIL_COLUMNS, details),
-        (files.results, RESULT_COLUMNS, [result_row(own) for own in ordered]),
+        (files.details, form.columns, details),
+        (files.results, RESULT_COLUMNS, [result_row(own, form) for own in ordered]),
     ):
         with whole_file(path) as file:
-            file.write(csv_lines([header], with_mark=True) + csv_lines(rows))
+            file.write(form.header(header) + csv_lines(rows))
     return files
 
 
-def write_spreadsheets(files: PublishedFiles) -> PublishedFiles:
+def write_spreadsheets(files: PublishedFiles, form: TableForm | None = None) -> PublishedFiles:
     """Write both tables as spreadsheets beside the csv files; return their paths.
 
     Raises:
         TableFormatError: a csv file is not of the published form.
         StoreError: a spreadsheet cannot be written.
     """
+    columns = (form or PYTORCH).columns
     return PublishedFiles(
         _spreadsheet(files.results, RESULT_COLUMNS, read_rows(files.results, RESULT_COLUMNS)),
-        _spreadsheet(files.details, DETAIL_COLUMNS, read_rows(files.details, DETAIL_COLUMNS)),
+        _spreadsheet(files.details, columns, read_rows(files.details, columns)),
     )
 
 
@@ -240,7 +275,7 @@ def worst_status(statuses: Iterable[str]) -> str:
     return next((status for status in _ROWS_OF_STATUS if status in found), BLANK)
 
 
-def detail_rows(verdict: CallVerdict, dtype_prefix: str = "torch.", decimals: int = DECIMALS) -> list[list[str]]:
+def detail_rows(verdict: CallVerdict, form: TableForm | None = None, decimals: int = DECIMALS) -> list[list[str]]:
     """Return the rows of a call's results, one for each path: of the worst side, and the first of equal ones."""
     word = "backward.output" if verdict.phase is Phase.BACKWARD else "forward.output"
     worst: dict[str, OutputVerdict] = {}
@@ -248,19 +283,19 @@ def detail_rows(verdict: CallVerdict, dtype_prefix: str = "torch.", decimals: in
         known = worst.get(output.path)
         if known is None or _ORDER[output.verdict] < _ORDER[known.verdict]:
             worst[output.path] = output
-    return [
-        _detail_row(f"{verdict.api}.{word}.{index}", output, dtype_prefix, decimals)
-        for index, output in enumerate(worst.values())
-    ]
+    form = form or PYTORCH
+    rows = (form.cells(f"{verdict.api}.{word}.{index}", each, decimals) for index, each in enumerate(worst.values()))
+    return [[_one_line(cells.get(column, form.blank)) for column in form.columns] for cells in rows]
 
 
 _ORDER = {verdict: order for order, verdict in enumerate(Verdict)}
 
 
-def result_row(verdicts: Sequence[CallVerdict]) -> list[str]:
+def result_row(verdicts: Sequence[CallVerdict], form: TableForm | None = None) -> list[str]:
     """Return the row of an API: the worst status of its forward and of its backward results, and why."""
     messages: list[str] = []
-    cells = {Phase.FORWARD: BLANK, Phase.BACKWARD: BLANK}
+    blank = (form or PYTORCH).blank
+    cells = {Phase.FORWARD: blank, Phase.BACKWARD: blank}
     for verdict in verdicts:
         outputs = [status_of(each.verdict, is_weak=each.is_weak) for each in verdict.outputs]
         status = worst_status(outputs) if outputs else status_of(verdict.verdict)
@@ -272,7 +307,17 @@ def result_row(verdicts: Sequence[CallVerdict]) -> list[str]:
     return [_one_line(cell) for cell in (name, cells[Phase.FORWARD], cells[Phase.BACKWARD], "; ".join(messages))]
 
 
-def _detail_row(name: str, output: OutputVerdict, dtype_prefix: str, decimals: int) -> list[str]:
+def status_cells(output: OutputVerdict) -> dict[str, str]:
+    """Return the status of a result and its reason, by column."""
+    status = status_of(output.verdict, is_weak=output.is_weak)
+    reason = "" if status == PASS else output.reason.text
+    return {
+        "Status": status,
+        MESSAGE: reason if output.side == "recorded" or not reason else f"{output.side}: {reason}",
+    }
+
+
+def _pytorch_cells(name: str, output: OutputVerdict, decimals: int) -> dict[str, str]:
     metrics = output.published
     standard = Algorithm(metrics.standard) if metrics.standard else Algorithm.BENCHMARK
     filled = _general_columns(metrics, output) if standard is not Algorithm.BINARY else set[str]()
@@ -281,14 +326,11 @@ def _detail_row(name: str, output: OutputVerdict, dtype_prefix: str, decimals: i
     values = {name: number(value, decimals) for name, value in _values(metrics).items() if name in filled}
     if metrics.small_value_error_share == 0 and SMALL_SHARE in filled:
         values[SMALL_SHARE] = "0"  # as without any small value, which is the usual reason
-    status = status_of(output.verdict, is_weak=output.is_weak)
-    reason = "" if status == PASS else output.reason.text
-    message = reason if output.side == "recorded" or not reason else f"{output.side}: {reason}"
-    cells = {
-        NAME: name, "Bench Dtype": dtype_prefix + _golden_dtype(output.dtype), DTYPE: dtype_prefix + output.dtype,
-        "Shape": str(output.shape), "Status": status, MESSAGE: message,
-    }  # fmt: skip
-    return [_one_line((cells | values).get(column, BLANK)) for column in DETAIL_COLUMNS]
+    dtypes = {BENCH_DTYPE: f"torch.{golden_dtype(output.dtype)}", DTYPE: f"torch.{output.dtype}"}
+    return {NAME: name, **dtypes, SHAPE: str(output.shape), **status_cells(output), **values}
+
+
+PYTORCH = TableForm(columns=DETAIL_COLUMNS, cells=_pytorch_cells, blank=BLANK, has_mark=True)
 
 
 def _one_line(cell: str) -> str:
@@ -314,7 +356,7 @@ def _general_columns(metrics: PublishedColumns, output: OutputVerdict) -> set[st
     return {COSINE, MAX_ABSOLUTE, WITHIN_PERCENT, WITHIN_THOUSANDTH}
 
 
-def _golden_dtype(dtype: str) -> str:
+def golden_dtype(dtype: str) -> str:
     """Return the dtype of the oracle: float64 for floats, complex128 for complex numbers."""
     if dtype.startswith("complex"):
         return "complex128"
@@ -436,18 +478,18 @@ def _parsed(path: Path, *, is_whole: bool = True) -> list[list[str]]:
 # --- resuming -------------------------------------------------------------------------------------------------------
 
 
-def _restore(files: PublishedFiles) -> frozenset[str]:
+def _restore(files: PublishedFiles, form: TableForm) -> frozenset[str]:
     """Remove what a killed process left in part; return the APIs that are finished.
 
     Rows of an API are written to the details first, so an API is finished if the results have it.
     """
     results = _complete(files.results, RESULT_COLUMNS)
-    details = _complete(files.details, DETAIL_COLUMNS)
+    details = _complete(files.details, form.columns)
     finished = frozenset(_plain(row[0]) for row in results)
     kept = [row for row in details if (own := split_row_name(_plain(row[0]))) is not None and own[0] in finished]
-    for path, header, rows in ((files.results, RESULT_COLUMNS, results), (files.details, DETAIL_COLUMNS, kept)):
+    for path, header, rows in ((files.results, RESULT_COLUMNS, results), (files.details, form.columns, kept)):
         with whole_file(path) as file:
-            file.write(csv_lines([header], with_mark=True) + csv_lines(rows))
+            file.write(form.header(header) + csv_lines(rows))
     return finished
 
 

@@ -12,6 +12,7 @@ import pytest
 from msprobe_core.api_check.published import published_columns
 from msprobe_core.api_check.verdict import CallVerdict, Mutant, OutputVerdict, PublishedColumns, Verdict
 from msprobe_core.compat import published_tables
+from msprobe_core.compat.mindspore_tables import MINDSPORE
 from msprobe_core.compat.published_tables import (
     DETAIL_COLUMNS,
     RESULT_COLUMNS,
@@ -150,10 +151,51 @@ def test_of_several_sides_the_worst_is_shown_and_named(files):
 
 def test_dtypes_have_the_framework_in_front(files):
     outputs = [output(dtype="bfloat16"), output(path="1", dtype="int64"), output(path="2", dtype="complex64")]
-    write_published_tables([call("Mint.sin.0", Phase.FORWARD, *outputs)], files, dtype_prefix="mindspore.")
+    write_published_tables([call("Torch.sin.0", Phase.FORWARD, *outputs)], files)
     assert [row[1:3] for row in read(files.details)[1:]] == [
-        ["mindspore.float64", "mindspore.bfloat16"], ["mindspore.int64", "mindspore.int64"],
-        ["mindspore.complex128", "mindspore.complex64"]]  # fmt: skip
+        ["torch.float64", "torch.bfloat16"], ["torch.int64", "torch.int64"],
+        ["torch.complex128", "torch.complex64"]]  # fmt: skip
+
+
+# The rows of the table of details that the published tool writes for MindSpore, but for the dtype of its reference.
+MINDSPORE_DETAILS = """\
+API Name,Bench Dtype,Tested Dtype,Shape,Cosine,MaxAbsErr,MaxRelativeErr,Status,Message
+Mint.matmul.0.backward.output.0,Float64,Float32,"(4, 8)",0.9999999999999988,2.384185791015625e-07,3.08e-07,pass,
+Mint.matmul.0.backward.output.1,Bool,Bool,"(4, 8)",,,,error,why
+"""
+MINDSPORE_RESULTS = """\
+API name,Forward Test Success,Backward Test Success,Message
+Mint.matmul.0,,error,backward: why
+Mint.where.0,SKIP,,forward: it has no kernel here
+"""
+
+
+def test_the_tables_of_mindspore(files):
+    metrics = PublishedColumns(cosine=0.9999999999999988, max_absolute=2.384185791015625e-07, max_relative=3.08e-07)
+    results = (output(shape=(4, 8), published=metrics), output(Verdict.WRONG, path="1", shape=(4, 8), dtype="bool"))
+    verdicts = [
+        call("Mint.matmul.0", Phase.BACKWARD, *results),
+        call("Mint.where.0", Phase.FORWARD, reason="it has no kernel here"),
+    ]
+    write_published_tables(verdicts, files, form=MINDSPORE)
+    assert files.details.read_text() == MINDSPORE_DETAILS
+    assert files.results.read_text() == MINDSPORE_RESULTS
+    tables = PublishedTables(files, form=MINDSPORE, resumes=True)
+    tables.close()
+    assert tables.finished == {"Mint.matmul.0", "Mint.where.0"}
+    assert write_spreadsheets(files, MINDSPORE).details.exists()
+    assert files.details.read_text() == MINDSPORE_DETAILS
+    with pytest.raises(TableFormatError, match="has no column"):
+        PublishedTables(files, resumes=True)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "named"),
+    [("bfloat16", "BFloat16"), ("uint8", "UInt8"), ("complex64", "Complex64"), ("float8_e4m3fn", "Float8E4M3FN")],
+)
+def test_dtypes_as_mindspore_names_them(files, dtype, named):
+    write_published_tables([call("Mint.sin.0", Phase.FORWARD, output(dtype=dtype))], files, form=MINDSPORE)
+    assert files.details.read_text().splitlines()[1].split(",")[2] == named
 
 
 def test_tables_are_complete_after_each_api_and_can_be_continued(files):

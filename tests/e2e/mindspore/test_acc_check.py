@@ -94,6 +94,10 @@ def test_the_command_checks_a_dump_of_mindspore(tmp_path):
         return ended.value.code
 
     assert status() == 0
+    (details,) = (tmp_path / "out").glob("accuracy_checking_details_*.csv")
+    header, first, *_ = details.read_text().splitlines()
+    assert header == "API Name,Bench Dtype,Tested Dtype,Shape,Cosine,MaxAbsErr,MaxRelativeErr,Status,Message"
+    assert first.split(",")[1:3] == ["Float64", "Float32"]
     file = dump / "dump_tensor_data" / "Mint.matmul.0.forward.output.0.npy"
     np.save(file, np.load(file) + np.float32(0.01))
     assert status() == 1
