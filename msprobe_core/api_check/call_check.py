@@ -31,6 +31,7 @@ from msprobe_core.protocols.capabilities import ReplayingFramework
 from msprobe_core.replay.judge import ELEMENT_FACTOR, Held, OutputJudge, OutputJudgement, judge_of
 from msprobe_core.replay.recorded import RecordedCall
 from msprobe_core.replay.replays import NUM_DISTURBED, UNIT_ROUNDOFF, Replayer, Replays, replay_once
+from msprobe_core.replay.slices import slices_of
 
 MAX_ELEMENTS = 1 << 28
 """Limit of the number of elements in all tensors of one call: in float64 with its replays, some ten times 2 GiB."""
@@ -232,14 +233,17 @@ def _times_off(found: OutputJudgement, of_others: OutputJudgement, floor: float)
 
 def _rounding_of_inputs(call: RecordedCall) -> float:
     """Return the largest root mean square of an input times its unit round-off; of gradients only for a backward."""
-    inputs = call.gradients or call.tensors
-    roundings = [0.0]
-    for value in inputs.values():
-        if value.values.dtype.kind == "f":
-            finite: Any = value.values[np.isfinite(value.values)].astype(np.float64)
-            size = float((finite * finite).mean()) ** 0.5 if finite.size else 0.0
-            roundings.append(UNIT_ROUNDOFF.get(value.dtype, 0.0) * size)
-    return max(roundings)
+    inputs = [value for value in (call.gradients or call.tensors).values() if value.values.dtype.kind == "f"]
+    return max((UNIT_ROUNDOFF.get(value.dtype, 0.0) * _root_mean_square(value.values) for value in inputs), default=0.0)
+
+
+def _root_mean_square(values: Any) -> float:
+    """Return that of the finite values; 0 of none."""
+    flat, num, total = np.ravel(values), 0, 0.0
+    for part in slices_of(flat.size):
+        finite: Any = flat[part][np.isfinite(flat[part])].astype(np.float64)
+        num, total = num + finite.size, total + float((finite * finite).sum())
+    return (total / num) ** 0.5 if num else 0.0
 
 
 def _times(found: OutputJudgement) -> float:
@@ -272,9 +276,16 @@ def _bias(result: ReplayTensor, oracle: NDArray[Any]) -> float | None:
     """
     if result.values.dtype.kind != "f" or oracle.dtype.kind != "f" or result.dtype not in UNIT_ROUNDOFF:
         return None
-    values = result.values.astype(np.float64)
-    counts = np.isfinite(values) & np.isfinite(oracle) & (oracle != 0)
-    errors: Any = (values[counts] - oracle[counts]) / oracle[counts]
-    if errors.size < _LEAST_FOR_BIAS or not (deviation := float(errors.std())):
+    values, exact = np.ravel(result.values), np.ravel(oracle)
+    num, mean, squares = 0, 0.0, 0.0
+    for part in slices_of(exact.size):
+        counts = np.isfinite(values[part]) & np.isfinite(exact[part]) & (exact[part] != 0)
+        golden = exact[part][counts]
+        errors: Any = (values[part][counts].astype(np.float64) - golden) / golden
+        if errors.size:  # merged as Chan, Golub and LeVeque do (Algorithms for Computing the Sample Variance, 1983)
+            own, share = float(errors.mean()), errors.size / (num + errors.size)
+            squares += float(errors.var()) * errors.size + (own - mean) ** 2 * num * share
+            num, mean = num + errors.size, mean + (own - mean) * share
+    if num < _LEAST_FOR_BIAS or not (deviation := (squares / num) ** 0.5):
         return None
-    return float(errors.mean()) / deviation * float(errors.size) ** 0.5
+    return mean / deviation * float(num) ** 0.5

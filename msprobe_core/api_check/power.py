@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from msprobe_core.api_check.verdict import Mutant
 from msprobe_core.model import ReplayTensor
 from msprobe_core.replay.judge import OutputJudge
+from msprobe_core.replay.slices import slices_of
 
 SCALE = 1.01
 
@@ -36,19 +37,18 @@ def power_of(
         recorded: The output.
         inputs: Tensors that went into the call; the first of the output's shape is that which a kernel could return.
     """
-    applied = dict(_mutants(recorded, inputs))
-    return tuple(applied), tuple(mutant for mutant, values in applied.items() if judge.accepts(values))
+    found = {mutant: judge.accepts(values) for mutant, values in _mutants(recorded, inputs)}  # one at a time
+    return tuple(found), tuple(mutant for mutant, is_accepted in found.items() if is_accepted)
 
 
 def _mutants(recorded: ReplayTensor, inputs: Iterable[ReplayTensor]) -> Iterator[tuple[Mutant, Array]]:
     values = recorded.values
     finite = np.isfinite(values) if values.dtype.kind in "fc" else np.ones(values.shape, dtype=bool)
+    are_all_finite, has_nan = bool(finite.all()), values.dtype.kind in "fc"
     for mutant, made in _made(recorded, finite, inputs):
         # Elements that are not finite are judged separately; a mutant keeps them.
-        kept: Array = np.where(finite, made, values)
-        if np.array_equal(kept[finite], values[finite]):
-            continue
-        if np.all(np.isfinite(kept[finite])):
+        kept: Array = made if are_all_finite else np.where(finite, made, values)
+        if np.all(np.isfinite(kept) | ~finite) and not np.array_equal(kept, values, equal_nan=has_nan):
             yield mutant, kept
 
 
@@ -82,17 +82,22 @@ def _has_place(kind: str, result: str) -> bool:
 
 def _rounded(values: Array, bits: int) -> Array:
     """Round to nearest with so many significant bits."""
-    fraction, exponent = np.frexp(values)
-    return np.ldexp(np.round(fraction * 2.0**bits) / 2.0**bits, exponent).astype(values.dtype)
+    found: Array = np.empty(values.size, dtype=values.dtype)
+    flat = np.ravel(values)
+    for part in slices_of(flat.size):
+        fraction, exponent = np.frexp(flat[part])
+        found[part] = np.ldexp(np.round(fraction * 2.0**bits) / 2.0**bits, exponent)
+    return np.reshape(found, values.shape)
 
 
 def _without_one(values: Array, finite: NDArray[np.bool_]) -> Array:
     """Set the element of median magnitude, among the finite ones that are not zero, to zero."""
     flat: Any = np.array(values).ravel()
-    places = np.flatnonzero(finite & (values != 0))
-    if places.size:
-        sizes = np.abs(flat[places])
-        flat[places[np.argpartition(sizes, places.size // 2)[places.size // 2]]] = 0
+    counts = np.ravel(finite & (values != 0))
+    if counts.any():
+        sizes = np.abs(flat[counts])
+        sizes.partition(sizes.size // 2)
+        flat[np.argmax(counts & (np.abs(flat) == sizes[sizes.size // 2]))] = 0
     return flat.reshape(values.shape)
 
 

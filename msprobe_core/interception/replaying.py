@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from msprobe_core.errors import ReplayError
@@ -54,21 +55,30 @@ def build_arguments(call: ReplayCall, make: Make, special: Special) -> tuple[lis
     Raises:
         ReplayError: a dump does not store one of them completely.
     """
+    builder = _Builder(make, special, has_lists=call.has_lists)
+    args = [builder.build(value, str(i)) for i, value in enumerate(call.args)]
+    return args, {name: builder.build(value, name) for name, value in call.kwargs.items()}
 
-    def build(value: ReplayValue, path: str) -> Any:
+
+@dataclass(frozen=True, slots=True)
+class _Builder:
+    """Builds arguments. A function inside of a function that calls itself would keep all tensors until a collection."""
+
+    make: Make
+    special: Special
+    has_lists: bool
+
+    def build(self, value: ReplayValue, path: str) -> Any:
         if isinstance(value, ReplayTensor):
-            return make(value, path)
+            return self.make(value, path)
         if isinstance(value, Argument):
-            return argument_of(value, special)
+            return argument_of(value, self.special)
         if isinstance(value, dict):
-            return {key: build(item, f"{path}.{key}") for key, item in value.items()}
+            return {key: self.build(item, f"{path}.{key}") for key, item in value.items()}
         if isinstance(value, list):
-            items = [build(item, f"{path}.{i}") for i, item in enumerate(value)]
-            return items if call.has_lists else tuple(items)
+            items = [self.build(item, f"{path}.{i}") for i, item in enumerate(value)]
+            return items if self.has_lists else tuple(items)
         return None
-
-    args = [build(value, str(i)) for i, value in enumerate(call.args)]
-    return args, {name: build(value, name) for name, value in call.kwargs.items()}
 
 
 def argument_of(value: Argument, special: Special) -> Any:

@@ -18,9 +18,11 @@ In addition to the norm, each element is judged separately, so that a few wrong 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,6 +33,7 @@ from msprobe_core.model import ReplayTensor
 from msprobe_core.replay.limits import Limits, cover
 from msprobe_core.replay.replay_codes import ReplayCode
 from msprobe_core.replay.replays import UNIT_ROUNDOFF, Replays
+from msprobe_core.replay.slices import slices_of
 
 FACTOR = 3.0
 """By how much an error may exceed that of the replay; the deviation of an average over elements is far smaller."""
@@ -147,54 +150,60 @@ def _own_and_disturbed(path: str, replays: Replays) -> tuple[Array | None, list[
 
 
 class _NumberJudge:
+    """Judges floating-point and complex numbers, slice by slice: nothing of the size of the output is made here."""
+
     def __init__(self, path: str, recorded: ReplayTensor, replays: Replays) -> None:
-        oracle = replays.oracle[path].values
         own, disturbed = _own_and_disturbed(path, replays)
+        oracle = np.ravel(replays.oracle[path].values)
         self._wide = "complex128" if oracle.dtype.kind == "c" else "float64"
-        self._path, self._recorded, self._roundoff = path, recorded, replays.roundoff
-        values, oracle = recorded.values, oracle.astype(self._wide, copy=False)
-        self._bad = num_not_finite(values, oracle, own, recorded.dtype)
-        self._num_strange_of_own = 0 if own is None else num_not_finite(own, oracle, None, recorded.dtype)
-        finite = np.isfinite(values) & np.isfinite(oracle)
-        for each in (*disturbed, *(() if own is None else (own,))):
-            finite &= np.isfinite(each)
-        self._finite, self._are_all_finite = finite, bool(finite.all())
-        self._oracle = self._picked(oracle)
-        self._scale = norm_of(self._oracle)
-        self._allowance = _Allowance.of(
-            self._oracle, None if own is None else self._picked(own).astype(self._wide, copy=False),
-            (self._picked(each) for each in disturbed), recorded.dtype, replays,
-        )  # fmt: skip
+        self._path, self._dtype, self._size = path, recorded.dtype, oracle.size
+        self._values, self._oracle = np.ravel(recorded.values), oracle
+        self._own = None if own is None else np.ravel(own)
+        self._disturbed = [np.ravel(each) for each in disturbed]
+        self._slices = slices_of(oracle.size)
+        self._bad = num_not_finite(self._values, oracle, self._own, recorded.dtype)
+        self._num_strange_of_own = 0 if self._own is None else num_not_finite(self._own, oracle, None, recorded.dtype)
+        self._picks = [self._finite_in(part) for part in self._slices]
+        self._scale = self._norm(self._oracle_in)
+        self._allowance = self._measured(replays)
+        # Those of a small output are computed once; of a large one they would take as much memory as the oracle.
+        self._only = self._allowed_in(0) if len(self._slices) == 1 else None
         self._amplification = None
         if replays.roundoff and self._scale:
             self._amplification = self._allowance.condition / (replays.roundoff * self._scale)
 
+    def _measured(self, replays: Replays) -> _Allowance:
+        own = None if self._own is None else self._norm(partial(self._change_in, self._own))
+        condition = max((self._norm(partial(self._change_in, each)) for each in self._disturbed), default=0.0)
+        num = sum(part.stop - part.start if pick is None else int(np.count_nonzero(pick))
+                  for part, pick in zip(self._slices, self._picks, strict=True))  # fmt: skip
+        return _Allowance.of(own, condition, self._scale, num, self._dtype, replays)
+
     @property
     def judgement(self) -> OutputJudgement:
-        norm, elements = self._errors(self._recorded.values)
+        norm, element, worst = self._errors(self._values)
         allowance, unit = self._allowance, self._scale or 1.0
-        element = float(np.max(elements, initial=0.0))
         held, reason = _held(norm, element, self._bad, allowance, self._amplification or 0.0)
         return OutputJudgement(
-            path=self._path, dtype=self._recorded.dtype, held=held, error=norm / unit,
+            path=self._path, dtype=self._dtype, held=held, error=norm / unit,
             own_error=None if allowance.own is None else allowance.own / unit, rounding=allowance.rounding / unit,
             last_digit=allowance.last_digit / unit, condition=allowance.condition / unit, element=element,
-            worst=int(np.flatnonzero(self._finite)[np.argmax(elements)]) if element else None,
-            amplification=self._amplification, reason=reason, scale=self._scale, size=self._finite.size,
+            worst=worst, amplification=self._amplification, reason=reason, scale=self._scale, size=self._size,
         )  # fmt: skip
 
     def accepts(self, values: Array) -> bool:
-        norm, elements = self._errors(values)
-        element = float(np.max(elements, initial=0.0))
+        norm, element, _ = self._errors(np.ravel(values))
         return _held(norm, element, self._bad, self._allowance, 0.0)[0] is not Held.WRONG
 
     @property
     def limits(self) -> Limits:
-        found, allowance, dtype = self.judgement, self._allowance, self._recorded.dtype
-        magnitudes, allowed = np.abs(self._oracle), ELEMENT_FACTOR * allowance.elements
+        found, dtype = self.judgement, self._dtype
+        numbers = range(len(self._slices))
+        magnitudes = np.concatenate([np.abs(self._oracle_in(number)) for number in numbers])
+        allowed = ELEMENT_FACTOR * np.concatenate([self._allowed_in(number) for number in numbers])
         absolute, relative = cover(magnitudes, allowed, UNIT_ROUNDOFF.get(dtype, 2.0**-24))
         if found.element > ELEMENT_FACTOR:  # the line through the limits of all elements must not hide it
-            _, elements = self._errors(self._recorded.values)
+            elements = np.concatenate([self._ratios_in(self._values, number)[1] for number in numbers])
             written = absolute + relative * magnitudes
             least = float(np.max((allowed / written)[elements > ELEMENT_FACTOR]))
             absolute, relative = absolute * least, relative * least
@@ -204,55 +213,87 @@ class _NumberJudge:
             num_different=self._num_strange_of_own,
         )  # fmt: skip
 
-    def _errors(self, values: Array) -> tuple[float, Array]:
-        """Return the norm of the error, and the error of each finite element divided by its allowance."""
-        error = np.abs(self._picked(values).astype(self._wide, copy=False) - self._oracle)
-        return norm_of(error), error / self._allowance.elements
+    def _errors(self, values: Array) -> tuple[float, float, int | None]:
+        """Return the norm of the error, the largest error of an element divided by its allowance, and its place."""
+        norms: list[float] = []
+        largest, worst = 0.0, None
+        for number, (part, pick) in enumerate(zip(self._slices, self._picks, strict=True)):
+            error, ratios = self._ratios_in(values, number)
+            norms.append(norm_of(error))
+            if ratios.size and (ratio := float(ratios[place := int(np.argmax(ratios))])) > largest:
+                largest, worst = ratio, part.start + (place if pick is None else int(np.flatnonzero(pick)[place]))
+        return math.hypot(*norms), largest, worst
 
-    def _picked(self, values: Array) -> Array:
-        """Return the elements that are finite everywhere, not copied if possible; they are not written to."""
-        return np.ravel(values) if self._are_all_finite else values[self._finite]
+    def _norm(self, values_in: Callable[[int], Array]) -> float:
+        return math.hypot(*(norm_of(values_in(number)) for number in range(len(self._slices))))
+
+    # --- one slice ------------------------------------------------------------------------------------------------
+
+    def _finite_in(self, part: slice) -> NDArray[np.bool_] | None:
+        """Return which elements are finite everywhere; ``None`` for all."""
+        finite = np.isfinite(self._values[part]) & np.isfinite(self._oracle[part])
+        for each in (*self._disturbed, *(() if self._own is None else (self._own,))):
+            finite &= np.isfinite(each[part])
+        return None if finite.all() else finite
+
+    def _picked(self, values: Array, number: int) -> Array:
+        """Return the elements of a slice that are finite everywhere; they are not written to."""
+        pick = self._picks[number]
+        return values[self._slices[number]] if pick is None else values[self._slices[number]][pick]
+
+    def _oracle_in(self, number: int) -> Array:
+        return self._picked(self._oracle, number).astype(self._wide, copy=False)
+
+    def _change_in(self, values: Array, number: int) -> Array:
+        return np.abs(self._picked(values, number).astype(self._wide, copy=False) - self._oracle_in(number))
+
+    def _ratios_in(self, values: Array, number: int) -> tuple[Array, Array]:
+        """Return the errors of elements, and each divided by its allowance."""
+        error = self._change_in(values, number)
+        return error, error / (self._allowed_in(number) if self._only is None else self._only)
+
+    def _allowed_in(self, number: int) -> Array:
+        allowance = self._allowance
+        allowed = allowance.last_place * np.abs(self._oracle_in(number)) + allowance.spread
+        for each in self._disturbed:  # rounding is monotonic: this is the largest of what each of them would allow
+            np.maximum(allowed, self._change_in(each, number) + allowance.spread, out=allowed)
+        return allowed if self._own is None else allowed + self._change_in(self._own, number)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Allowance:
-    """Allowed absolute errors: of the norm, and of each element."""
+    """Allowed absolute errors: of the norm, and what those of all elements have in common.
+
+    Attributes:
+        own: Error of the replay in the call's own precision; ``None`` without one.
+        rounding: What round-off explains of the norm.
+        last_digit: What rounding the result explains; part of ``rounding``.
+        condition: What rounding the inputs explains.
+        last_place: What is allowed of an element, per its magnitude.
+        spread: What is allowed of each element besides.
+    """
 
     own: float | None
     rounding: float
     last_digit: float
     condition: float
-    elements: Array
+    last_place: float
+    spread: float
 
     @classmethod
     def of(
-        cls, oracle: Array, own: Array | None, disturbed: Iterable[Array], dtype: str, replays: Replays
+        cls, own: float | None, condition: float, scale: float, num: int, dtype: str, replays: Replays
     ) -> _Allowance:
         roundoff = max(UNIT_ROUNDOFF.get(dtype, 2.0**-24), replays.result_roundoff)
         tiny = SUBNORMAL.get(dtype, 2.0**-9)
-        condition, largest = 0.0, None
-        for each in disturbed:  # one at a time: a large call has outputs of gigabytes
-            change = np.abs(each - oracle)
-            condition = max(condition, norm_of(change))
-            largest = change if largest is None else np.maximum(largest, change, out=largest)
-        of_own = None if own is None else np.abs(own - oracle)
-        last_digit = rounding = FACTOR * max(
-            0.0 if of_own is None else norm_of(of_own), ROUNDING * roundoff * norm_of(oracle)
-        )
+        last_digit = rounding = FACTOR * max(own or 0.0, ROUNDING * roundoff * scale)
         if replays.roundoff:
             of_sums = min(roundoff, UNIT_ROUNDOFF["float32"]) / replays.roundoff * condition
-            rounding += FACTOR * np.sqrt(replays.num_summed) * of_sums
-        rounding += tiny * np.sqrt(oracle.size)
-        spread = rounding / np.sqrt(max(oracle.size, 1))
-        elements = roundoff * np.abs(oracle) + spread + tiny
-        if largest is not None:  # rounding is monotonic: this is the largest of what each of them would allow
-            largest += spread + tiny
-            np.maximum(elements, largest, out=elements)
-        if of_own is not None:
-            elements += of_own
+            rounding += FACTOR * float(np.sqrt(replays.num_summed)) * of_sums
+        rounding += tiny * float(np.sqrt(num))
         return cls(
-            own=None if of_own is None else norm_of(of_own), rounding=float(rounding), last_digit=last_digit,
-            condition=condition, elements=elements,
+            own=own, rounding=rounding, last_digit=last_digit, condition=condition, last_place=roundoff,
+            spread=rounding / float(np.sqrt(max(num, 1))) + tiny,
         )  # fmt: skip
 
 
@@ -273,6 +314,13 @@ def _held(norm: float, element: float, bad: int, allowance: _Allowance, amplific
 
 def num_not_finite(values: Array, oracle: Array, own: Array | None, dtype: str) -> int:
     """Return the number of unexpected NaN or Inf elements; an overflow that the dtype makes unavoidable is expected."""
+    values, oracle = np.ravel(values), np.ravel(oracle)
+    own = None if own is None else np.ravel(own)
+    parts = slices_of(oracle.size)
+    return sum(_num_strange(values[i], oracle[i], None if own is None else own[i], dtype) for i in parts)
+
+
+def _num_strange(values: Array, oracle: Array, own: Array | None, dtype: str) -> int:
     expected: Any = np.array(oracle)
     largest = _MAXIMUM.get(dtype)
     if largest is not None and expected.dtype.kind == "f":

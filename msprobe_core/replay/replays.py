@@ -15,6 +15,7 @@ from msprobe_core.model import Phase, ReplayCall, Replayed, ReplayTensor, Replay
 from msprobe_core.protocols.capabilities import DeviceReplayingFramework, ReplayingFramework, ScriptingFramework
 from msprobe_core.replay.recorded import RecordedCall, map_tensors
 from msprobe_core.replay.replay_codes import ReplayCode
+from msprobe_core.replay.slices import slices_of
 
 NUM_DISTURBED = 4
 """Number of replays with disturbed inputs that measure the condition; the signs of each are independent."""
@@ -102,11 +103,11 @@ class Replayer:
         generator = np.random.default_rng(_SEED)
 
         def disturb(value: ReplayTensor) -> ReplayTensor:
-            return _disturbed(_wide(value), value.dtype, self._least, generator)
+            return _disturbed(value, self._least, generator)
 
         call, framework = self._call, self._framework
-        disturbed = [framework.replay(_mapped(self.base, disturb), self._model).values for _ in range(number)]
         is_elementwise = _is_elementwise(call, self.base, self.plain.oracle, framework, self._model)
+        disturbed = [framework.replay(_mapped(self.base, disturb), self._model).values for _ in range(number)]
         return replace(self.plain, disturbed=disturbed, num_summed=1 if is_elementwise else num_summed(call))
 
     @property
@@ -355,15 +356,19 @@ def _wide(value: ReplayTensor) -> ReplayTensor:
     return msgspec.structs.replace(value, values=value.values.astype(dtype), dtype=dtype)
 
 
-def _disturbed(wide: ReplayTensor, dtype: str, least: float, generator: np.random.Generator) -> ReplayTensor:
-    """Return float64 values scaled by 1 + u or 1 - u, where u is the unit round-off of their original dtype."""
-    if not _is_floating(wide):
+def _disturbed(value: ReplayTensor, least: float, generator: np.random.Generator) -> ReplayTensor:
+    """Return values widened and scaled by 1 + u or 1 - u, where u is the unit round-off of their original dtype."""
+    wide = _wide(value)
+    if not _is_floating(value):
         return wide
-    roundoff = max(_roundoff(dtype), least)
+    roundoff = max(_roundoff(value.dtype), least)
     source: Any = generator  # its type hints are incomplete
-    signs = np.where(source.random(wide.values.shape) < 0.5, -1.0, 1.0)
+    values: Any = wide.values.reshape(-1)  # a copy of the recorded values, which may be written to
     with np.errstate(all="ignore"):
-        return msgspec.structs.replace(wide, values=wide.values * (1.0 + roundoff * signs))
+        for part in slices_of(values.size):
+            signs = np.where(source.random(part.stop - part.start) < 0.5, -1.0, 1.0)
+            values[part] *= 1.0 + roundoff * signs
+    return msgspec.structs.replace(wide, values=values.reshape(value.values.shape))
 
 
 def _roundoff(dtype: str) -> float:

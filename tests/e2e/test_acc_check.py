@@ -10,6 +10,7 @@ import time
 
 import pytest
 import torch
+from cyclic_garbage import left_by
 from wrong_kernels import FAULTS, call, kernel, record, train
 
 from msprobe_core.api_check.check_codes import CheckCode
@@ -17,6 +18,7 @@ from msprobe_core.api_check.dump_check import CheckOptions, DumpCheck, check_dum
 from msprobe_core.api_check.random_codes import RandomCode
 from msprobe_core.api_check.verdict import Mutant, Verdict
 from msprobe_core.cli import main
+from msprobe_core.model import ReplayCall, ReplayTensor
 
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -37,6 +39,12 @@ def test_healthy_calls_are_right_and_the_check_has_power(healthy):
     linear = found["Functional.linear.0.forward"].outputs[0]
     assert {Mutant.ZEROS, Mutant.SCALED, Mutant.HALF_PRECISION} <= set(linear.applied)
     assert linear.accepted == ()
+
+
+def test_no_tensor_waits_for_the_garbage_collector(healthy):
+    """Trainings switch it off, and a large call would need several times the memory."""
+    left = left_by(lambda: verdicts(healthy))
+    assert [each for each in left if isinstance(each, ReplayCall | ReplayTensor | torch.Tensor)] == []
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -3,12 +3,14 @@
 import mindspore as ms
 import numpy as np
 import pytest
+from cyclic_garbage import left_by
 from mindspore import Tensor, mint, ops
 from mindspore_checked import record, record_call
 
 from msprobe_core.api_check.dump_check import CheckOptions, check_dump
 from msprobe_core.api_check.verdict import Verdict
 from msprobe_core.cli import main
+from msprobe_core.model import ReplayCall, ReplayTensor
 
 ms.runtime.launch_blocking()
 
@@ -47,6 +49,12 @@ def train():
         return ops.softmax(hidden, -1).square().sum() + ops.gelu(hidden).mean()
 
     ms.grad(loss)(Tensor(X))
+
+
+def test_no_tensor_waits_for_the_garbage_collector(tmp_path):
+    dump = record_call(train, tmp_path / "dump", level="L1")
+    left = left_by(lambda: verdicts(dump))
+    assert [each for each in left if isinstance(each, ReplayCall | ReplayTensor | Tensor)] == []
 
 
 FAULTS = {
