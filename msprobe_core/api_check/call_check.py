@@ -153,7 +153,7 @@ class CallChecker:
         judges = {path: judge_of(path, value, first) for path, value in results.items()}
         notes = [] if plain.note is None else [plain.note]
         stage = 1
-        if any(_is_undecided(judge.judgement) for judge in judges.values()):
+        if any(_is_undecided(judge.judgement, plain) for judge in judges.values()):
             stage, replays = 2, replayer.disturbed(NUM_DISTURBED)
             floor = _rounding_of_inputs(call) if self.allows_cancellation else 0.0
             judges = {path: judge_of(path, value, replays) for path, value in results.items()}
@@ -212,9 +212,10 @@ def api_of(call: RecordedCall) -> str:
     return call.entry.removesuffix(f".{call.site.phase.value}")
 
 
-def _is_undecided(found: OutputJudgement) -> bool:
+def _is_undecided(found: OutputJudgement, replays: Replays) -> bool:
     """Whether stage 1 leaves open if an output is right, or if the replay in its own precision is."""
-    return found.held is not Held.RIGHT or (found.own_error or 0.0) > OWN_FACTOR * UNIT_ROUNDOFF.get(found.dtype, 0.0)
+    roundoff = max(UNIT_ROUNDOFF.get(found.dtype, 0.0), replays.result_roundoff)
+    return found.held is not Held.RIGHT or (found.own_error or 0.0) > OWN_FACTOR * roundoff
 
 
 def _times_off(found: OutputJudgement, of_others: OutputJudgement, floor: float) -> float:

@@ -84,7 +84,8 @@ class Replayer:
         if own is not None and (autocast := _autocast_dtype(call, own)) is not None:
             # Under autocast the inputs are rounded to the precision of the results before the computation.
             self._least = _roundoff(autocast)
-            own, note = None, Finding(ReplayCode.AUTOCAST)
+            own, _ = _own(_cast(self.base, autocast), call, framework, model)
+            note = Finding(ReplayCode.AUTOCAST)
         inputs = [value for value in call.tensors.values() if _is_floating(value)]
         self.plain = Replays(
             oracle=oracle.values,

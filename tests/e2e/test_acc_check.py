@@ -80,6 +80,27 @@ def test_a_kernel_that_is_wrong_here_too_is_wrong(tmp_path):
             assert found.notes[0].code is CheckCode.HOST_IS_OFF_TOO
 
 
+def test_what_autocast_computes_is_judged_in_its_precision(tmp_path):
+    """A half-precision kernel explains its rounding inside of the call, and not two percent."""
+
+    @call
+    def run():
+        torch.manual_seed(0)
+        x, weight = (torch.randn(24, 24, requires_grad=True) for _ in range(2))
+        with torch.autocast("cpu", torch.bfloat16):
+            torch.nn.functional.linear(x, weight).pow(2).sum().backward()
+
+    dump = record(tmp_path / "dump", run, level="L1")
+    own = [entry for entry in verdicts(dump) if entry.startswith("Functional.linear.0")]
+    assert own == ["Functional.linear.0.forward", "Functional.linear.0.backward"]
+    for entry in own:
+        assert verdicts(dump)[entry].verdict is Verdict.RIGHT
+        assert verdicts(dump)[entry].outputs[0].own_error > 1e-3  # it was replayed in bfloat16
+        (path, *_) = (dump / "dump_tensor_data").glob(f"{entry}.output.0*")
+        torch.save(torch.load(path) * 1.02, path)
+        assert verdicts(dump)[entry].verdict is Verdict.WRONG
+
+
 def test_cancellation_is_ill_conditioned_and_not_wrong(tmp_path):
     """The sum of differences of nearly equal numbers: float32 leaves few right digits."""
     torch.manual_seed(0)

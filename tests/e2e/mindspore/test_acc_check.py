@@ -24,8 +24,8 @@ HEALTHY = [
     *(
         pytest.param(name, dtype, marks=pytest.mark.slow)
         for name, dtype in (
-            ("cells", ms.float32), ("cells", ms.float16), ("experts", ms.float32), ("experts", ms.bfloat16),
-            ("mint", ms.float16), ("recurrent", ms.float32), ("recurrent", ms.float16),
+            ("cells", ms.float32), ("cells", ms.float16), ("experts", ms.float32), ("experts", ms.float16),
+            ("experts", ms.bfloat16), ("mint", ms.float16), ("recurrent", ms.float32), ("recurrent", ms.float16),
         )
     ),
 ]  # fmt: skip
