@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -91,21 +91,21 @@ class Coverage:
         self._path = directory / FILE
         self._num_steps = 0
         self._first: dict[Quantity, int] = {}
-        self._num_seen: dict[Quantity, Counter[str]] = {}
-        self._not_finite: dict[Quantity, set[str]] = {}
+        self._num_seen: dict[Quantity, Counter[tuple[int, str]]] = {}
+        self._not_finite: dict[Quantity, set[tuple[int, str]]] = {}
 
     def add(self, step: Step) -> None:
         """Count a step."""
         self._num_steps += 1
-        in_step: dict[Quantity, set[str]] = {}
+        in_step: dict[Quantity, set[tuple[int, str]]] = {}
         for reading in step.readings.values():
-            name = f"{reading.stage}:{reading.name}"
-            self._first.setdefault(reading.quantity, step.number)
-            in_step.setdefault(reading.quantity, set()).add(name)
+            place = reading.stage, reading.name
+            in_step.setdefault(reading.quantity, set()).add(place)
             if not _is_finite(reading):
-                self._not_finite.setdefault(reading.quantity, set()).add(name)
-        for quantity, names in in_step.items():
-            self._num_seen.setdefault(quantity, Counter()).update(names)
+                self._not_finite.setdefault(reading.quantity, set()).add(place)
+        for quantity, places in in_step.items():
+            self._first.setdefault(quantity, step.number)
+            self._num_seen.setdefault(quantity, Counter()).update(places)
 
     def close(self) -> None:
         """Write the file, and warn of what was not seen at all.
@@ -139,9 +139,9 @@ class Coverage:
 
     def _seen_of(self, quantity: Quantity, names: Collection[str] | None) -> Seen:
         num_seen = self._num_seen.get(quantity, Counter())
-        seen = set(num_seen)
-        always = {name for name, number in num_seen.items() if number == self._num_steps}
-        finite = seen - self._not_finite.get(quantity, set())
+        seen = _shown(num_seen)
+        always = _shown(place for place, number in num_seen.items() if number == self._num_steps)
+        finite = seen - _shown(self._not_finite.get(quantity, ()))
         expected = None if names is None else set(names)
         by_class: dict[ParameterClass, SeenOfClass] = {}
         for kind in ParameterClass if expected is not None else ():
@@ -158,6 +158,11 @@ class Coverage:
             always=len(always),
             by_class=by_class,
         )
+
+
+def _shown(places: Iterable[tuple[int, str]]) -> set[str]:
+    """Return names as the expected ones are: with the position of the model before them."""
+    return {f"{stage}:{name}" for stage, name in places}
 
 
 def _is_finite(reading: Reading) -> bool:

@@ -26,23 +26,20 @@ def _text_of(ndigits: int, values: Sequence[MonitoredValue]) -> str:
     micro_step = ["micro_step"] if has_micro_steps else []
     tensor = ["shape", "dtype"] if has_tensors else []
     rows.writerow(["vpp_stage", "name", "step", *micro_step, *values[0].labels, *columns, *tensor])
+    shapes: dict[tuple[int, ...] | None, str] = {}
     for value in values:
-        rows.writerow(
-            [
-                value.stage,
-                value.name,
-                value.step,
-                *([value.micro_step] if has_micro_steps else []),
-                *value.labels.values(),
-                *(_rounded(value.numbers.get(column, math.nan), ndigits) for column in columns),
-                *([str(list(value.shape or ())), value.dtype] if has_tensors else []),
-            ]
-        )
+        row: list[object] = [value.stage, value.name, value.step]
+        if has_micro_steps:
+            row.append(value.micro_step)
+        row += value.labels.values()
+        numbers = value.numbers
+        found = numbers.values() if [*numbers] == columns else [numbers.get(column, math.nan) for column in columns]
+        row += [round(number, ndigits) if isinstance(number, float) else number for number in found]
+        if has_tensors:
+            shape = value.shape
+            row += (shapes.get(shape) or shapes.setdefault(shape, str(list(shape or ()))), value.dtype)
+        rows.writerow(row)
     return text.getvalue()
-
-
-def _rounded(number: float, ndigits: int) -> float | int:
-    return round(number, ndigits) if isinstance(number, float) else number
 
 
 class _CsvFormat:

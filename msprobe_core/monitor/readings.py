@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from msprobe_core.model import Digest, TensorMeta
@@ -49,8 +49,18 @@ class Reading:
 
     def value(self, op: Op) -> float | int:
         """Return the result of an operation; NaN if the tensor has none, as one without elements."""
-        value = _VALUES.get(op)
-        return _number(self.numbers.get(op.value)) if value is None else value(self)
+        return _column_of(op)[1](self)
+
+
+_Column = tuple[str, Callable[[Reading], float | int]]
+"""Name of an operation, and what returns its result."""
+
+
+@cache
+def _column_of(op: Op) -> _Column:
+    """Return the column of an operation, which a step asks for thousands of times."""
+    name = op.value
+    return name, _VALUES.get(op) or (lambda reading: _number(reading.numbers.get(name)))
 
 
 def _num_nan(reading: Reading) -> float | int:
@@ -135,18 +145,20 @@ class Step:
         Args:
             ops_of: Returns the columns of a quantity that has none of its own.
         """
-        return [_value_of(self.number, reading, ops_of(reading.quantity)) for reading in self.readings.values()]
+        quantities = {reading.quantity for reading in self.readings.values()}
+        found = {each: (each.value, [_column_of(op) for op in ops_of(each)]) for each in quantities}
+        return [_value_of(self.number, reading, *found[reading.quantity]) for reading in self.readings.values()]
 
 
-def _value_of(step: int, reading: Reading, ops: Sequence[Op]) -> MonitoredValue:
+def _value_of(step: int, reading: Reading, quantity: str, columns: Sequence[_Column]) -> MonitoredValue:
     meta = reading.meta
     return MonitoredValue(
         step=step,
-        quantity=reading.quantity.value,
+        quantity=quantity,
         stage=reading.stage,
         name=reading.name,
         micro_step=reading.micro_step,
-        numbers=reading.numbers if meta is None else {op.value: reading.value(op) for op in ops},
+        numbers=reading.numbers if meta is None else {name: value(reading) for name, value in columns},
         shape=None if meta is None else _shape_of(meta),
         dtype="" if meta is None else meta.dtype,
         labels=reading.labels,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Protocol
 
@@ -43,8 +42,7 @@ class BeforeUpdate(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MonitoredValue:
+class MonitoredValue(msgspec.Struct, frozen=True, kw_only=True):
     """What a monitor measured of one tensor in one step.
 
     Attributes:
@@ -68,7 +66,7 @@ class MonitoredValue:
     numbers: Mapping[str, float | int]
     shape: tuple[int, ...] | None
     dtype: str
-    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    labels: Mapping[str, str] = msgspec.field(default_factory=dict[str, str])
 
 
 class MonitorWriter(Protocol):
