@@ -70,6 +70,7 @@ from msprobe_core.model import (
     TensorMeta,
 )
 from msprobe_core.protocols.capabilities import (
+    ArrivingNumbers,
     CallFixer,
     CallWatcher,
     CheckingFramework,
@@ -79,12 +80,14 @@ from msprobe_core.protocols.capabilities import (
     DescribingFramework,
     DeviceGauge,
     DeviceReplayingFramework,
+    FetchingFramework,
     FixingFramework,
     ForwardDescribingFramework,
     Fp8Reducer,
     KernelChecker,
     KernelDump,
     KernelDumper,
+    LateReducer,
     LinearFramework,
     MeasuringFramework,
     MonitoringFramework,
@@ -159,11 +162,12 @@ __all__ = [  # noqa: RUF022  # by purpose
     # Frameworks
     "Framework", "FrameworkOffer", "NamedModel", "AttachOptions", "Attachment", "Reducer", "Removable",
     # Optional capabilities of a framework
-    "CallFixer", "CallWatcher", "CheckingFramework", "CommunicatingFramework", "CompilingFramework",
-    "DataWatchingFramework", "DescribingFramework", "DeviceGauge", "DeviceReplayingFramework", "FixingFramework",
-    "ForwardDescribingFramework", "Fp8Reducer", "KernelChecker", "KernelDump", "KernelDumper", "LinearFramework",
-    "MeasuringFramework", "MonitoringFramework", "OperatorFramework", "PendingRows", "PerturbingFramework",
-    "RaisedModules", "RaisingFramework", "ReplayingFramework", "ScriptingFramework", "TrainerFramework",
+    "ArrivingNumbers", "CallFixer", "CallWatcher", "CheckingFramework", "CommunicatingFramework", "CompilingFramework",
+    "DataWatchingFramework", "DescribingFramework", "DeviceGauge", "DeviceReplayingFramework", "FetchingFramework",
+    "FixingFramework", "ForwardDescribingFramework", "Fp8Reducer", "KernelChecker", "KernelDump", "KernelDumper",
+    "LateReducer", "LinearFramework", "MeasuringFramework", "MonitoringFramework", "OperatorFramework", "PendingRows",
+    "PerturbingFramework", "RaisedModules", "RaisingFramework", "ReplayingFramework", "ScriptingFramework",
+    "TrainerFramework",
     "TrainingState", "UpdateObservingFramework", "UpdatingFramework", "WatchingFramework",
     # Recording
     "Call", "CallRecorder", "FeatureOffer",

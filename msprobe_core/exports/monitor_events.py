@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,8 @@ from msprobe_core.store.atomic_file import whole_file
 from msprobe_core.store.event_file import event_file_name, first_record, scalars
 from msprobe_core.store.layout import make_directory
 
+_logger = logging.getLogger(__name__)
+
 _NAME = "csv2tensorboard_by_step"
 
 
@@ -37,7 +40,7 @@ def csv2tensorboard_by_step(
         monitor_path: Directory with one directory for each rank.
         time_start: When the first training to convert began, as directories have it: ``Nov21_05-57-08``.
         time_end: When the last one began.
-        process_num: Accepted, without effect.
+        process_num: Accepted; one process converts all files, and a larger number is a warning.
         data_type_list: Quantities to convert; all by default.
         output_dirpath: Where to make the directory; by default in ``monitor_path``.
 
@@ -46,7 +49,8 @@ def csv2tensorboard_by_step(
         DumpError: there are no files of a monitor, or none of what was asked for.
         StoreError: a file cannot be written.
     """
-    del process_num
+    if process_num > 1:
+        _logger.warning("process_num is %d: one process converts all files, and it has no effect", process_num)
     path = Path(monitor_path)
     place = monitored_directory(path)
     between = _time(time_start, "time_start"), _time(time_end, "time_end")

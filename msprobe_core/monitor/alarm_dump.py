@@ -23,6 +23,7 @@ from msprobe_core.config.load import check_config, read_fields
 from msprobe_core.errors import ConfigError
 from msprobe_core.guard import kept
 from msprobe_core.model import EndState, Level, Task
+from msprobe_core.monitor.alarm_action import Answer
 from msprobe_core.monitor.plan import MonitorPlan
 from msprobe_core.monitor.window_board import WindowBoard
 from msprobe_core.plugins import registry
@@ -97,10 +98,10 @@ class AlarmDump:
     def _directory_of(self, step: int) -> Path:
         return self._config.directory / f"step{step}"
 
-    def ask(self) -> Path | None:
+    def ask(self) -> Answer | None:
         """Have one of the next steps recorded because of an alarm in the current one.
 
-        Returns: the directory of the step, ``None`` if none will be recorded.
+        Returns: ``None`` if none will be recorded.
 
         Raises:
             StoreError: it cannot be created.
@@ -110,7 +111,12 @@ class AlarmDump:
         if not self._due:
             step = self._board.ask(self._step + 1)
             self._due |= set() if step is None else {step}
-        return self._directory_of(min(self._due)) if self._due else None
+        if not self._due:
+            return None
+        number = min(self._due)
+        path = self._directory_of(number)
+        told = f"step {number} is recorded: msprobe locate {path} GOLDEN, with a dump of the same step as GOLDEN"
+        return Answer(path, told)
 
     def begin_step(self, step: int) -> None:
         """Begin a step: open a window if it is due."""

@@ -6,10 +6,10 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from msprobe_core.monitor.alarm_dump import AlarmDump, next_step_without_dump
+from msprobe_core.monitor.alarm_action import AlarmAction, Answer
+from msprobe_core.monitor.alarm_dump import next_step_without_dump
 from msprobe_core.monitor.alarms import Alarm, Alarms
 from msprobe_core.monitor.calibrated import Calibrated
 from msprobe_core.monitor.plan import MonitorPlan
@@ -25,22 +25,22 @@ _MAX_SAID, _MAX_KEPT = 10, 1000
 
 @dataclass(frozen=True)
 class _Answered:
-    """An alarm, and the directory of the step that is recorded because of it; ``None`` without one."""
+    """An alarm, and what is recorded because of it, if anything is."""
 
     alarm: Alarm
-    dump: Path | None
+    answer: Answer | None
 
 
 class AlarmLog:
     """Checks each step, and reports its alarms; a `msprobe_core.monitor.sinks.Sink`."""
 
-    def __init__(self, plan: MonitorPlan, rank: int, action: AlarmDump | None = None) -> None:
+    def __init__(self, plan: MonitorPlan, rank: int, action: AlarmAction | None = None) -> None:
         """Begin without alarms.
 
         Args:
             plan: Has the rules.
             rank: Of this process.
-            action: Opens a window of recording; ``None`` if alarms do not.
+            action: Records something; ``None`` if alarms have nothing recorded.
         """
         self._action = action
         self._checks = _checks_of(plan)
@@ -59,18 +59,18 @@ class AlarmLog:
         """Report the alarms of a step.
 
         Raises:
-            StoreError: the file cannot be written, or no window can be opened.
+            StoreError: the file cannot be written, or nothing can be recorded.
         """
         alarms = _first_of_each([alarm for check in self._checks for alarm in check(step)])
         if not alarms:
             return
-        dump = None if self._action is None else self._action.ask()
+        answer = None if self._action is None else self._action.ask()
         for alarm in alarms[: max(_MAX_SAID - self._num_found, 0)]:
-            _logger.warning("%s %s", message_of(alarm, self._rank), _capitalised(next_step(alarm, dump)))
+            _logger.warning("%s %s", message_of(alarm, self._rank), _capitalised(next_step(alarm, answer)))
         self._num_found += len(alarms)
         room = _MAX_KEPT - len(self._kept)
         if room > 0 and self._is_written:
-            self._kept += [_Answered(alarm, dump) for alarm in alarms[:room]]
+            self._kept += [_Answered(alarm, answer) for alarm in alarms[:room]]
             self._write(self._kept)
 
     def _write(self, alarms: Sequence[_Answered]) -> None:
@@ -106,17 +106,14 @@ def message_of(alarm: Alarm, rank: int) -> str:
     return f"{said}, current value {alarm.value}{compared}."
 
 
-def next_step(alarm: Alarm, dump: Path | None) -> str:
+def next_step(alarm: Alarm, answer: Answer | None) -> str:
     """Return what to do about an alarm.
 
     Args:
         alarm: Any.
-        dump: Directory of the step that is recorded because of it; ``None`` without one.
+        answer: What is recorded because of it; ``None`` if nothing is.
     """
-    if dump is None:
-        return next_step_without_dump(alarm.step, alarm.reading.name)
-    number = dump.name.removeprefix("step")
-    return f"step {number} is recorded: msprobe locate {dump} GOLDEN, with a dump of the same step as GOLDEN"
+    return next_step_without_dump(alarm.step, alarm.reading.name) if answer is None else answer.next_step
 
 
 def _capitalised(text: str) -> str:
@@ -125,7 +122,7 @@ def _capitalised(text: str) -> str:
 
 def _record_of(answered: _Answered, rank: int) -> tuple[str, dict[str, Any]]:
     """Return the key and the record of an alarm in ``anomaly.json``; the operation is part of the key."""
-    alarm, dump = answered.alarm, answered.dump
+    alarm, answer = answered.alarm, answered.answer
     tag = alarm.reading.tag(rank)
     record = {
         "rank": rank,
@@ -139,7 +136,7 @@ def _record_of(answered: _Answered, rank: int) -> tuple[str, dict[str, Any]]:
         "value": alarm.value if json.dumps(alarm.value).lstrip("-")[:1].isdigit() else str(alarm.value),
         "message": message_of(alarm, rank),
         "group_mates": [rank],
-        "dump": None if dump is None else str(dump),
-        "next": next_step(alarm, dump),
+        "dump": None if answer is None else str(answer.directory),
+        "next": next_step(alarm, answer),
     }
     return f"{tag}_step_{alarm.step}_{alarm.op.value}", record

@@ -15,6 +15,7 @@ import msgspec
 from msprobe_core.errors import MsprobeError, SessionError
 from msprobe_core.guard import kept, reason_of
 from msprobe_core.monitor.alarm_dump import AlarmDump
+from msprobe_core.monitor.alarm_flight import AlarmFlight
 from msprobe_core.monitor.alarm_log import AlarmLog
 from msprobe_core.monitor.directories import directory_of, step_after
 from msprobe_core.monitor.parameters import LiveParameters
@@ -106,7 +107,8 @@ class Collector:
         given = [model for _, model in self._training.models]
         is_dumping = plan.extensions.alarm_action == "dump"
         self._alarm_dump = AlarmDump(plan, framework, given, self._note_failure) if is_dumping else None
-        self._alarms = AlarmLog(plan, rank, self._alarm_dump)
+        is_flight = plan.extensions.alarm_action == "flight"
+        self._alarms = AlarmLog(plan, rank, AlarmFlight(plan) if is_flight else self._alarm_dump)
         self._unwatch_updates = _nothing
         if ends_steps or optimizer is not None:
             watch = self._training.framework.watch_updates

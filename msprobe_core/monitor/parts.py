@@ -8,6 +8,7 @@ from pathlib import Path
 
 from msprobe_core.errors import ConfigError
 from msprobe_core.guard import plugin_call
+from msprobe_core.monitor.background_writer import BackgroundWriter
 from msprobe_core.monitor.communication import CallerLog, CommunicationWatch
 from msprobe_core.monitor.coverage import Coverage
 from msprobe_core.monitor.governor import Governor, OwnTime
@@ -144,7 +145,6 @@ def _writers(plan: MonitorPlan, directory: Path, rank: int) -> Sequence[MonitorW
         if name not in known:
             raise ConfigError(f"{plan.source}: 'msprobe': there is no writer {name!r}; known: {', '.join(known)}")
         with plugin_call(f"the monitor's writer {name!r}", "opening"):
-            found.append(
-                known[name].open(directory, rank, steps_per_file=plan.step_count_per_record, ndigits=plan.ndigits)
-            )
+            writer = known[name].open(directory, rank, steps_per_file=plan.step_count_per_record, ndigits=plan.ndigits)
+            found.append(BackgroundWriter(writer) if plan.extensions.async_write else writer)
     return found

@@ -56,13 +56,16 @@ class Extensions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         max_windows: How many windows alarms open in a training.
         cooldown_s: Seconds between two of them.
         max_overhead: Largest share of the training's time; intervals are widened to keep it. ``None`` for no bound.
-        alarm_action: What an alarm does besides being logged: ``dump`` opens a window of recording in the next step.
+        alarm_action: What an alarm does besides being logged: ``dump`` opens a window of recording in the next step,
+            ``flight`` has the program's flight recorders write the last steps.
+        async_write: Whether writers run in a thread of their own.
     """
 
     writers: tuple[str, ...] = ("csv",)
     sketch: Literal["none", "grad"] = "none"
     max_overhead: float | None = None
-    alarm_action: Literal["none", "dump"] = "none"
+    alarm_action: Literal["none", "dump", "flight"] = "none"
+    async_write: bool = False
     dump: Mapping[str, Any] | str = {}
     max_windows: int = 3
     cooldown_s: float = 300.0

@@ -96,6 +96,9 @@ def load_second_plan(path: str | os.PathLike[str]) -> SecondPlan:
     extensions: Extensions = extensions_of(fields["msprobe"], where) if "msprobe" in fields else Extensions()
     if "writers" not in fields.get("msprobe", {}):
         extensions = msgspec.structs.replace(extensions, writers=("csv-v2",))
+    if "async_write" in fields:
+        is_async = converted(fields["async_write"], bool, f"{where}: 'async_write'")
+        extensions = msgspec.structs.replace(extensions, async_write=is_async)
     plan = MonitorPlan(
         **values,
         module_ranks=_ranks_of(fields.get("rank", []), where),

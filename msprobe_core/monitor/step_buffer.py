@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from msprobe_core.model import Digest
@@ -12,7 +13,13 @@ from msprobe_core.monitor.plan import MonitorPlan
 from msprobe_core.monitor.readings import Reading, Step
 from msprobe_core.monitor.training import NO_LABELS, Finish
 from msprobe_core.monitoring.quantities import Op, Quantity
-from msprobe_core.protocols.capabilities import MeasuringFramework, MonitoringFramework
+from msprobe_core.protocols.capabilities import (
+    ArrivingNumbers,
+    FetchingFramework,
+    LateReducer,
+    MeasuringFramework,
+    MonitoringFramework,
+)
 from msprobe_core.protocols.framework import Framework, Reducer
 
 _GRADIENTS = frozenset({Quantity.GRADIENT_UNREDUCED, Quantity.GRADIENT_REDUCED})
@@ -21,18 +28,47 @@ Place = tuple[Quantity, int, str, int | None]
 """Quantity, position of the model, name and micro-batch of a value."""
 
 
+_MOST_WAITING = 8
+"""Steps whose results may be on their way; a host that is farther ahead of its device waits for the oldest."""
+
+
 @dataclass
 class _Pending:
     """A step, and what computes its statistics."""
 
     step: Step
     reducer: Reducer
+    is_on_host: bool = False
+    is_reduced: Callable[[], bool] | None = None
+    arriving: ArrivingNumbers | None = None
+
+    def seal(self, tools: MonitoringFramework) -> None:
+        """Begin to copy the results of a complete step to the host, where a device does that by itself."""
+        waiting, reducer = self.step.waiting, self.reducer
+        knows = isinstance(tools, MeasuringFramework)
+        self.is_on_host = reducer.is_complete and (not knows or tools.are_on_host(waiting))
+        if not self.is_on_host and isinstance(reducer, LateReducer) and isinstance(tools, FetchingFramework):
+            self.arriving = tools.fetch(waiting)
+            self.is_reduced = reducer.seal()
+
+    def has_arrived(self, *, is_last: bool) -> bool:
+        """Whether the results are there; where that is not known, they count as arrived a step later."""
+        if self.is_reduced is None or self.arriving is None:
+            return self.is_on_host or not is_last
+        return self.is_reduced() and self.arriving.has_arrived()
+
+    def collect(self, floats: Callable[[Sequence[Any]], Sequence[float]]) -> None:
+        """Wait for the results, and fill them in."""
+        self.reducer.collect()
+        arriving = self.arriving
+        self.step.collect(floats if arriving is None else lambda _: arriving.floats())
 
 
 class StepBuffer:
     """Takes the readings of a step; a `msprobe_core.monitor.training.Take`.
 
-    Statistics are computed where tensors are; results on a device are fetched a step later, so that no step waits.
+    Statistics are computed where tensors are; results on a device are read when they have arrived on the host, so that
+    no step waits.
     """
 
     def __init__(
@@ -54,6 +90,7 @@ class StepBuffer:
         self._measures = Measures(tools, plan.ops, plan.eps)
         self._open: _Pending | None = None
         self._sealed: list[_Pending] = []
+        self._free: list[Reducer] = []  # what they have proven of a device's kernels holds for later steps too
 
     @property
     def is_open(self) -> bool:
@@ -62,7 +99,7 @@ class StepBuffer:
 
     def begin(self, step: int) -> None:
         """Begin to collect a step."""
-        self._open = _Pending(Step(step), self._framework.reducer())
+        self._open = _Pending(Step(step), self._free.pop() if self._free else self._framework.reducer())
 
     def drop(self) -> None:
         """Forget the step that is being collected."""
@@ -140,26 +177,21 @@ class StepBuffer:
         """End the step that is being collected, and return the steps whose results have arrived, in their order."""
         current, self._open = self._open, None
         if current is not None:
+            current.seal(self._tools)
             self._sealed.append(current)
-        # What a device still computes is read a step later.
-        return self._fetch(keeps_last=current is not None and self._is_on_device(current))
-
-    def _is_on_device(self, pending: _Pending) -> bool:
-        tools = self._tools
-        knows = isinstance(tools, MeasuringFramework)
-        return not pending.reducer.is_complete or (knows and not tools.are_on_host(pending.step.waiting))
+        there = takewhile(lambda pending: pending.has_arrived(is_last=pending is current), self._sealed)
+        return self._fetch(max(len(list(there)), len(self._sealed) - _MOST_WAITING))
 
     def finish_all(self) -> list[Step]:
         """Wait for the device, and return the remaining steps."""
-        return self._fetch(keeps_last=False)
+        return self._fetch(len(self._sealed))
 
-    def _fetch(self, *, keeps_last: bool) -> list[Step]:
-        done = self._sealed[:-1] if keeps_last else self._sealed[:]
-        del self._sealed[: len(done)]
+    def _fetch(self, number: int) -> list[Step]:
+        done, self._sealed = self._sealed[:number], self._sealed[number:]
         for pending in done:
             self._collect(pending)
+            self._free.append(pending.reducer)
         return [pending.step for pending in done]
 
     def _collect(self, pending: _Pending) -> None:
-        pending.reducer.collect()
-        pending.step.collect(self._tools.floats)
+        pending.collect(self._tools.floats)

@@ -98,6 +98,41 @@ class Fp8Reducer(Protocol):
 
 
 @runtime_checkable
+class LateReducer(Protocol):
+    """Optional part of a `Reducer`: the training monitor then never waits for a device between two steps."""
+
+    def seal(self) -> Callable[[], bool] | None:
+        """Let the device copy all results to the host when it has computed them, and wait for nothing.
+
+        Nothing is enqueued between this and ``collect``.
+
+        Returns: a function that says whether ``collect`` would not wait; ``None`` if that cannot be known.
+        """
+        ...
+
+
+class ArrivingNumbers(Protocol):
+    """Numbers that a device copies to the host."""
+
+    def has_arrived(self) -> bool:
+        """Whether all are there."""
+        ...
+
+    def floats(self) -> Sequence[float]:
+        """Wait for them, and return them in the order in which they were given."""
+        ...
+
+
+@runtime_checkable
+class FetchingFramework(Protocol):
+    """Optional part of a `MonitoringFramework`, with a `LateReducer`."""
+
+    def fetch(self, numbers: Sequence[Any]) -> ArrivingNumbers | None:
+        """Let devices copy 0-d tensors to the host, and wait for nothing; ``None`` if arrival would not be known."""
+        ...
+
+
+@runtime_checkable
 class OperatorFramework(Protocol):
     """Optional; needed by the setting ``aten``."""
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from jobs import run_job, run_script
-from msprobe.pytorch import PrecisionDebugger, TrainerMon
+from msprobe.pytorch import FlightRecorder, PrecisionDebugger, TrainerMon
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -235,3 +235,25 @@ def test_the_demo_records_and_locates_the_planted_fault(tmp_path):
     assert end.value.code == 1
     suspect = json.loads((tmp_path / "result" / "locate.json").read_text())["suspects"][0]
     assert f"Module.{planted}.LayerNorm.forward.0" in json.dumps(suspect)
+
+
+def test_an_alarm_has_the_last_steps_of_a_flight_recorder_written(out, tmp_path, caplog):
+    model = Net()
+    settings = settings_of(tmp_path, alarm_action="flight", max_windows=1, cooldown_s=0)
+    with FlightRecorder(model, tmp_path / "flight", steps=3, signals=()) as recorder:
+        at = (AT, AT + 3)
+        watched = train(model, settings, at, on_step=lambda step, _monitor: recorder.step() if step else None)
+    assert watched == train(Net(), at=at)
+    # The step of the alarm, and those before it.
+    assert {path.name for path in (tmp_path / "flight").iterdir()} == {f"step{AT - back}" for back in range(3)}
+    first, second = alarms(out)[0], alarms(out)[-1]
+    assert (first["step"], first["dump"]) == (AT, str(tmp_path / "flight"))
+    assert first["next"] == f"the last steps are recorded: msprobe overflow_check {tmp_path / 'flight'}"
+    assert (second["step"], second["dump"]) == (AT + 3, None)  # no more than max_windows
+    assert caplog.text.count("an alarm of the monitor: steps") == 1
+
+
+def test_a_program_without_a_flight_recorder_is_told_so_once(out, tmp_path, caplog):
+    train(Net(), settings_of(tmp_path, alarm_action="flight"))
+    assert caplog.text.count("the program has none: with FlightRecorder") == 1
+    assert alarms(out)[0]["dump"] is None

@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 
 import polars as pl
 import pytest
@@ -12,6 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from msprobe_core.errors import ConfigError, SessionError
+from msprobe_core.monitor import csv_tree_v2
 from msprobe_core.monitoring.files import read_monitored
 
 ALL = {"module": {}, "weight_grad": {}, "optimizer": {}, "param": {}}
@@ -99,6 +101,27 @@ def test_both_versions_write_the_same_values(tmp_path, out):
     }  # fmt: skip
     bare = Net().train()
     assert all(map(torch.equal, weights, train(bare, torch.optim.AdamW(bare.parameters()))))
+
+
+def test_a_thread_writes_the_same_files(tmp_path, monkeypatch):
+    threads = set()
+    text_of = csv_tree_v2._text_of
+    see = lambda values: threads.add(threading.current_thread().name) or text_of(values)  # noqa: E731
+    monkeypatch.setattr(csv_tree_v2, "_text_of", see)
+    texts = []
+    for is_async in (True, False):
+        path = tmp_path / str(is_async)
+        path.mkdir()
+        model = Net().train()
+        optimizer = torch.optim.AdamW(model.parameters())
+        monitor = monitor_v2(path, model, optimizer, monitors=ALL, async_write=is_async)
+        train(model, optimizer, steps=3)
+        monitor.stop()
+        place = path / "new" / "out" / "rank_0"
+        texts.append({each.name: each.read_text() for each in place.glob("*.csv")})
+    assert texts[0] == texts[1]
+    assert len(texts[0]) == 3 * 4 - 1  # in the first step there are no moments
+    assert threads == {"msprobe-monitor-writer", threading.current_thread().name}
 
 
 def test_the_tree_is_that_of_the_second_version(tmp_path):

@@ -84,11 +84,15 @@ class SimulatedDevice:
         kind: Its name in PyTorch, such as ``npu``.
         count: How many there are.
         watchers: Told of every operator.
+        num_waits: How often the host has waited for results.
+        now: A time that tests let pass.
+        lag: How much later events happen than they are recorded.
     """
 
     def __init__(self, kind: str, count: int) -> None:
         self.kind, self.count = kind, count
         self.watchers: list[Watcher] = []
+        self.num_waits = self.now = self.lag = 0
         self._wrong: dict[tuple[str, int | None], Kernel] = {}
         self.generators = [torch.Generator() for _ in range(count)]
 
@@ -120,7 +124,10 @@ class SimulatedDevice:
         with self._random(func, device), torch._C.DisableTorchFunction():
             run = func if wrong is None else partial(wrong, func)
             result = run(*held_args, **held_kwargs)
-        if _goes_to_host(name, args, kwargs):
+        is_read = _goes_to_host(name, args, kwargs)
+        if name == "aten::_local_scalar_dense" or (is_read and not _is_enqueued(name, args, kwargs)):
+            self.num_waits += 1
+        if is_read:
             return args[0] if name == "aten::copy_" else result
         wrapped = tree_map_only(Tensor, lambda tensor: SimulatedTensor(tensor, device, self), result)
         return return_and_correct_aliasing(func, args, dict(kwargs), wrapped)
@@ -194,6 +201,10 @@ def _goes_to_host(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     return target is not None and torch.device(target).type == "cpu"
 
 
+def _is_enqueued(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    return bool(args[2] if name == "aten::copy_" and len(args) > 2 else kwargs.get("non_blocking"))
+
+
 def _held(values: Any) -> Any:
     return tree_map_only(SimulatedTensor, lambda tensor: tensor.held, values)
 
@@ -209,11 +220,35 @@ def _copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Te
     return target
 
 
+class _Event:
+    """An event, as if work were queued before it."""
+
+    def __init__(self, device: SimulatedDevice) -> None:
+        self._device = device
+        self._due = 0
+
+    def record(self, stream: object) -> None:
+        del stream
+        self._due = self._device.now + self._device.lag
+
+    def query(self) -> bool:
+        return self._device.now >= self._due
+
+    def synchronize(self) -> None:
+        self._device.num_waits += not self.query()
+
+
 class _DeviceModule:
     """What is ``torch.npu`` for a device of the kind npu: the functions that programs and debuggers call."""
 
     def __init__(self, device: SimulatedDevice) -> None:
         self._device = device
+
+    def Event(self) -> _Event:  # noqa: N802  # PyTorch's name
+        return _Event(self._device)
+
+    def current_stream(self, device: Any = None) -> None:
+        del device
 
     def is_available(self) -> bool:
         return True

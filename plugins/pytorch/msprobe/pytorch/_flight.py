@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from msprobe.pytorch._arrivals import HostCopy
 from msprobe.pytorch._framework import PyTorchFramework
 from msprobe.pytorch._quiet import RecordingGuard
 from msprobe.pytorch._reduce import readable
@@ -35,7 +36,7 @@ class TorchTape:
     def __init__(self) -> None:
         """Begin empty."""
         self._waiting: dict[tuple[torch.device, torch.dtype], tuple[list[int], list[Tensor]]] = {}
-        self._sealed: list[tuple[list[int], Tensor, Any]] = []  # with the event after which it is there
+        self._sealed: list[tuple[list[int], HostCopy]] = []
         self._num_places = 0
         self._read: list[tuple[float, float]] | None = None
         self._is_sealed = False
@@ -63,32 +64,21 @@ class TorchTape:
         if self._is_sealed:
             return
         self._is_sealed = True
-        for (device, _), (places, extremes) in self._waiting.items():
+        for places, extremes in self._waiting.values():
             # float64 represents the numbers of all dtypes. Not every device has it; float32 is enough else.
             stacked = torch.stack(extremes)
             stacked = stacked if stacked.dtype is torch.float64 else stacked.float()
-            event = None
-            streams: Any = getattr(torch, device.type, None)  # torch.cuda, and what other devices have like it
-            if device.type != "cpu" and hasattr(streams, "Event"):
-                host = torch.empty(stacked.shape, dtype=stacked.dtype, pin_memory=True)
-                host.copy_(stacked, non_blocking=True)
-                event = streams.Event()
-                event.record(streams.current_stream(device))
-                stacked = host
-            self._sealed.append((places, stacked, event))
+            self._sealed.append((places, HostCopy(stacked)))
         self._waiting.clear()
 
     def extremes(self, *, waits: bool) -> Sequence[tuple[float, float]] | None:
         """Return maximum and minimum by place, if they have arrived."""
         if self._read is None:
-            for _, _, event in self._sealed:
-                if event is not None and not event.query():
-                    if not waits:
-                        return None
-                    event.synchronize()
+            if not waits and not all(copy.has_arrived() for _, copy in self._sealed):
+                return None
             found = [(0.0, 0.0)] * self._num_places
-            for places, stacked, _ in self._sealed:
-                numbers: list[float] = stacked.tolist()
+            for places, copy in self._sealed:
+                numbers: list[float] = copy.values().tolist()
                 for number, place in enumerate(places):
                     found[place] = numbers[2 * number], numbers[2 * number + 1]
             self._read = found

@@ -10,6 +10,7 @@ import torch
 import torch.distributed
 from torch import Tensor, nn
 
+from msprobe.pytorch._arrivals import ArrivingNumbers
 from msprobe.pytorch._collectives import Collectives
 from msprobe.pytorch._compiled import modules_to_hook
 from msprobe.pytorch._modules import PREFIX, type_name_of
@@ -55,15 +56,12 @@ class Monitoring:
 
     def floats(self, numbers: Sequence[Tensor]) -> Sequence[float]:
         """Stack the numbers of each device and copy them at once."""
-        by_device: dict[torch.device, list[int]] = {}
-        for place, number in enumerate(numbers):
-            by_device.setdefault(number.device, []).append(place)
-        found = [0.0] * len(numbers)
-        for places in by_device.values():
-            values: list[float] = torch.stack([numbers[place] for place in places]).tolist()
-            for place, value in zip(places, values, strict=True):
-                found[place] = value
-        return found
+        return ArrivingNumbers(numbers, copies=False).floats()
+
+    def fetch(self, numbers: Sequence[Tensor]) -> ArrivingNumbers | None:
+        """Copy them into pinned memory."""
+        found = ArrivingNumbers(numbers)
+        return found if found.is_watched else None
 
     def watch_accumulation(self, models: Sequence[NamedModel], recorder: CallRecorder) -> _Accumulation:
         """Hook the parameters of all modules."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
 
+from msprobe.pytorch._arrivals import HostCopy
 from msprobe.pytorch._checksums import bytes_of, crc32_of, xor_of, xor_on_device
 from msprobe.pytorch._fingerprints import DeviceTensors, HostTensors
 from msprobe.pytorch._native import hash_by_kernels, sketch_by_kernels
@@ -70,6 +72,7 @@ class TorchReducer:
         self._fp8: dict[torch.device, list[tuple[_WaitingFp8, Tensor]]] = {}
         self._sketches: dict[torch.device, list[tuple[Digest, Tensor]]] = {}
         self._sketchers: dict[torch.device, Sketcher] = {}
+        self._sealed: list[tuple[HostCopy, Callable[[Tensor], None]]] = []
 
     def statistics(self, tensor: Any, digest: Digest) -> None:
         """Set ``digest.stats``, now or at the next ``collect``."""
@@ -182,29 +185,37 @@ class TorchReducer:
     @property
     def is_complete(self) -> bool:
         """Whether nothing is pending on a device."""
-        return not (self._deferred or self._checksums or self._words or self._sketches or self._fp8)
+        waiting = (self._deferred, self._checksums, self._words, self._sketches, self._fp8, self._sealed)
+        return not any(waiting)
 
     def collect(self) -> None:
         """Fetch all results, one transfer per device and kind of result."""
-        for deferred in self._deferred.values():
-            deferred.collect()
-        self._deferred.clear()
         self._collect_checksums()
-        for waiting in self._words.values():
-            words: list[int] = torch.stack([word for _, word in waiting]).tolist()
-            for (digest, _), word in zip(waiting, words, strict=True):
-                digest.checksum = word_text(word)
-        self._words.clear()
-        for waiting in self._sketches.values():
-            sketches = torch.stack([sketch for _, sketch in waiting]).cpu().numpy().astype("<f4")
-            for (digest, _), sketch in zip(waiting, sketches, strict=True):
-                digest.sketch = sketch.tobytes()
-        self._sketches.clear()
-        for results in self._fp8.values():
-            rows: list[list[float]] = torch.stack([numbers for _, numbers in results]).tolist()
-            for (digest_of_fp8, _), numbers in zip(results, rows, strict=True):
-                digest_of_fp8.fill_in(numbers)
-        self._fp8.clear()
+        sealed, self._sealed = self._sealed, []
+        for copy, fill_in in sealed:
+            fill_in(copy.values())
+        for stacked, fill_in in self._transfers():
+            fill_in(stacked)
+
+    def seal(self) -> Callable[[], bool] | None:
+        """Start to copy all results into memory of the host, but those of `checksum`."""
+        self._sealed += [(HostCopy(stacked), fill_in) for stacked, fill_in in self._transfers()]
+        copies = [copy for copy, _ in self._sealed]
+        if not all(copy.is_watched for copy in copies):
+            return None
+        return lambda: all(copy.has_arrived() for copy in copies)
+
+    def _transfers(self) -> Iterator[tuple[Tensor, Callable[[Tensor], None]]]:
+        """Yield what is to be transferred, and what fills in the digests from it."""
+        for deferred in _drained(self._deferred):
+            if (vector := deferred.finish()) is not None:
+                yield vector, deferred.fill_in
+        for words in _drained(self._words):
+            yield torch.stack([word for _, word in words]), partial(_fill_in_words, words)
+        for sketches in _drained(self._sketches):
+            yield torch.stack([sketch for _, sketch in sketches]), partial(_fill_in_sketches, sketches)
+        for fp8s in _drained(self._fp8):
+            yield torch.stack([numbers for _, numbers in fp8s]), partial(_fill_in_fp8, fp8s)
 
     def _collect_checksums(self) -> None:
         for digest, copy in self._checksums:
@@ -214,6 +225,33 @@ class TorchReducer:
 
     def _is_on_host(self, values: Tensor) -> bool:
         return values.is_cpu and not self._defer_host
+
+
+_Waiting = TypeVar("_Waiting")
+
+
+def _drained(waiting: dict[torch.device, _Waiting]) -> list[_Waiting]:
+    """Return what waits on each device, and forget it."""
+    found = list(waiting.values())
+    waiting.clear()
+    return found
+
+
+def _fill_in_words(waiting: Sequence[tuple[Digest, Tensor]], stacked: Tensor) -> None:
+    words: list[int] = stacked.tolist()
+    for (digest, _), word in zip(waiting, words, strict=True):
+        digest.checksum = word_text(word)
+
+
+def _fill_in_sketches(waiting: Sequence[tuple[Digest, Tensor]], stacked: Tensor) -> None:
+    for (digest, _), sketch in zip(waiting, stacked.cpu().numpy().astype("<f4"), strict=True):
+        digest.sketch = sketch.tobytes()
+
+
+def _fill_in_fp8(waiting: Sequence[tuple[_WaitingFp8, Tensor]], stacked: Tensor) -> None:
+    rows: list[list[float]] = stacked.tolist()
+    for (digest, _), numbers in zip(waiting, rows, strict=True):
+        digest.fill_in(numbers)
 
 
 def fused_kernel(device: torch.device) -> ProvenKernel | None:

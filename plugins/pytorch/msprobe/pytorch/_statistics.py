@@ -283,6 +283,8 @@ class DeferredStatistics:
         self._digests: list[tuple[Digest, torch.dtype, int]] = []
         self._results: dict[torch.dtype, list[Tensor]] = {}
         self._places: list[tuple[tuple[torch.dtype, int], ...]] = []
+        self._offsets: dict[torch.dtype, int] = {}
+        self._num_results = 0
 
     def add(self, values: Tensor, digest: Digest) -> None:
         """Enqueue the reductions of one tensor."""
@@ -311,23 +313,25 @@ class DeferredStatistics:
         kept.append(result)
         return result.dtype, len(kept) - 1
 
-    def collect(self) -> None:
-        """Fetch all results and fill in the digests."""
-        offsets: dict[torch.dtype, int] = {}
+    def finish(self) -> Tensor | None:
+        """Return a vector of all results, which is the only one to transfer; ``None`` if there are none."""
         stacked: list[Tensor] = []
-        num_results = 0
         for dtype, results in self._results.items():
-            offsets[dtype] = num_results
-            num_results += len(results)
+            self._offsets[dtype] = self._num_results
+            self._num_results += len(results)
             wide = torch.float32 if results[0].device.type in WITHOUT_DOUBLE else torch.float64
             stacked.append(torch.stack(results).to(wide))
         fused = [] if self._kernel is None else self._kernel.finish()
         results = [*stacked, *fused]
-        numbers: list[float] = torch.cat(results).tolist() if results else []  # the only transfer
+        return torch.cat(results) if results else None
+
+    def fill_in(self, vector: Tensor) -> None:
+        """Fill in the digests from the vector."""
+        numbers: list[float] = vector.tolist()
         for (digest, dtype, numel), places in zip(self._digests, self._places, strict=True):
-            digest.stats = _to_stats(dtype, numel, [numbers[offsets[kept] + i] for kept, i in places])
+            digest.stats = _to_stats(dtype, numel, [numbers[self._offsets[kept] + i] for kept, i in places])
         if self._kernel is not None:
-            self._kernel.fill_in(numbers[num_results:])
+            self._kernel.fill_in(numbers[self._num_results :])
 
 
 WITHOUT_DOUBLE = frozenset({"npu", "mps"})

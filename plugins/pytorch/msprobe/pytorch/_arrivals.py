@@ -1,0 +1,94 @@
+"""Results on their way from a device to the host, which does not wait for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class HostCopy:
+    """A tensor whose elements a device copies to the host as soon as it has computed them."""
+
+    def __init__(self, values: Tensor, *, starts: bool = True) -> None:
+        """Enqueue the copy, if the device has events and memory can be pinned; else keep the tensor.
+
+        Args:
+            values: On a device, or on the host.
+            starts: Whether to copy before the elements are asked for.
+        """
+        self._values = values
+        self._event: Any = None
+        streams: Any = getattr(torch, values.device.type, None)  # torch.cuda, and what other devices have like it
+        if not starts or values.device.type == "cpu" or not hasattr(streams, "Event"):
+            return
+        try:
+            host = pinned_like(values)
+        except RuntimeError:  # the device has no such memory, or there is no more of it
+            return
+        host.copy_(values, non_blocking=True)
+        event = streams.Event()
+        event.record(streams.current_stream(values.device))
+        self._values, self._event = host, event
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether it is known when the elements have arrived; `values` waits for the device otherwise."""
+        return self._event is not None
+
+    def has_arrived(self) -> bool:
+        """Whether the elements are there, as far as that is known."""
+        return self._event is None or bool(self._event.query())
+
+    def values(self) -> Tensor:
+        """Wait for the elements, and return them."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._values
+
+
+def pinned_like(values: Tensor) -> Tensor:
+    """Return memory of the host to which a device can copy by itself.
+
+    Raises:
+        RuntimeError: there is none.
+    """
+    return torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+
+
+class ArrivingNumbers:
+    """0-d tensors that are copied together; see `msprobe_core.plugin.ArrivingNumbers`."""
+
+    def __init__(self, numbers: Sequence[Tensor], *, copies: bool = True) -> None:
+        """Enqueue a copy for each device.
+
+        Args:
+            numbers: On any devices.
+            copies: Whether to copy before they are asked for.
+        """
+        self._size = len(numbers)
+        by_device: dict[torch.device, list[int]] = {}
+        for place, number in enumerate(numbers):
+            by_device.setdefault(number.device, []).append(place)
+        self._copies = [
+            (places, HostCopy(torch.stack([numbers[place] for place in places]), starts=copies))
+            for places in by_device.values()
+        ]
+        self.is_watched = all(
+            copy.is_watched for device, (_, copy) in zip(by_device, self._copies, strict=True) if device.type != "cpu"
+        )
+
+    def has_arrived(self) -> bool:
+        """Whether all are there, as far as that is known."""
+        return all(copy.has_arrived() for _, copy in self._copies)
+
+    def floats(self) -> Sequence[float]:
+        """Wait for all, and return them in their order."""
+        found = [0.0] * self._size
+        for places, copy in self._copies:
+            values: list[float] = copy.values().tolist()
+            for place, value in zip(places, values, strict=True):
+                found[place] = value
+        return found
