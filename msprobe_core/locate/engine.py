@@ -38,6 +38,7 @@ from msprobe_core.locate.locate_codes import LocateCode
 from msprobe_core.locate.ranks import ordered
 from msprobe_core.locate.replicas import find_divergences, with_divergences
 from msprobe_core.locate.result import Decision, EvidenceRow, FaultKind, LocateResult, LocateVerdict, Suspect
+from msprobe_core.locate.samples import with_same_samples
 from msprobe_core.model import ExecutorOptions, Phase, Role, TaskLost
 
 LocateProgress: TypeAlias = Callable[[int, int, str], None]
@@ -170,9 +171,10 @@ def locate(
     """
     options = options or LocateOptions()
     pairing = find_pairs(target, golden, options.chosen, options.compare.layouts)
+    pairing, of_other_samples = with_same_samples(pairing)
     num_steps = len({pair.step for pair in pairing.pairs})
     found: list[UnitFindings] = []
-    left_out = [noted(line) for line in pairing.missing]
+    left_out = [*map(noted, pairing.missing), *of_other_samples]
     suspects: Sequence[Suspect] = []
     notes: list[Finding] = []
     num_looked_at = 0

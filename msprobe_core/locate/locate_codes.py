@@ -73,6 +73,8 @@ class LocateCode(Code):
     EXAMINED_FIRST_STEPS = "locate.examined.first-steps"
     RANK_FAILED = "locate.rank-failed"
     NOT_CONFIRMED = "locate.not-confirmed"
+    SAMPLES_CUT = "locate.samples.cut"
+    SAMPLES_OTHER = "locate.samples.other"
     LATER_STEPS = "locate.later-steps"
     LONE_CALLS = "locate.lone-calls"
     # What to do next.

@@ -169,6 +169,7 @@ class Recipe:
         keeps_log_probs: Whether a replay has the log-probs of the engine that drew, and no engine of its own.
         weights: Those at the start; made from the seed if not given.
         ref_weights: Those of the reference policy.
+        follows_actor: Whether the reference has the actor's weights in every step.
     """
 
     seed: int = 0
@@ -195,6 +196,7 @@ class Recipe:
     keeps_log_probs: bool = False
     weights: Weights | None = None
     ref_weights: Weights | None = None
+    follows_actor: bool = False
     recorded: dict[int, list[Sample]] = field(default_factory=dict)
 
 
@@ -226,7 +228,9 @@ def write_run(root: Path, recipe: Recipe | None = None) -> Path:
             record_rollout(root, recipe, engine, step, samples)
         seen = with_other_token(samples) if recipe.retokenise else samples
         old = train_stage(root, recipe, "actor_compute_log_prob", step, weights, seen)
-        ref_log_probs = train_stage(root, recipe, "ref_compute_log_prob", step, ref, seen)
+        ref_log_probs = train_stage(
+            root, recipe, "ref_compute_log_prob", step, weights if recipe.follows_actor else ref, seen
+        )
         train_stage(root, recipe, "actor_update", step, weights, seen)
         write_batch(root, recipe, step, seen, old, ref_log_probs)
         weights = recipe.trained(updated(weights, 100 * recipe.seed + step))

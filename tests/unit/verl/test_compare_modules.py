@@ -180,6 +180,15 @@ class TestTrainingStages:
         assert code == 1
         assert "only there must both be equal" in out
 
+    @pytest.mark.parametrize("task", ["tensor", "statistics"])
+    def test_a_reference_that_follows_the_actor_is_told(self, run: Run, tmp_path: Path, task: str) -> None:
+        """Equal modules prove nothing good once the actor was updated."""
+        root = write_run(tmp_path / "run", Recipe(follows_actor=True, task=task, is_cut_alike=True))
+        assert run("verl", "compare", "actor-vs-ref", root, "-o", tmp_path)[0] == 0
+        code, out, _ = run("verl", "compare", "actor-vs-ref", root, "--steps", "2", "-o", tmp_path)
+        assert code == 1
+        assert out.splitlines()[-1] == "DIFFERENT: step 2: the reference follows the actor."
+
     def test_another_reference_is_named_by_its_first_module(self, run: Run, runs: Make, tmp_path: Path) -> None:
         other = make_weights()
         other["model.layers.0.self_attn.v_proj.weight"] = other["model.layers.0.self_attn.v_proj.weight"] * 1.0001
@@ -262,6 +271,44 @@ class TestRuns:
         other = runs("other cut", replay=rollouts, order=3, micro=3, layout=BatchLayout.PADDED)
         code, out, _ = run("verl", "compare", "runs", other, runs("healthy"), "--exact", "-o", tmp_path)
         assert code == 0, out
+
+    @pytest.mark.parametrize("fault", [None, "o_proj"])
+    def test_an_order_of_samples_does_not_hide_the_true_place(
+        self, run: Run, runs: Make, rollouts: dict[int, list[Sample]], tmp_path: Path, fault: str | None
+    ) -> None:
+        """Rounding of sums in another order is no difference, even if everything must be equal; a fault is."""
+        name = f"model.layers.0.self_attn.{fault}.weight"
+
+        def trained(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+            rounded = {n: v * np.float32(1 + 1e-7) for n, v in weights.items()}
+            return rounded | ({name: weights[name] * np.float32(1.01)} if fault else {})
+
+        other = runs(f"order, {fault}", replay=rollouts, order=3, trained=trained)
+        code, out, _ = run("verl", "compare", "runs", other, runs("healthy"), "--exact", "-o", tmp_path)
+        assert code == (1 if fault else 0), out
+        assert "takes its samples in other micro-batches or another order than golden" in out
+        verdict = out.splitlines()[-1]
+        if fault:
+            assert verdict == f"DIFFERENT: step 1: first in update_weights_send, {name}."
+        else:
+            assert verdict.startswith("AGREE: equal to the bit before step 1, within limits from there")
+
+    @pytest.mark.parametrize(
+        ("how", "said"),
+        [({"order": 3}, "the two sides take the same 6 samples in other micro-batches"), ({"seed": 1}, "only 0 of 6")],
+        ids=["order", "samples"],
+    )
+    def test_locate_does_not_blame_calls_of_other_samples(
+        self, run: Run, rollouts: dict[int, list[Sample]], tmp_path: Path, how: dict[str, int], said: str
+    ) -> None:
+        replay = {} if "seed" in how else {"replay": rollouts}
+        for name, recipe in (("golden", {}), ("target", {**replay, **how})):
+            write_run(tmp_path / name, Recipe(task="statistics", steps=1, **recipe))
+        sides = [tmp_path / name / "actor_update" for name in ("target", "golden")]
+        code, out, err = run("locate", *sides, "-o", tmp_path / "out")
+        assert code == 2
+        assert said in out + err
+        assert "FAULT" not in out
 
     def test_what_differs_first_is_to_blame(
         self, run: Run, runs: Make, rollouts: dict[int, list[Sample]], tmp_path: Path

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from msprobe.verl._compare.floors import Floor
+from msprobe.verl._compare.invariants import has_updated
 from msprobe.verl._compare.modules import (
     Baseline,
     ModuleDifference,
@@ -334,7 +335,37 @@ def compare_actor_ref(
     first = _steps_of_both(run, _ACTOR_REF.stages, ())[:1]
     chosen = _steps_of_both(run, _ACTOR_REF.stages, options.steps) if options.steps else first
     notes = ["the actor is trained from the first step on: only there must both be equal"] if chosen != first else []
-    return _training_outcome(_ACTOR_REF, run, chosen, notes, options, progress)
+    outcome = _training_outcome(_ACTOR_REF, run, chosen, notes, options, progress)
+    return _with_aliases(outcome, run, chosen)
+
+
+def _with_aliases(outcome: Outcome, run: RecordedRun, steps: Sequence[int]) -> Outcome:
+    """Add findings for steps in which the reference equals the actor to the bit although that was updated before."""
+    equal = [step for step in steps if outcome.numbers["steps"][str(step)]["is_equal"] and _was_updated(run, step)]
+    found = [
+        Finding(
+            verdict=Verdict.ERROR, step=step, place="reference", sentence=(
+                "actor and reference are equal to the bit though the actor was updated before: the reference follows "
+                "it, as if both had the same parameters"
+            ),
+        )
+        for step in equal
+    ]  # fmt: skip
+    if not found:
+        return outcome
+    headline = f"DIFFERENT: step {equal[0]}: the reference follows the actor."
+    return replace(outcome, findings=[*found, *outcome.findings], headline=headline)
+
+
+def _was_updated(run: RecordedRun, step: int) -> bool:
+    """Whether the actor was updated before a step: by the metrics of the step before, or by the weights it sent."""
+    before = [other for other in run.steps(Stage.TRAINER.value) if other < step]
+    known = has_updated(run.batch(before[-1])[0]) if before else None
+    sent = [run.weights(Stage.WEIGHTS_SENT, other) for other in run.steps(Stage.WEIGHTS_SENT.value) if other < step]
+    if known is None and len(sent) > 1:
+        first, last = ([weight.identity for weight in files[min(files)].parameters] for files in (sent[0], sent[-1]))
+        return first != last
+    return known is True
 
 
 def compare_on_policy(

@@ -267,6 +267,20 @@ def _cut(run: RecordedRun, stage: Stage, step: int) -> set[tuple[int, int, str, 
     }
 
 
+def recut_stage(target: RecordedRun, golden: RecordedRun, step: int) -> Stage | None:
+    """Return the first stage of a step that takes the same samples in other micro-batches or another order.
+
+    Sums over samples, such as losses and gradients, are then added in another order, and cannot be equal to the bit.
+    """
+    for stage in _ORDER:
+        if stage in {Stage.ROLLOUT, Stage.REWARD, Stage.TRAINER}:
+            continue
+        cuts = [_cut(run, stage, step) for run in (target, golden)]
+        if all(cuts) and cuts[0] != cuts[1] and {cut[2] for cut in cuts[0]} == {cut[2] for cut in cuts[1]}:
+            return stage
+    return None
+
+
 def _by_samples(
     check: Callable[..., CheckResult], target: RecordedRun, golden: RecordedRun, stage: Stage, step: int
 ) -> CheckResult:

@@ -11,7 +11,7 @@ import polars as pl
 
 from msprobe.verl._compare.outcome import VERDICT, Finding, Outcome, listed_steps, table_of
 from msprobe.verl._compare.recorded import RecordedRun, chosen_steps
-from msprobe.verl._compare.runs import Agreement, CheckResult, check_step
+from msprobe.verl._compare.runs import Agreement, CheckResult, check_step, recut_stage
 from msprobe_core.comparison import Verdict
 from msprobe_core.plugin import CompareError
 
@@ -59,8 +59,8 @@ def compare_runs(
         checked += check_step(target, golden, step)
     if not checked:
         raise CompareError(f"{target.path} and {golden.path} have no stage in common that could be compared")
-    verdicts = _EXACT_VERDICTS if options.is_exact else _VERDICTS
-    findings = [_finding(one, verdicts[one.agreement]) for one in checked if one.agreement is not Agreement.EQUAL]
+    recut = _first_recut(target, golden, steps) if options.is_exact else None
+    findings = [_finding(one, _verdict(one, options, recut)) for one in checked if one.agreement is not Agreement.EQUAL]
     first = next((finding for finding in findings if finding.is_fault), None)
     lone = sorted(set(target.stages) ^ set(golden.stages))
     return Outcome(
@@ -70,14 +70,43 @@ def compare_runs(
             f"Compared {sum(one.num_values for one in checked):,} values of {len(checked):,} things, "
             f"{listed_steps(steps)}."
         ),
-        headline=_headline(checked, first),
+        headline=_headline(checked, first, recut),
         # Warnings, such as about values that could not be compared, follow the differences.
         findings=[*_sampling(target, golden), *sorted(findings, key=lambda finding: not finding.is_fault)],
-        notes=[*_settings(target, golden), *([f"recorded on one side only: {', '.join(lone)}"] if lone else [])],
+        notes=[
+            *_settings(target, golden),
+            *_on_recut(recut),
+            *([f"recorded on one side only: {', '.join(lone)}"] if lone else []),
+        ],
         lines=list(_lines(checked)),
         numbers={"likeness": dict(Counter(one.agreement.value for one in checked))},
         tables={"stages": _table(checked)},
     )
+
+
+_Recut = tuple[int, str]
+"""Step and stage from which on two runs take their samples in another order."""
+
+
+def _first_recut(target: RecordedRun, golden: RecordedRun, steps: Sequence[int]) -> _Recut | None:
+    found = ((step, recut_stage(target, golden, step)) for step in steps)
+    return next(((step, stage.value) for step, stage in found if stage is not None), None)
+
+
+def _verdict(one: CheckResult, options: RunsOptions, recut: _Recut | None) -> Verdict:
+    is_exact = options.is_exact and (recut is None or one.step < recut[0])
+    return (_EXACT_VERDICTS if is_exact else _VERDICTS)[one.agreement]
+
+
+def _on_recut(recut: _Recut | None) -> list[str]:
+    if recut is None:
+        return []
+    sentence = (
+        f"step {recut[0]}: {recut[1]} takes its samples in other micro-batches or another order than golden, so sums "
+        "are added in another order: from this step on values are judged by their limits, not to the bit. Two replays "
+        "of one run's rollouts take them alike; compare those"
+    )
+    return [sentence]
 
 
 def _common_steps(target: RecordedRun, golden: RecordedRun, asked: Collection[int]) -> list[int]:
@@ -97,13 +126,15 @@ def _finding(one: CheckResult, verdict: Verdict) -> Finding:
     return Finding(verdict=verdict, sentence=sentence, step=one.step, place=f"{one.stage}/{one.name}")
 
 
-def _headline(checked: Sequence[CheckResult], first: Finding | None) -> str:
+def _headline(checked: Sequence[CheckResult], first: Finding | None, recut: _Recut | None) -> str:
     if first is not None:
         stage, _, name = first.place.partition("/")
         return f"DIFFERENT: step {first.step}: first in {stage}, {name}."
     counts = Counter(one.agreement for one in checked)
     if counts[Agreement.EQUAL] == len(checked):
         return f"AGREE: equal to the bit, all {sum(one.num_values for one in checked):,} values."
+    if recut is not None:
+        return f"AGREE: equal to the bit before step {recut[0]}, within limits from there, in another order of samples."
     lost = counts[Agreement.INCOMPARABLE]
     but = f"; {lost:,} could not be compared" if lost else ""
     equal = f"{counts[Agreement.EQUAL]:,} of {len(checked):,} things equal to the bit"
