@@ -23,6 +23,7 @@ from msprobe_core.config.schema import (
     CommonFields,
     Config,
     DataMode,
+    DumpMode,
     FuzzDevice,
     FuzzStage,
     HandlerType,
@@ -394,6 +395,13 @@ def _check_perturbing(options: TaskOptions, where: str) -> None:
             f"{where}: 'fuzz_device' is {options.fuzz_device.value!r} and 'pert_mode' is {options.pert_mode.value!r}; "
             "the host stands for the mode to_cpu, and that mode for the host: give both or neither"
         )
+    if options.dump_mode is not DumpMode.AUTO and options.pert_mode is not PertMode.TO_CPU:
+        raise ConfigError(
+            f"{where}: 'dump_mode' is {options.dump_mode.value!r}, but keeps results of both devices, which only the "
+            "mode to_cpu has; leave it out"
+        )
+    if options.dump_mode is DumpMode.LIST and not options.list:
+        raise ConfigError(f"{where}: 'dump_mode' is 'list', but 'list' is empty; give names of calls, or take 'all'")
     is_finer = options.pert_mode in (PertMode.IMPROVE_PRECISION, PertMode.TO_CPU)
     if options.handler_type is HandlerType.FIX and not is_finer:
         raise ConfigError(

@@ -52,6 +52,17 @@ class PertMode(str, Enum):
     TO_CPU = "to_cpu"
 
 
+class DumpMode(str, Enum):
+    """Of which calls the mode ``to_cpu`` of ``free_benchmark`` keeps the results of both sides."""
+
+    AUTO = "auto"
+    """Of calls that fail."""
+    ALL = "all"
+    LIST = "list"
+    """Of calls that ``list`` selects."""
+    OFF = "OFF"
+
+
 class HandlerType(str, Enum):
     """What the task ``free_benchmark`` does with the result of a perturbed call."""
 
@@ -149,6 +160,7 @@ class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
     preheat_step: int = 15
     max_sample: int = 20
     judge: ReactionJudge = ReactionJudge.NOISE
+    dump_mode: DumpMode = DumpMode.AUTO
     grad_level: GradLevel = GradLevel.L1
     param_list: tuple[str, ...] = ()
     bounds: tuple[float, ...] = (-1, 0, 1)
@@ -166,7 +178,7 @@ TASK_FIELDS: dict[Task, tuple[str, ...]] = {
     Task.ACC_CHECK: ("white_list", "black_list", "error_data_path", "budget", "sample", "seed"),
     Task.FREE_BENCHMARK: (
         "scope", "list", "fuzz_device", "pert_mode", "handler_type", "fuzz_level", "fuzz_stage", "if_preheat",
-        "preheat_step", "max_sample", "budget", "sample", "seed", "judge",
+        "preheat_step", "max_sample", "budget", "sample", "seed", "judge", "dump_mode",
     ),
     Task.GRAD_PROBE: ("grad_level", "param_list", "bounds"),
 }  # fmt: skip

@@ -8,7 +8,7 @@ is one.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -57,6 +57,7 @@ class ReactionChecker:
         judge: What decides.
         device: Where calls are repeated, as the framework names it; ``None`` for the host.
         max_elements: Calls with more elements are not repeated.
+        on_host: Receives the results of a call on the device and on the host, in the mode ``to_cpu``.
     """
 
     framework: ReplayingFramework
@@ -64,6 +65,7 @@ class ReactionChecker:
     judge: ReactionJudge = ReactionJudge.NOISE
     device: str | None = None
     max_elements: int = 1 << 26
+    on_host: Callable[[RecordedCall, Mapping[str, ReplayTensor], Mapping[str, ReplayTensor]], None] | None = None
 
     def check(self, call: RecordedCall) -> CallVerdict:
         """Return the verdict on the reaction of a call; whatever prevents one is its reason."""
@@ -108,6 +110,8 @@ class ReactionChecker:
             if self.device is None:
                 return Finding(ReactionCode.NO_OTHER_DEVICE)
             reference = self.framework.replay(base).values
+            if self.on_host is not None:
+                self.on_host(call, before.values, reference)
             return self._compared(call, before.values, reference, ReactionCode.OFF_HOST, num_rounded=2)
         changed = perturbed(base, self.mode)
         if isinstance(changed, Finding):

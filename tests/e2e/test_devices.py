@@ -1,5 +1,9 @@
 """Calls are computed again on a device, which finds kernels that are wrong there. The device is simulated."""
 
+import csv
+import json
+from functools import partial
+
 import numpy as np
 import pytest
 import simulated_device
@@ -15,6 +19,7 @@ from device_programs import (
     replay,
     replay_beside_a_program,
     store,
+    train_beside_host,
 )
 from msprobe.pytorch._framework import PyTorchFramework
 
@@ -293,3 +298,34 @@ class TestCommand:
         words = ("acc_check", "-api_info", dumps["device"], "--write_shards", tmp_path / "calls")
         assert status_of(*words) == 2
         assert "give the device with -d" in capsys.readouterr().err
+
+
+# --- single calls on the device and on the host, in the training --------------------------------------------------
+
+
+def rows_in(place):
+    (directory,) = (place / "run").glob("msprobe_rank0_*")
+    (file,) = directory.glob("compare_result_*.csv")
+    with file.open() as opened:
+        return directory, list(csv.DictReader(opened))
+
+
+@pytest.mark.parametrize("mode", ["auto", "all", "OFF"])
+def test_calls_of_a_training_are_repeated_on_the_host(on_one, tmp_path, mode):
+    plain = on_one(train_beside_host, tmp_path / "plain", [LINEAR])
+    assert on_one(partial(train_beside_host, dump_mode=mode), tmp_path / "twin", [LINEAR]) == plain
+    directory, rows = rows_in(tmp_path / "twin")
+    results = {(row["api_name"].split(".")[1], row["result"]) for row in rows}
+    assert ("linear", "fail") in results
+    assert ("softmax", "pass") in results
+    assert {row["step"] for row in rows} == {"0", "1"}
+    saved = {path.name.split(".")[2] for path in directory.glob("*/*.npy")}
+    assert {path.name for path in directory.iterdir() if path.is_dir()} == (set() if mode == "OFF" else {"cpu", "npu"})
+    if mode == "auto":
+        assert "linear" in saved
+        assert "softmax" not in saved
+    if mode == "all":
+        assert {"linear", "softmax"} <= saved
+    (lines,) = (tmp_path / "twin" / "run" / "step0").glob("*/free_benchmark.jsonl")
+    verdicts = [json.loads(line) for line in lines.read_text().splitlines()]
+    assert {line["verdict"] for line in verdicts if ".linear." in line["call"]} == {"wrong"}

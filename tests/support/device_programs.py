@@ -103,6 +103,35 @@ def record(place: Path, device: str, dtype: str = "float32", faults: Sequence[Fa
     return next((place / "run" / "step0").iterdir())
 
 
+def train_beside_host(place: Path, faults: Sequence[Fault] = (), **options: object) -> list[float]:
+    """Train two steps on a device, with the task ``free_benchmark`` in mode ``to_cpu`` if there are options."""
+    from msprobe.pytorch import PrecisionDebugger
+
+    place.mkdir(parents=True, exist_ok=True)
+    given = {"pert_mode": "to_cpu", "fuzz_device": "cpu", "budget": 1000, **options}
+    config = {"task": "free_benchmark", "level": "L1", "dump_path": str(place / "run"), "free_benchmark": given}
+    (place / "config.json").write_text(json.dumps(config))
+    torch.manual_seed(0)
+    model = Block()
+    losses: list[float] = []
+    with _wrong(faults, 1):
+        model = model.to("npu")
+        debugger = PrecisionDebugger(str(place / "config.json")) if options else None
+        for _ in range(2):
+            if debugger is not None:
+                debugger.start(model)
+            loss = model(torch.randn(3, 8, 16).to("npu")).square().mean()
+            loss.backward()
+            losses.append(loss.item())
+            if debugger is not None:
+                debugger.stop()
+                debugger.step()
+        if debugger is not None:
+            debugger.close()
+            PrecisionDebugger._instance = None
+    return losses
+
+
 def check(
     dump: Path, devices: Sequence[str] = (), faults: Sequence[Fault] = (), count: int = 1
 ) -> Mapping[str, tuple[str, Mapping[str, str], Sequence[str]]]:
