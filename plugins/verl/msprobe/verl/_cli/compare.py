@@ -119,6 +119,16 @@ def _numbers(text: str | None) -> tuple[int, ...]:
     ),
     _DTYPE,
     _BASELINE,
+    click.option(
+        "--limit", metavar="NATS", type=click.FloatRange(0), help="Largest root mean square difference of a step."
+    ),
+    click.option(
+        "--max-growth",
+        type=click.FloatRange(1),
+        default=2.0,
+        show_default=True,
+        help="How many times the root mean square difference may grow over all steps, of which at least 8 are needed.",
+    ),
 )
 def logprob(*, run: RecordedRun, **options: Any) -> Comparison:
     """Compare log-probs of trainer and rollout engine token by token, and test why they differ.

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from msprobe.verl._compare.drift import MAX_GROWTH
 from msprobe.verl._compare.floors import Floor, Score, log_prob_floor, log_prob_scores, precision_named
 from msprobe.verl._compare.hypotheses import Diagnosis, Evidence, examine
 from msprobe.verl._compare.invariants import is_bypassed
@@ -37,6 +38,8 @@ class LogProbOptions:
         steps: Steps to compare; all if empty.
         dtype: Dtype of the coarser engine; ``None`` for that of the recorded weights.
         baseline: A healthy run of the same engines, whose difference is the floor.
+        limit: Largest root mean square difference of a step, in nats; ``None`` for what rounding explains only.
+        max_growth: Largest growth of the root mean square difference over all steps.
     """
 
     training: str = "old_log_probs"
@@ -44,6 +47,8 @@ class LogProbOptions:
     steps: Collection[int] = ()
     dtype: str | None = None
     baseline: RecordedRun | None = None
+    limit: float | None = None
+    max_growth: float = MAX_GROWTH
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from msprobe.verl._compare.drift import Drift, drift_of
 from msprobe.verl._compare.hypotheses import Diagnosis
 from msprobe.verl._compare.log_prob_steps import LogProbOptions, StepLogProbs, baseline_floor, compare_step
 from msprobe.verl._compare.log_probs import Tokens, by_group, frame_of
@@ -52,7 +53,9 @@ def compare_log_probs(
 
 
 def _outcome(run: RecordedRun, options: LogProbOptions, compared: Sequence[StepLogProbs]) -> Outcome:
-    findings = [finding for one in compared for finding in _findings(one)]
+    drift = drift_of([one.step for one in compared], [one.measures.rms for one in compared])
+    over_time = [*_over_limit(compared, options), *_drifted(compared, drift, options)]
+    findings = [*(finding for one in compared for finding in _findings(one)), *over_time]
     worst = next((one for one in compared if one.is_different), None)
     num_tokens = sum(one.measures.num_tokens for one in compared)
     return Outcome(
@@ -63,11 +66,14 @@ def _outcome(run: RecordedRun, options: LogProbOptions, compared: Sequence[StepL
             f"{sum(one.measures.num_samples for one in compared):,} samples, "
             f"{listed_steps([one.step for one in compared])}."
         ),
-        headline=_headline(compared, worst),
+        headline=_headline(compared, worst, over_time),
         findings=findings,
         notes=list(dict.fromkeys(note for one in compared for note in one.notes)),
         lines=[line for one in compared for line in _lines(one, options)],
-        numbers={"steps": {str(one.step): _numbers(one) for one in compared}},
+        numbers={
+            "steps": {str(one.step): _numbers(one) for one in compared},
+            "drift": None if drift is None else {**asdict(drift), "growth": drift.growth},
+        },
         tables={
             "measures": _measures_table(compared),
             "causes": _causes_table(compared),
@@ -75,6 +81,28 @@ def _outcome(run: RecordedRun, options: LogProbOptions, compared: Sequence[StepL
             "tokens": pl.concat(_tokens_table(one) for one in compared),
         },
     )
+
+
+def _over_limit(compared: Sequence[StepLogProbs], options: LogProbOptions) -> list[Finding]:
+    over = [one for one in compared if options.limit is not None and one.measures.rms > options.limit]
+    return [
+        Finding(
+            verdict=Verdict.ERROR, step=one.step, place="limit",
+            sentence=f"the root mean square difference, {one.measures.rms:.3g} nats, is over the limit "
+            f"{options.limit:g}",
+        )
+        for one in over
+    ]  # fmt: skip
+
+
+def _drifted(compared: Sequence[StepLogProbs], drift: Drift | None, options: LogProbOptions) -> list[Finding]:
+    if drift is None or not drift.is_over(options.max_growth):
+        return []
+    sentence = (
+        f"the root mean square difference drifts from {drift.first:.3g} to {drift.last:.3g} nats over {len(compared)} "
+        f"steps, {drift.growth:.2g} times, where {options.max_growth:g} times are allowed"
+    )
+    return [Finding(verdict=Verdict.ERROR, step=compared[-1].step, place="drift", sentence=sentence)]
 
 
 def _lines(one: StepLogProbs, options: LogProbOptions) -> list[str]:
@@ -152,8 +180,10 @@ def _sampling_findings(one: StepLogProbs) -> list[Finding]:
     return [Finding(verdict=Verdict.WARNING, sentence=sentence, step=one.step, place="logprobs_mode")]
 
 
-def _headline(compared: Sequence[StepLogProbs], worst: StepLogProbs | None) -> str:
+def _headline(compared: Sequence[StepLogProbs], worst: StepLogProbs | None, over_time: Sequence[Finding]) -> str:
     other = next((one for one in compared if one.retokenised), None)
+    if worst is None and other is None and over_time:
+        return f"DIFFERENT: step {over_time[0].step}: {over_time[0].sentence}."
     if worst is None and other is None:
         cast = next((d for one in compared for d in one.diagnoses if d.is_named), None)
         but = "" if cast is None else f"; what there is, {cast.cause.value} explains"
