@@ -1,6 +1,7 @@
 """Cost of checking calls while training: the share of the time that the task ``acc_check`` takes.
 
     python bench/acc_check_cost.py [--seconds 90] [--budget 0.05] [--threads 1] [--models small large] [--cpu-time]
+                                 [--task free_benchmark --pert-mode bit_noise]
 
 The Llamas of ``capture_cost.py``. The share is that by which sampled steps exceed the medians of the five steps before
 each, of the time of all steps; the first step, in which PyTorch allocates, is compared with those after it. Beside it
@@ -26,7 +27,10 @@ def run_case(case: dict) -> dict:
 
     model, optimizer, tokens = make_training(case)
     clock = time.process_time if case["cpu_time"] else time.perf_counter
-    Path("config.json").write_text(json.dumps({"task": "acc_check", "acc_check": {"budget": case["budget"]}}))
+    task, options = case["task"], {"budget": case["budget"]}
+    if task == "free_benchmark":
+        options |= {"pert_mode": case["pert_mode"], "max_sample": 1_000_000}
+    Path("config.json").write_text(json.dumps({"task": task, task: options}))
 
     def train(seconds: float, debugger: PrecisionDebugger) -> list[float]:
         times: list[float] = []
@@ -51,7 +55,7 @@ def run_case(case: dict) -> dict:
     for number in sampled:
         near = [times[other] for other in plain if other < number][-5:] or [times[other] for other in plain[:5]]
         excess += times[number] - statistics.median(near)
-    (coverage,) = Path("run").glob("acc_check_coverage_*.json")
+    (coverage,) = Path("run").glob(f"{task}_coverage_*.json")
     totals = json.loads(coverage.read_text())["totals"]
     size = sum(path.stat().st_size for path in Path("run").rglob("*") if path.is_file())
     bare = statistics.median(times[number] for number in plain)
@@ -71,6 +75,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=90.0)
     parser.add_argument("--budget", type=float, default=0.05)
+    parser.add_argument("--task", choices=["acc_check", "free_benchmark"], default="acc_check")
+    parser.add_argument("--pert-mode", default="bit_noise")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--models", nargs="+", default=["small", "large"])
     parser.add_argument("--cpu-time", action="store_true", help="of the process, on a machine that others use too")
@@ -84,7 +90,8 @@ def main() -> None:
         f"{'model':<7}{'bare ms':>9}{'share':>8}{'own':>8}{'steps':>7}{'sampled':>9}{'calls':>7}{'kinds':>12}{'kB':>7}"
     )
     for model in arguments.models:
-        case = {key: getattr(arguments, key) for key in ("seconds", "budget", "threads", "cpu_time")}
+        keys = ("seconds", "budget", "threads", "cpu_time", "task", "pert_mode")
+        case = {key: getattr(arguments, key) for key in keys}
         found = measure({"model": model, **case})
         totals = found["totals"]
         print(

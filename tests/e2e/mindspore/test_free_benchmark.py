@@ -1,0 +1,116 @@
+"""The task ``free_benchmark`` in the dynamic graph: trainings stay as they are, and noisy kernels are found."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+ms = pytest.importorskip("mindspore")
+
+import mindspore_rig  # noqa: E402, F401  # sets the mode
+from mindspore import Tensor, mint, nn, ops  # noqa: E402
+from msprobe.mindspore import PrecisionDebugger  # noqa: E402
+
+from msprobe_core.errors import PluginError  # noqa: E402
+
+
+class Classifier(nn.Cell):
+    """Calls functions of ``ops`` and of ``mint`` in one format."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        random = np.random.default_rng(0)
+        self.first = ms.Parameter(Tensor(random.standard_normal((32, 16)).astype(np.float32)).astype(dtype), name="a")
+        self.second = ms.Parameter(Tensor(random.standard_normal((8, 32)).astype(np.float32)).astype(dtype), name="b")
+
+    def construct(self, x):
+        hidden = ops.gelu(mint.matmul(x, self.first.T), approximate="tanh")
+        scores = mint.matmul(hidden, self.second.T)
+        return ops.softmax(scores, -1).astype(ms.float32).sum() + scores.astype(ms.float32).square().mean()
+
+
+def trained(debugger, dtype, num_steps=2):
+    """Train for some steps, and return all losses and weights."""
+    net = Classifier(dtype)
+    optimizer = nn.SGD(net.trainable_params(), learning_rate=0.01)
+    gradient_of = ms.value_and_grad(net, None, optimizer.parameters)
+    seen = []
+    for step in range(num_steps):
+        x = Tensor(np.random.default_rng(step).standard_normal((4, 16)).astype(np.float32)).astype(dtype)
+        if debugger is not None:
+            debugger.start(net)
+        loss, gradients = gradient_of(x)
+        optimizer(gradients)
+        if debugger is not None:
+            debugger.stop()
+            debugger.step()
+        seen.append(loss.asnumpy().tobytes())
+    if debugger is not None:
+        debugger.close()
+    return [*seen, *(parameter.astype(ms.float32).asnumpy().tobytes() for parameter in net.trainable_params())]
+
+
+@pytest.fixture
+def perturbed(tmp_path):
+    """Train under the task; return what `trained` returns, and the verdicts."""
+
+    def run(dtype, **options):
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps({"task": "free_benchmark", "free_benchmark": {"budget": 1000, **options}}))
+        found = trained(PrecisionDebugger(str(path), dump_path=str(tmp_path / "run")), dtype)
+        files = sorted((tmp_path / "run").glob("step*/*/free_benchmark.jsonl"))
+        return found, [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+    return run
+
+
+@pytest.mark.parametrize("stage", ["forward", "backward"])
+@pytest.mark.parametrize(
+    ("dtype", "mode"),
+    [
+        (ms.float32, "bit_noise"),
+        (ms.float32, "exchange_value"),
+        (ms.float32, "no_change"),
+        (ms.float16, "improve_precision"),
+        (ms.float16, "bit_noise"),
+        (ms.float16, "add_noise"),
+    ],
+    ids=str,
+)
+def test_training_is_bitwise_the_same_and_no_call_is_suspected(dtype, mode, stage, perturbed):
+    expected = trained(None, dtype)
+    found, lines = perturbed(dtype, pert_mode=mode, fuzz_stage=stage)
+    assert found == expected
+    assert {line["verdict"] for line in lines} <= {"right", "ill_conditioned", "cannot_tell"}
+    assert sum(line["verdict"] == "right" for line in lines) >= 6
+    assert {line["call"].rpartition(".")[2] for line in lines} == {stage}
+
+
+def coarse(right, dtype):
+    """Compute with half the digits of a format, and in others right."""
+
+    def gelu(x, *others):
+        found = right(x, *others)
+        if x.dtype != dtype:
+            return found
+        keep = -(1 << 18) if dtype == ms.float16 else -(1 << 13)
+        bits = found.astype(ms.float32).asnumpy().view(np.int32) & keep
+        return Tensor(bits.view(np.float32)).astype(dtype)
+
+    return gelu
+
+
+@pytest.mark.parametrize(("dtype", "mode"), [(ms.float32, "bit_noise"), (ms.float16, "improve_precision")], ids=str)
+def test_a_kernel_of_too_few_digits_is_found(dtype, mode, perturbed, monkeypatch, tmp_path):
+    place = ops.gelu.__globals__
+    monkeypatch.setitem(place, "gelu_", coarse(place["gelu_"], dtype))
+    _, lines = perturbed(dtype, pert_mode=mode)
+    assert {line["call"].split(".")[1] for line in lines if line["verdict"] in ("wrong", "suspect")} == {"gelu"}
+    assert "gelu" in (tmp_path / "run" / "free_benchmark.csv").read_text()
+
+
+def test_results_cannot_be_fixed(perturbed):
+    with pytest.raises(PluginError, match="'fix' is not available for mindspore"):
+        perturbed(ms.float16, handler_type="fix")
