@@ -34,6 +34,7 @@ class _Line(msgspec.Struct):
     verdict: Verdict
     tensors: str = ""
     reason: str | None = None
+    position: int = 0
     outputs: list[_Output] = []
 
 
@@ -116,7 +117,7 @@ class _Builder:
         is_bad = line.verdict in (Verdict.WRONG, Verdict.SUSPECT)
         site.num_checked += line.verdict is not Verdict.CANNOT_TELL
         site.num_bad += is_bad
-        factors = [_number(output.amplification) for output in line.outputs if output.amplification is not None]
+        factors = _factors(line)
         site.amplification = max(
             [*factors, *([] if site.amplification is None else [site.amplification])], default=None
         )
@@ -153,6 +154,82 @@ def read_ranking(run: Path) -> Ranking:
     order = list(Verdict)
     sites = sorted(builder.sites.values(), key=lambda site: (order.index(site.verdict), -site.times))
     return Ranking(sites=sites, num_files=num_files, num_damaged=builder.num_damaged)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Condition:
+    """How one call of a step reacts.
+
+    Attributes:
+        call: Entry name.
+        tensors: Dtypes and shapes.
+        verdict: On its reaction.
+        amplification: By how much relative changes of its inputs grow.
+        times: Noise in units of what is allowed.
+    """
+
+    call: str
+    tensors: str
+    verdict: Verdict
+    amplification: float
+    times: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConditionMap:
+    """The amplification of the calls of one step of one rank, in the order in which they ended.
+
+    Attributes:
+        step: The step.
+        unit: Directory of the rank.
+        calls: Those whose amplification is known.
+    """
+
+    step: int
+    unit: str
+    calls: Sequence[Condition]
+
+    @property
+    def largest(self) -> Condition:
+        """The call that amplifies most."""
+        return max(self.calls, key=lambda call: call.amplification)
+
+
+def holds_reactions(run: Path) -> bool:
+    """Whether the task ``free_benchmark`` has written anything below a directory."""
+    return any((unit / _FILE).is_file() for unit in _units(run))
+
+
+def read_conditions(run: Path) -> ConditionMap | None:
+    """Return the map of the step of which most calls were repeated; ``None`` if no amplification is known.
+
+    Raises:
+        DumpError: a file cannot be read.
+    """
+    found: list[ConditionMap] = []
+    for unit in _units(run):
+        if not (unit / _FILE).is_file():
+            continue
+        try:
+            content = read_plain(unit / _FILE, _MAX_BYTES)
+        except OSError as error:
+            raise DumpError(f"{unit / _FILE}: cannot be read ({error.strerror or error})") from error
+        lines = [line for text in content.splitlines() if (line := _decoded(text)) is not None]
+        calls = [_condition(line) for line in sorted(lines, key=lambda line: line.position) if _factors(line)]
+        if calls:
+            found.append(ConditionMap(step=lines[0].step, unit=unit.name, calls=calls))
+    return max(found, key=lambda each: len(each.calls), default=None)
+
+
+def _condition(line: _Line) -> Condition:
+    times = max((_number(output.times) for output in line.outputs), default=0.0)
+    return Condition(
+        call=line.call, tensors=line.tensors, verdict=line.verdict, amplification=max(_factors(line)), times=times
+    )
+
+
+def _factors(line: _Line) -> list[float]:
+    return [_number(output.amplification) for output in line.outputs if output.amplification is not None]
 
 
 def _units(run: Path) -> Iterable[Path]:

@@ -28,3 +28,4 @@ class ReactionCode(Code):
     EXPLAINED = "reaction.explained"
     UNDECIDED = "reaction.undecided"
     RATIO = "reaction.ratio"
+    CONDITIONS = "reaction.conditions"

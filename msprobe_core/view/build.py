@@ -60,6 +60,7 @@ from msprobe_core.view.graph_cache import GraphCache
 from msprobe_core.view.heatmaps import axes_of, map_of
 from msprobe_core.view.overview import Overview
 from msprobe_core.view.packed_calls import DumpTask, packed_dump, packed_pair, unpacked
+from msprobe_core.view.sensitivity import sensitivity_data
 from msprobe_core.view.suspects import (
     Location,
     configured_of,
@@ -139,6 +140,8 @@ def build(
     check_exists(target)
     if checks is not None and target == checks:
         return checks_alone(checks)
+    if golden is None and (found := sensitivity_data(target)) is not None:
+        return found
     if any(holds_monitored_alone(path) for path in (target, golden) if path is not None):
         return monitored_data(target, golden, options.locate.chosen)
     builder = _Builder(cache, options, progress or _tell_nobody, checks)

@@ -589,6 +589,60 @@ class CheckedDump(msgspec.Struct, frozen=True):
     command: str
 
 
+class SensitiveCall(msgspec.Struct, frozen=True):
+    """How one call reacts to a last-bit change; see `msprobe_core.free_benchmark.ranking.Condition`.
+
+    Attributes:
+        entry: Its entry name.
+        tensors: Dtypes and shapes.
+        verdict: On its reaction.
+        amplification: By how much relative changes grow.
+        times: Noise in units of what is allowed.
+    """
+
+    entry: str
+    tensors: str
+    verdict: str
+    amplification: Number
+    times: Number
+
+
+class RaisedPart(msgspec.Struct, frozen=True):
+    """The contribution of modules; see `msprobe_core.free_benchmark.bisect.PartOfModules`.
+
+    Attributes:
+        modules: The module, or the first and the last one with their number.
+        share: Of the whole difference.
+        times: In units of noise.
+        loss: With these raised; ``None`` if it is not known.
+        is_joint: Whether it has this share only as a whole.
+    """
+
+    modules: str
+    share: Number
+    times: Number
+    loss: Number
+    is_joint: bool = False
+
+
+class Sensitivity(msgspec.Struct, frozen=True):
+    """How a step reacts to changes of last digits, or to modules with a higher precision.
+
+    Attributes:
+        headline: The answer in one sentence.
+        notes: What else is to be known.
+        calls: In the order in which they ended.
+        parts: The largest contribution first.
+        num_pairs: Number of pairs of steps that these took.
+    """
+
+    headline: Text
+    notes: Sequence[Text] = ()
+    calls: Sequence[SensitiveCall] = ()
+    parts: Sequence[RaisedPart] = ()
+    num_pairs: int = 0
+
+
 class ConfigSection(msgspec.Struct, frozen=True):
     """What was compared in one part of the configurations.
 
@@ -681,6 +735,7 @@ class ViewData(msgspec.Struct, frozen=True, kw_only=True):
         tensors: Where in tensors the errors are.
         monitor: A monitored training at a glance; ``None`` if there is none.
         checked: Dumps whose calls were checked one by one.
+        sensitivity: Reactions of a step; ``None`` if there are none.
         configured: The configurations of two runs; ``None`` if they were not compared.
         manifest: The configuration of a single run in short; empty if it was not recorded.
         commands: Commands for further investigation, by purpose; ``{target}``, ``{golden}`` and ``{node}`` stand for
@@ -703,6 +758,7 @@ class ViewData(msgspec.Struct, frozen=True, kw_only=True):
     tensors: Sequence[TensorMap] = ()
     monitor: Dashboard | None = None
     checked: Sequence[CheckedDump] = ()
+    sensitivity: Sensitivity | None = None
     configured: Configured | None = None
     manifest: Sequence[Fact] = ()
     commands: dict[str, str] = {}

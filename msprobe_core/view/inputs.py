@@ -9,6 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from msprobe_core.errors import CompareError, DumpError
+from msprobe_core.free_benchmark.bisect_files import BISECT_FILE
 from msprobe_core.report.api_check_files import CHECK_FILE
 from msprobe_core.report.locate_file import LOCATE_FILE
 from msprobe_core.report.summary import SUMMARY_FILE
@@ -65,6 +66,8 @@ def subject_of(path: Path, golden: Path | None = None) -> Subject:
     result = _result_in(path)
     if result is None:
         return Subject(path)
+    if result.name == BISECT_FILE:
+        return Subject(result)
     if result.name == CHECK_FILE:
         return Subject(CheckFile.read(result).dump or result, checks=result)
     if result.name == LOCATE_FILE:
@@ -90,7 +93,7 @@ def _result_in(path: Path) -> Path | None:
 
     Checks that are stored in a run are shown with the run.
     """
-    names = (LOCATE_FILE, SUMMARY_FILE, CHECK_FILE)
+    names = (LOCATE_FILE, SUMMARY_FILE, CHECK_FILE, BISECT_FILE)
     if path.is_file():
         return path if path.name in names else None
     found = next((path / name for name in names if (path / name).is_file()), None)

@@ -259,7 +259,7 @@ def test_a_call_without_its_copy_says_so():
 def test_a_line_and_the_coverage_are_strict_json(tmp_path):
     kind = Kind(name=KindName("Torch.exp", "forward", "float32[2] -> float32"), num_seen=3)
     verdict = CallVerdict(entry="e", api="", phase=Phase.FORWARD, verdict=Verdict.CANNOT_TELL, reason=noted("why"))
-    line = json.loads(json.dumps(verdict_line(verdict, kind, 4)))
+    line = json.loads(json.dumps(verdict_line(verdict, kind, 4, 0)))
     assert (line["step"], line["call"], line["reason"], line["outputs"]) == (4, "e", "why", [])
     totals = Totals(
         budget=0.05, share=0.01, training_s=1.0, check_s=0.0, recording_s=0.0, num_steps=1, num_recorded=1, period=1,

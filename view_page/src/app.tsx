@@ -14,6 +14,7 @@ import {
   NO_NODES, type Tab, collapseAll, nextDifference, select, setLanguage, setMatches, setTheme, showUnit, tabsOf, unitName, useStore,
   useText, useTree, watch,
 } from "./store";
+import { SensitivityTab } from "./sensitivity";
 import { Summary, stateText } from "./summary";
 import { Tensors } from "./tensors";
 import { Trends } from "./trends";
@@ -51,6 +52,7 @@ export function App(): ReactNode {
         {tab === "summary" && <Summary />}
         {tab === "configuration" && <Configuration />}
         {tab === "checked" && <Checked />}
+        {tab === "sensitivity" && <SensitivityTab />}
         {tab === "graph" && <GraphTab searchBox={searchBox} canvas={canvas} />}
         {tab === "overview" && <Overview />}
         {tab === "monitor" && <Monitor />}

@@ -251,6 +251,31 @@ export interface CheckedDump {
   command: string;
 }
 
+export interface SensitiveCall {
+  entry: string;
+  tensors: string;
+  verdict: CheckVerdict;
+  amplification: Num;
+  times: Num;
+}
+
+export interface RaisedPart {
+  modules: string;
+  share: Num;
+  times: Num;
+  loss: Num;
+  is_joint: boolean;
+}
+
+/** How a step reacts to changes of last digits, call by call, or to modules with a higher precision. */
+export interface Sensitivity {
+  headline: Said;
+  notes: Said[];
+  calls: SensitiveCall[];
+  parts: RaisedPart[];
+  num_pairs: number;
+}
+
 export interface ConfigSection {
   name: string;
   compared: number;
@@ -306,6 +331,7 @@ export interface ViewData {
   tensors: TensorMap[];
   monitor?: Dashboard | null;
   checked?: CheckedDump[];
+  sensitivity?: Sensitivity | null;
   configured?: Configured | null;
   manifest?: Fact[];
   commands: Record<string, string>;

@@ -270,6 +270,7 @@ class OnlineCheck(Feature):
             kinds[name].note_unsampled(reason, was_chosen=not self._sample.is_survey)
         sampled = {name: kind for name, kind in kinds.items() if name in self._held and not kind.is_closed}
         calls = self._opened(sampled)
+        positions = {name: position for position, name in enumerate(self._entries)}
         lines: list[Mapping[str, Any]] = []
         to_keep: dict[str, Entry] = {}
         for name, kind in self._sample.in_order(sampled):
@@ -281,7 +282,7 @@ class OnlineCheck(Feature):
             call, verdict = self._checked(calls, name)
             kind.note(verdict, step)
             self._verdicts[verdict.verdict] += 1
-            lines.append(verdict_line(verdict, kind, step))
+            lines.append(verdict_line(verdict, kind, step, positions[name]))
             self.note(verdict, step)
             if self._is_to_keep(kind, verdict, step):
                 entries = (self._entries.get(each) for each in (names.forward_of(name), name) if each is not None)

@@ -68,11 +68,19 @@ def write_verdicts(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
             file.write(msgspec.json.encode(line) + b"\n")
 
 
-def verdict_line(found: CallVerdict, kind: Kind, step: int) -> dict[str, Any]:
-    """Return a verdict with its sentences, as written to `VERDICTS_FILE`; NaN and infinities are text."""
+def verdict_line(found: CallVerdict, kind: Kind, step: int, position: int) -> dict[str, Any]:
+    """Return a verdict with its sentences, as written to `VERDICTS_FILE`; NaN and infinities are text.
+
+    Args:
+        found: The verdict.
+        kind: Of the call.
+        step: Of the training.
+        position: Of the call among those of the step that were looked at.
+    """
     return {
         "step": step,
         "call": found.entry,
+        "position": position,
         "verdict": found.verdict.value,
         "tensors": kind.name.tensors,
         "seconds": round(found.seconds, 6),
