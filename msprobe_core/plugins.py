@@ -40,7 +40,7 @@ CORE = "core"
 _HOOK_PREFIX = "msprobe_"
 _BUILT_IN = (
     "msprobe_core.capture.processors",
-    "msprobe_core.api_check.features",
+    "msprobe_core.compat.features",
     "msprobe_core.free_benchmark.perturbing",
     "msprobe_core.gradients.probe_offer",
     "msprobe_core.twin.follower_offer",

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from msprobe_core.api_check.dump_check import CheckOptions, DumpCheck
     from msprobe_core.api_check.settings_file import CheckSettings
     from msprobe_core.api_check.verdict import CallVerdict
-    from msprobe_core.compat.published_tables import PublishedFiles, PublishedTables, TableForm
+    from msprobe_core.compat.published_tables import PublishedFiles, PublishedTables
 
 _NUM_SPLITS = 8
 """Number of processes of ``multi_acc_check`` unless it is given."""
@@ -134,6 +134,7 @@ def _run(asked: _Asked) -> int:
     from msprobe_core.api_check.settings_file import CheckSettings, read_settings
     from msprobe_core.api_check.three_way import devices_called
     from msprobe_core.cli.main import EXIT_FAILED
+    from msprobe_core.compat.mindspore_tables import form_of
     from msprobe_core.compat.published_tables import PublishedFiles, write_spreadsheets
     from msprobe_core.replay.frameworks import replaying_framework
     from msprobe_core.report.api_check import print_checks
@@ -164,7 +165,7 @@ def _run(asked: _Asked) -> int:
         stamp = files.results.stem.rpartition("_")[2]
         written += _error_data(check, verdicts, Path(settings.error_data_path or directory) / f"ut_error_data{stamp}")
     if asked.xlsx:
-        sheets = write_spreadsheets(files, _form_of(check.framework))
+        sheets = write_spreadsheets(files, form_of(check.framework))
         written += [sheets.results, sheets.details]
     show(
         lambda console: print_checks(verdicts, console, dump=check.dump, files=written),
@@ -269,13 +270,14 @@ def _check_options(asked: _Asked, settings: CheckSettings) -> CheckOptions:
 def _checked(check: DumpCheck, files: PublishedFiles, asked: _Asked, settings: CheckSettings) -> list[CallVerdict]:
     """Check the calls that are left, and write each API's rows as soon as they are known."""
     from msprobe_core.api_check.journal import Journal
+    from msprobe_core.compat.mindspore_tables import form_of
     from msprobe_core.compat.published_tables import PublishedTables, write_published_tables
     from msprobe_core.store.layout import make_directory
 
     make_directory(files.results.parent)
     path = _journal_of(files)
     is_foreign = asked.resumed is not None and not path.exists()
-    form = _form_of(check.framework)
+    form = form_of(check.framework)
     tables = PublishedTables(files, form=form, decimals=settings.precision, resumes=is_foreign)
     with closing(Journal(path, check.digest)) as journal, closing(tables):
         found = dict(journal.verdicts)
@@ -354,14 +356,6 @@ def _say_how_to_resume(num_done: int, num_all: int, files: PublishedFiles, asked
 
 def _journal_of(files: PublishedFiles) -> Path:
     return files.results.with_name(f".acc_check_{files.results.stem.rpartition('_')[2]}.journal")
-
-
-def _form_of(framework: str) -> TableForm:
-    """Return the form in which tables for a framework are published; that of PyTorch for all but MindSpore."""
-    from msprobe_core.compat.mindspore_tables import MINDSPORE
-    from msprobe_core.compat.published_tables import PYTORCH
-
-    return {"mindspore": MINDSPORE}.get(framework, PYTORCH)
 
 
 class _Rows:

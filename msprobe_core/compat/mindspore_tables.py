@@ -10,6 +10,7 @@ from msprobe_core.compat.published_tables import (
     BENCH_DTYPE,
     MESSAGE,
     NAME,
+    PYTORCH,
     SHAPE,
     TableForm,
     golden_dtype,
@@ -48,3 +49,8 @@ _KINDS = {"bfloat": "BFloat", "uint": "UInt"}
 
 MINDSPORE = TableForm(columns=MINDSPORE_COLUMNS, cells=_cells, blank="", has_mark=False)
 """The form of the table for MindSpore."""
+
+
+def form_of(framework: str) -> TableForm:
+    """Return the form in which tables for a framework are published; that of PyTorch for all but MindSpore."""
+    return {"mindspore": MINDSPORE}.get(framework, PYTORCH)

@@ -21,6 +21,7 @@ from msprobe_core.api_check.online import check
 from msprobe_core.api_check.online.held_dump import HeldDump
 from msprobe_core.api_check.verdict import Verdict
 from msprobe_core.capture.debugger import controller_of
+from msprobe_core.compat.published_tables import DETAIL_COLUMNS, RESULT_COLUMNS, PublishedFiles, read_rows
 
 pytestmark = pytest.mark.usefixtures("close_debugger")
 
@@ -224,6 +225,7 @@ def test_a_kernel_that_is_wrong_in_this_process_is_found(
     assert (errors / f"{blamed}.0.forward.output.device.0.npy").is_file()
 
 
+@pytest.mark.filterwarnings("ignore:.*[Oo]verrid")
 def test_only_some_calls_of_a_wrong_kernel_are_kept(tmp_path, open_debugger):
     library = torch.library.Library("aten", "IMPL")
     try:
@@ -234,6 +236,15 @@ def test_only_some_calls_of_a_wrong_kernel_are_kept(tmp_path, open_debugger):
     kept = [json.loads(path.read_text())["data"] for path in (tmp_path / "run").glob("step*/*/dump.json")]
     assert sum("Functional.gelu.0.forward" in data for data in kept) == check._NUM_KEPT_PER_KIND
     assert coverage_of(tmp_path / "run")["totals"]["verdicts"]["wrong"] == 5
+    (results,) = (tmp_path / "run").glob("accuracy_checking_result_*_*.csv")  # one row, though there were five steps
+    rows = read_rows(results, RESULT_COLUMNS)
+    assert len({row["API name"] for row in rows}) == len(rows) > 5
+    assert {row["API name"] for row in rows if row["Forward Test Success"] == "error"} == {"Functional.gelu.0"}
+    details = read_rows(PublishedFiles.beside(results).details, DETAIL_COLUMNS)
+    wrong = [row for row in details if row["Status"] == "error"]
+    assert [row["API Name"] for row in wrong] == ["Functional.gelu.0.forward.output.0"]
+    assert float(wrong[0]["最大绝对误差"]) > 0
+    assert results.stat().st_mode & 0o077 == 0
 
 
 # --- trouble ------------------------------------------------------------------------------------------------------

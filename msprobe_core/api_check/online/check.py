@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -47,6 +47,9 @@ from msprobe_core.model import Batch, Entry, RunHeader, Stats, TensorValue
 from msprobe_core.protocols.capabilities import ReplayingFramework
 from msprobe_core.replay.recorded import RecordedCall, RecordedCalls
 from msprobe_core.replay.replays import Replayer
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _logger = logging.getLogger(__name__)
 
@@ -145,7 +148,7 @@ class OnlineCheck(Feature):
         self._stamp = time.strftime("%Y%m%d%H%M%S")
 
     @classmethod
-    def make(cls, host: Host) -> OnlineCheck:
+    def make(cls, host: Host) -> Self:
         """Return the check for a session.
 
         Raises:

@@ -10,21 +10,21 @@ from msprobe_core.model import Task
 from msprobe_core.protocols.recording import FeatureOffer
 
 if TYPE_CHECKING:
-    from msprobe_core.api_check.online.check import OnlineCheck
+    from msprobe_core.compat.online_tables import TabulatedCheck
 
 
 class _OnlineOffer:
     name = Task.ACC_CHECK.value
 
-    def make(self, host: Any) -> OnlineCheck | None:
+    def make(self, host: Any) -> TabulatedCheck | None:
         if host.config.task is not Task.ACC_CHECK:
             return None
-        from msprobe_core.api_check.online.check import OnlineCheck  # imports polars, which other tasks do not need
+        from msprobe_core.compat.online_tables import TabulatedCheck  # imports polars, which other tasks do not need
 
-        return OnlineCheck.make(host)
+        return TabulatedCheck.make(host)
 
 
 @hookimpl
 def msprobe_register_features() -> Sequence[FeatureOffer]:
-    """Offer the check of this room."""
+    """Offer the check, with the published tables."""
     return [_OnlineOffer()]
