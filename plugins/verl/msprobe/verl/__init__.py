@@ -3,6 +3,8 @@
 The environment variable ``MSPROBE_VERL`` switches it on, see ``docs/verl.md``. A custom serving engine calls::
 
     from msprobe.verl import Part, watch_engine
+
+A trainer without a plugin of its own writes its batches, rewards and weights with `RunWriter`.
 """
 
 from typing import TYPE_CHECKING
@@ -12,9 +14,12 @@ from msprobe_core.plugin import lazy_names, refuse_shadowing
 
 if TYPE_CHECKING:
     from msprobe.verl.rollout import EngineProbe, Part, watch_engine
+    from msprobe.verl.writer import RunWriter
 else:
-    __getattr__ = lazy_names(__name__, {"msprobe.verl.rollout": "EngineProbe Part watch_engine"})
+    __getattr__ = lazy_names(
+        __name__, {"msprobe.verl.rollout": "EngineProbe Part watch_engine", "msprobe.verl.writer": "RunWriter"}
+    )
 
-__all__ = ["EngineProbe", "Part", "__version__", "watch_engine"]
+__all__ = ["EngineProbe", "Part", "RunWriter", "__version__", "watch_engine"]
 
 refuse_shadowing()

@@ -144,8 +144,8 @@ def _recomputed(
     if made is None or not np.isfinite(made[counts]).any():
         raise CompareError(
             f"{run.path}: step {step}: old_log_probs are rollout_log_probs, to the bit, and no pass of the trainer "
-            "computed any (bypass_mode): there is nothing to compare. Record actor_update at level L0 with "
-            '"task": "tensor", so that they can be computed from the logits of its first mini-batch'
+            "is recorded that computed them, as with bypass_mode: there is nothing to compare. Record actor_update at "
+            'level L0 with "task": "tensor", so that they can be computed from the logits of its first mini-batch'
         )
     known = counts & np.isfinite(made)
     note = (
