@@ -139,15 +139,34 @@ class MonitorRecorder(PassingRecorder):
         self._every_micro_batch = every_micro_batch
         self._num_calls: dict[str, int] = {}
         self._num_whole = 0
+        self._calls_of_micro_batch = 1
+        self._num_backwards = 0
+        self._is_backward_new = False
         self._num_accumulated: dict[str, int] = {}
         self.is_reported_elsewhere: Callable[[str], bool] = _never
         """Whether the trainer reduces the gradient of a parameter before it is accumulated; see `record_unreduced`."""
 
     def restart(self) -> None:
         """Begin a new step: count calls from 0 again."""
+        self._note_backward()
+        self._calls_of_micro_batch = self._found_calls()
         self._num_calls.clear()
-        self._num_whole = 0
+        self._num_whole = self._num_backwards = 0
         self._num_accumulated.clear()
+
+    def _note_backward(self) -> None:
+        """Count a backward that gradients have shown since the last call of the whole model."""
+        self._num_backwards += self._is_backward_new
+        self._is_backward_new = False
+
+    def _found_calls(self) -> int:
+        """Return how often a micro-batch calls the whole model, as far as the step before shows it.
+
+        More calls than micro-batches are several calls of each, as of a preference loss, if there are no more backwards
+        than micro-batches; otherwise the program has more micro-batches than it has told.
+        """
+        calls, is_uneven = divmod(self._num_whole, self._grad_acc_steps)
+        return calls if calls > 1 and not is_uneven and 0 < self._num_backwards <= self._grad_acc_steps else 1
 
     # --- calls --------------------------------------------------------------------------------------------------
 
@@ -159,8 +178,10 @@ class MonitorRecorder(PassingRecorder):
         if is_recomputed or not self.is_open:
             return PASSED_OVER
         if not path and self._is_training():
+            self._note_backward()
+            if self._num_whole % self._calls_of_micro_batch == 0:
+                self._num_calls.clear()
             self._num_whole += 1
-            self._num_calls.clear()
         is_selected = self._selects_module(path)
         observers = [each for each in self.observers if each.wants(path)]
         if not (is_selected or observers) or not self._is_training():
@@ -178,15 +199,17 @@ class MonitorRecorder(PassingRecorder):
     def _place_of(self, path: str) -> tuple[str, int]:
         """Return the name and the micro-batch of a call.
 
-        Each call of the whole model begins a micro-batch; in it, further calls of one module are ``fc1#1``, ``fc1#2``
-        and so on. Where parts of the model are called by themselves, each call of a module is one of its micro-batches.
+        Each call of the whole model begins a micro-batch, or each second one if a micro-batch calls it twice; in it,
+        further calls of one module are ``fc1#1``, ``fc1#2`` and so on. Where parts of the model are called by
+        themselves, each call of a module is one of its micro-batches.
         """
         number = self._num_calls.get(path, 0)
         self._num_calls[path] = number + 1
         num_whole = self._num_whole
         if not num_whole:
             return path, number % self._grad_acc_steps
-        return (f"{path}#{number}" if number else path), (num_whole - 1) % self._grad_acc_steps
+        micro_batch = (num_whole - 1) // self._calls_of_micro_batch
+        return (f"{path}#{number}" if number else path), micro_batch % self._grad_acc_steps
 
     def record_inputs(
         self, call: ModuleCall, args: Sequence[Any], kwargs: Mapping[str, Any], unset: Sequence[Any] = ()
@@ -274,6 +297,7 @@ class MonitorRecorder(PassingRecorder):
     def record_gradient(self, call: ModuleCall, slot: Any, gradient: Any, backward_pass: int = -1) -> None:
         """Take one gradient."""
         del backward_pass
+        self._is_backward_new = True
         if self.is_open and call.takes_gradients:
             self._take.tensor(
                 Quantity.ACTIVATION_GRADIENT, slot.name, gradient, stage=self._stage, micro_step=call.micro_step
@@ -284,6 +308,7 @@ class MonitorRecorder(PassingRecorder):
     def record_parameter_gradient(self, stem: str, name: str, gradient: Any, contribution: Any = None) -> None:
         """Take the gradient of a parameter as this rank has accumulated it, before ranks exchange it."""
         del contribution
+        self._is_backward_new = True
         if not self.is_open or not self._takes_accumulated:
             return
         path = names.split_module(stem)[1]

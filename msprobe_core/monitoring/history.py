@@ -49,7 +49,7 @@ class Place:
     @property
     def shown(self) -> str:
         """Display name: the outermost module has no name, and the first stage is usually the only one."""
-        name = f"(model){self.name}" if self.name.startswith(".") else self.name
+        name = f"(model){self.name}" if self.name.startswith((".", "#")) else self.name
         return f"{self.stage}:{name}" if self.stage else name
 
 

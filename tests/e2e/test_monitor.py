@@ -302,6 +302,47 @@ def test_a_module_that_is_called_twice_has_two_names_in_each_micro_batch(monitor
         assert row(run, "actv", name, 0, micro_step)["norm"] == pytest.approx(output.norm().item(), rel=1e-6)
 
 
+@pytest.mark.parametrize("runs_ahead", [False, True], ids=["in turn", "as a pipeline"])
+def test_a_model_that_is_called_twice_before_a_backward_has_two_names(monitored, runs_ahead):
+    begin, out = monitored
+    model = Net().train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    outputs = []
+    monitor = begin(model, optimizer, steps_of_batch=2, xy_distribution=True)
+    for step in range(2):
+        losses = []
+        for _ in range(2):
+            both = [model(torch.randn(4, 8)) for _ in range(2)]
+            losses.append(both[0].square().mean() - both[1].square().mean())
+            outputs += both if step == 1 else []
+            if not runs_ahead:
+                losses.pop().backward()
+        for loss in losses:
+            loss.backward()
+        optimizer.step()
+    monitor.close()
+    run = read_monitored(out)
+    places = [(name, micro_step) for micro_step in (0, 1) for name in (".output", "#1.output")]
+    for (name, micro_step), output in zip(places, outputs, strict=True):
+        assert row(run, "actv", name, 1, micro_step)["norm"] == pytest.approx(output.norm().item(), rel=1e-6)
+    gradients = run.frame.filter((pl.col("quantity") == "actv_grad") & (pl.col("step") == 1))
+    assert {"up.output", "up#1.output"} <= set(gradients["name"])
+    assert set(gradients["micro_step"]) == {0, 1}
+
+
+def test_micro_batches_that_were_not_told_are_no_further_calls(monitored):
+    begin, out = monitored
+    model = Net().train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monitor = begin(model, optimizer, xy_distribution=True)
+    for _ in range(2):
+        for _ in range(2):
+            model(torch.randn(4, 8)).sum().backward()
+        optimizer.step()
+    monitor.close()
+    assert not any("#" in name for name in read_monitored(out).frame["name"])
+
+
 def of_a_rank(rank, world, directory):
     os.environ["MONITOR_OUTPUT_DIR"] = str(directory / "out")
     path = directory / f"monitor{rank}.json"

@@ -56,7 +56,7 @@ def train(
     Args:
         directory: Of the results.
         device: ``npu``, or ``cpu``.
-        lag: How many steps the device is behind.
+        lag: By how many steps the device is late.
         has_pinned: Whether the device copies to the host by itself.
         most_waiting: How many steps may be on their way.
         is_monitored: Whether there is a monitor.
