@@ -7,6 +7,7 @@ times the least difference that its number can show, one step in a million repea
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import polars as pl
 
@@ -55,23 +56,28 @@ def with_decades(rows: pl.DataFrame, statistics: list[str], resolution: float) -
     )
     usual = rows.group_by(ID).agg(pl.col(change).median().alias(f"{change}_usual") for change in changes.values())
     rows = rows.join(usual, on=ID, how="left", maintain_order="left")
-    decades: list[pl.Expr] = []
-    recent: list[pl.Expr] = []
+    same = pl.all_horizontal((pl.col(change) == 0).fill_null(False) for change in changes.values())
+    rows = rows.with_columns(_is_same=same)
+    # A schedule lets changes shrink.
+    last = {change: pl.col(change).rolling_min(_RECENT, min_samples=1).shift(1).over(ID) for change in changes.values()}
+    usually = {change: pl.col(f"{change}_usual") for change in changes.values()}
+    rows = rows.with_columns(
+        _decades=_told(changes, usually, resolution),
+        # It is a third of the work, and only asked for where a value repeats.
+        _recent=_told(changes, last, resolution) if rows["_is_same"].any() else pl.lit(0.0),
+    )
+    return rows.drop(*changes.values(), *(f"{change}_usual" for change in changes.values()))
+
+
+def _told(changes: Mapping[str, str], sizes: Mapping[str, pl.Expr], resolution: float) -> pl.Expr:
+    """Return how unlikely it is, in decades, that all statistics repeat that change by some sizes."""
+    found: list[pl.Expr] = []
     for name, change in changes.items():
         least = pl.max_horizontal(pl.col(name).abs() * _SINGLE, pl.lit(max(resolution, 1e-30)))
-        # A schedule lets changes shrink.
-        last = pl.col(change).rolling_min(_RECENT, min_samples=1).shift(1).over(ID)
-        for size, found in ((pl.col(f"{change}_usual"), decades), (last, recent)):
-            found.append((size / least).log10().clip(0.0, TELLING).fill_nan(0.0).fill_null(0.0))
+        found.append((sizes[change] / least).log10().clip(0.0, TELLING).fill_nan(0.0).fill_null(0.0))
     # A tensor of one element, or of equal ones, has one number to tell, however many statistics say it.
-    is_one = pl.col("min") == pl.col("max") if {"min", "max"} <= {*statistics} else pl.lit(False)
-    same = pl.all_horizontal((pl.col(change) == 0).fill_null(False) for change in changes.values())
-    told = (
-        pl.when(is_one).then(pl.max_horizontal(found)).otherwise(pl.sum_horizontal(found)).alias(name)
-        for name, found in (("_decades", decades), ("_recent", recent))
-    )
-    rows = rows.with_columns(*told, _is_same=same)
-    return rows.drop(*changes.values(), *(f"{change}_usual" for change in changes.values()))
+    is_one = pl.col("min") == pl.col("max") if {"min", "max"} <= {*changes} else pl.lit(False)
+    return pl.when(is_one).then(pl.max_horizontal(found)).otherwise(pl.sum_horizontal(found))
 
 
 def unchanged(rows: pl.DataFrame, statistic: str) -> pl.DataFrame:

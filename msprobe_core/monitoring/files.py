@@ -45,7 +45,7 @@ _ABSENT = "nan"
 _ABSENT_COLUMN = "is_absent"
 _MAX_STEP = (1 << 62) - 1
 _MAX_DECIMALS = 300
-_SAMPLED = 1000
+_SAMPLED = 200
 _LONG = 1000
 """Bytes of a field from which the careful reader is taken, which knows bounds."""
 
@@ -293,7 +293,7 @@ _KEYS = frozenset({*SCHEMA, *_NAMES, "vpp_stage", "scope", *_DESCRIBING, _ABSENT
 def _decimals(frame: pl.DataFrame, header: Collection[str]) -> int:
     """Return the maximum number of decimals: a monitor rounds all numbers to the same number of decimals.
 
-    Some thousand lines show it.
+    Some hundred lines show it.
     """
     found = 0
     frame = frame.gather_every(max(1, frame.height // _SAMPLED))
