@@ -877,6 +877,12 @@ TARGETS = {
         one("layouts.yaml"),
     ),
     "post processing": Target(["compare/post_processing"], _post_processing, _use_post_processing, "*.yaml"),
+    "twin": Target(
+        ["store/following"],
+        _configured,
+        command("twin", "watch", "{}/target", "{}/golden", "--wait", "0", "-o", "{}/out", "--overwrite"),
+        "*/step0/*/dump.json",
+    ),
     "configurations": Target(["store/manifest_file"], _configured, _use_configured, "*/step0/*/manifest.json"),
     "noise": Target(
         ["judge/noise/profile"],
