@@ -144,7 +144,7 @@ class StageTensors:
             for rank, own in sorted(run.samples(stage, number).items())
         }
         if not samples:
-            raise CompareError(f"{self.label}: there is no samples.json, so nobody knows which sample is which")
+            raise CompareError(f"{self.label}: there is no samples.json, so it is unknown which sample is which")
         self.places: dict[str, list[Place]] = {}
         steps: dict[str, int] = {}
         for unit, ((number, _), own) in enumerate(samples.items()):
