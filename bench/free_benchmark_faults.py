@@ -157,16 +157,18 @@ def planted(kernels: dict[str, Wrong]) -> Iterator[None]:
         library._destroy()
 
 
-def verdicts(name: str, dtype: torch.dtype, mode: str, stage: str, num_steps: int) -> list[dict[str, Any]]:
+def verdicts(
+    name: str, dtype: torch.dtype, mode: str, stage: str, num_steps: int, **overrides: Any
+) -> list[dict[str, Any]]:  # fmt: skip
     """Train a model under the task, and return the lines that it writes."""
     with tempfile.TemporaryDirectory() as place:
         options = {"pert_mode": mode, "fuzz_stage": stage, "budget": 1000, "sample": 1000, "max_sample": 1000}
         path = Path(place) / "config.json"
         path.write_text(json.dumps({"task": "free_benchmark", "free_benchmark": options}))
         architecture = ARCHITECTURES[name]
-        model = architecture.build().to(dtype)
+        model = architecture.build(**overrides).to(dtype)
         try:
-            train(architecture.build().to(dtype), architecture, 0)
+            train(architecture.build(**overrides).to(dtype), architecture, 0)
         except RuntimeError:  # its data are float32, and it has no cast
             return []
         debugger = PrecisionDebugger(str(path), dump_path=f"{place}/run")
@@ -194,14 +196,16 @@ def main() -> None:
     parser.add_argument("--modes", default="bit_noise,improve_precision,change_value,no_change,add_noise")
     parser.add_argument("--stage", default="forward")
     parser.add_argument("--healthy", type=int, default=0)
+    parser.add_argument("--eager", action="store_true", help="attention by single functions, as softmax")
     options = parser.parse_args()
     torch.set_num_threads(1)
     total: Counter[str] = Counter()
+    overrides = {"_attn_implementation": "eager"} if options.eager else {}
     for dtype in options.dtypes.split(","):
         for name in options.models.split(","):
             for mode in options.modes.split(","):
                 if options.healthy:
-                    lines = verdicts(name, DTYPES[dtype], mode, options.stage, options.healthy)
+                    lines = verdicts(name, DTYPES[dtype], mode, options.stage, options.healthy, **overrides)
                     bad = [line for line in lines if line["verdict"] in ("wrong", "suspect")]
                     judged = sum(line["verdict"] != "cannot_tell" for line in lines)
                     total["judged"] += judged
@@ -212,13 +216,13 @@ def main() -> None:
             if options.healthy:
                 continue
             for fault, (kernels, words, modes) in FAULTS.items():
-                plain = verdicts(name, DTYPES[dtype], "no_change", options.stage, 1)
+                plain = verdicts(name, DTYPES[dtype], "no_change", options.stage, 1, **overrides)
                 if not any(_api(line["call"]) in words.split() for line in plain):
                     continue
                 found_by = []
                 for mode in modes:
                     with planted(kernels) if kernels else nullcontext():
-                        lines = verdicts(name, DTYPES[dtype], mode, options.stage, _NUM_STEPS)
+                        lines = verdicts(name, DTYPES[dtype], mode, options.stage, _NUM_STEPS, **overrides)
                     bad = [line["call"] for line in lines if line["verdict"] in ("wrong", "suspect")]
                     if any(_api(call) in words.split() for call in bad):
                         found_by.append(mode)
