@@ -21,7 +21,9 @@ _MAX_TRACKER_BYTES = 4096
 _MAX_FILES = 100_000
 
 _TENSOR_ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".npz")
-_BESIDE_WEIGHTS = ("optimizer", "scheduler", "rng_state", "training_args", "scaler")
+_STATES = ("optimizer", "scheduler", "rng_state", "scaler")
+_BESIDE_WEIGHTS = (*_STATES, "training_args")
+_STATE_ENDINGS = (".pt", ".pth", ".bin")
 """Beginnings of names of files that trainers write beside the weights."""
 
 
@@ -83,6 +85,16 @@ def _open_directory(path: Path) -> Draft:
 
 
 def _open_files(path: Path, names: list[str]) -> Draft:
+    draft = _open_weights(path, names)
+    beside = [path / name for name in names if name.startswith(_STATES) and name.endswith(_STATE_ENDINGS)]
+    if beside:
+        from msprobe_core.checkpoint.pt_states import add_trainer_files
+
+        add_trainer_files(draft, [file for file in beside if file.is_file()])
+    return draft
+
+
+def _open_weights(path: Path, names: list[str]) -> Draft:
     from msprobe_core.checkpoint.pt_states import BIN_INDEX_ENDING, open_pt_states
     from msprobe_core.checkpoint.safetensors_files import INDEX_ENDING, open_safetensors
 

@@ -97,6 +97,26 @@ def add_tree(draft: Draft, tree: PtTree) -> None:
     _add_settings(draft, tree)
 
 
+def add_trainer_files(draft: Draft, files: Iterable[Path]) -> None:
+    """Add what a trainer saved beside the weights, such as ``optimizer.pt``, ``scheduler.pt`` and ``rng_state.pth``."""
+    for file in files:
+        draft.count(file)
+        try:
+            tree = open_pt_tree(file)
+        except DumpError as problem:
+            draft.notes.append(unreadable(str(problem)))
+            continue
+        if _is_bare_optimizer(tree.value):
+            _add_optimizers(draft, tree)
+            continue
+        for path, value in tree.leaves():
+            name = ".".join((file.stem, *map(str, path)))
+            if isinstance(value, StoredTensor):
+                draft.add(whole(name, value, file, kind=Kind.STATE))
+            elif isinstance(value, (bool, int, float, str)):
+                draft.settings |= flattened(value, name)
+
+
 def weight_name(path: PathInTree) -> tuple[str, Kind]:
     """Return the name of a tensor without what only wraps the state dict, and what it is."""
     keys = [str(key) for key in path if key not in _MODULE_PARTS]

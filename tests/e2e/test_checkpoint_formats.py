@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2MoeConfig, Qwen2Moe
 from msprobe_core.checkpoint.boxes import read_tensor
 from msprobe_core.checkpoint.contents import CheckpointFormat, Kind
 from msprobe_core.checkpoint.opening import open_checkpoint
+from msprobe_core.checkpoint.resume import compare_resumed
 from msprobe_core.errors import DumpError
 
 SIZES = {"vocab_size": 100, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 8,
@@ -187,3 +188,44 @@ def test_deepspeed(tmp_path, stage):
     assert_equal(weights(found), module if stage == 2 else exact)
     moments = {name: tensor for name, tensor in found.tensors.items() if name.endswith("exp_avg")}
     assert_equal(moments, {f"optimizer.state.{name}.exp_avg": x * 0.5 for name, x in exact.items()})
+
+
+def write_trainer_directory(directory, model, optimizer, schedule, step):
+    """Write what the Trainer of transformers does."""
+    model.save_pretrained(directory)
+    torch.save(optimizer.state_dict(), directory / "optimizer.pt")
+    torch.save(schedule.state_dict(), directory / "scheduler.pt")
+    torch.save({"python": None, "cpu": torch.get_rng_state()}, directory / "rng_state.pth")
+    (directory / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+    return directory
+
+
+def test_a_directory_of_the_trainer_has_its_optimizer_and_a_reset_one_is_seen(tmp_path):
+    model = llama()
+    paths = []
+    for name in ("optimizer", "reset"):
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+        for step in range(1, 4 if name == "optimizer" else 2):
+            model(torch.arange(8)[None], labels=torch.arange(8)[None]).loss.backward()
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+            number = step if name == "optimizer" else 3
+            paths.append(write_trainer_directory(tmp_path / f"{name}-{step}", model, optimizer, schedule, number))
+    before, after, _, reset = (open_checkpoint(path) for path in (*paths[1:3], paths[0], paths[3]))
+    kinds = {tensor.kind for tensor in before.tensors.values()}
+    assert kinds == {Kind.WEIGHT, Kind.MOMENT, Kind.STATE}
+    assert any(name.startswith("rng_state.cpu") for name in before.tensors)
+    assert before.settings["scheduler.last_epoch"] == 2
+    assert compare_resumed(before, after).is_sound
+    found = {finding.code.value for finding in compare_resumed(before, reset).findings}
+    assert "checkpoint.resume.steps" in found
+
+
+def test_a_damaged_file_beside_the_weights_is_a_note(tmp_path):
+    llama().save_pretrained(tmp_path)
+    (tmp_path / "optimizer.pt").write_bytes(b"PK\x03\x04 cut off")
+    found = open_checkpoint(tmp_path)
+    assert {tensor.kind for tensor in found.tensors.values()} == {Kind.WEIGHT}
+    assert any("optimizer.pt" in note.text for note in found.notes)

@@ -159,7 +159,7 @@ def modules_to_hook(root: nn.Module, name: str) -> Iterator[tuple[str, nn.Module
     closed: set[str] = set()
     for path, module in root.named_modules():
         parts = path.split(".") if path else []
-        is_inside = any(".".join(parts[:depth]) in closed for depth in range(len(parts)))
+        is_inside = bool(closed) and any(".".join(parts[:depth]) in closed for depth in range(len(parts)))
         if how_it_runs(module) is not None:
             closed.add(path)
         yield ".".join(part for part in (name, *parts) if part and part != _WRAPPED), module, not is_inside
