@@ -143,15 +143,16 @@ def test_what_is_received_is_what_was_sent(healthy_run):
         assert len(sent) == 27
         assert len(received) == 2
         for one in received:
-            assert {name: weight.crc32 for name, weight in one.items()} == {n: w.crc32 for n, w in sent.items()}
+            assert {name: weight.hash for name, weight in one.items()} == {n: w.hash for n, w in sent.items()}
     assert sent["model.embed_tokens.weight"].placement is not None
     assert sent["model.embed_tokens.weight"].l2 > 0
+    assert all(weight.hash for weight in sent.values())
 
 
 def test_a_parameter_that_stays_as_it_was_is_another_than_was_sent(faulty_run):
     sent, received = transfers(faulty_run.out, 1)
     for one in received:
-        assert [name for name in sent if one[name].crc32 != sent[name].crc32] == [PARAMETER]
+        assert [name for name in sent if one[name].hash != sent[name].hash] == [PARAMETER]
     assert files.load_run(faulty_run.out).errors == []
 
 
