@@ -372,8 +372,30 @@ def _row(own: TensorPrint, other: TensorPrint, distance: float) -> TensorRow:
     if rounded is None and own.dtype != other.dtype and distance <= _rounding_of(own.dtype, other.dtype):
         fields = {"target": own.dtype, "golden": other.dtype, "relative": distance}
         return replace(row, relation=Relation.CAST, proof=Finding(DifferenceCode.CAST_ESTIMATED, fields=fields))
-    relation, proof = _difference(own, other, distance)
+    relation, proof = _by_rows(own, other, distance) or _difference(own, other, distance)
     return replace(row, relation=relation, proof=proof)
+
+
+def _by_rows(own: TensorPrint, other: TensorPrint, distance: float) -> tuple[Relation, Finding] | None:
+    """Return what the hashes of rows say, if both sides have them: the same rows in another order, or some others."""
+    if not own.rows or len(own.rows) != len(other.rows) or own.dtype != other.dtype:
+        return None
+    first, second = (
+        [each.rows[i : i + _ROW_DIGITS] for i in range(0, len(each.rows), _ROW_DIGITS)] for each in (own, other)
+    )
+    index = [i for i, (a, b) in enumerate(zip(first, second, strict=True)) if a != b]
+    if index and sorted(first) == sorted(second):
+        return Relation.ROWS, Finding(DifferenceCode.REORDERED, Level.ERROR)
+    if not 0 < len(index) < len(first):
+        return None
+    level = Level.WARNING if distance < _CLOSE else Level.ERROR
+    why = Finding(DifferenceCode.ESTIMATED, level, {"relative": distance})
+    fields = {"first": index[0], "last": index[-1], "count": len(index), "why": why}
+    relation = Relation.CLOSE if distance < _CLOSE else Relation.PARTLY
+    return relation, Finding(DifferenceCode.PART_DIFFERS, level, fields)
+
+
+_ROW_DIGITS = 8
 
 
 def _is_padded(own: TensorPrint, other: TensorPrint) -> bool:

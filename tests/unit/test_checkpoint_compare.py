@@ -216,3 +216,18 @@ def test_boxes_of_tensors_in_several_parts_are_read_from_these(tmp_path, begin):
     assert np.array_equal(found, values[begin[0] : begin[0] + 3, begin[1] :])
     inner = part_of(part_of(joined, Box(begin, sizes)), Box((1, 0), (1, 5)))
     assert np.array_equal(read_whole(inner), values[begin[0] + 1 : begin[0] + 2, begin[1] : begin[1] + 5])
+
+
+def test_hashes_of_rows_name_the_rows_that_differ_and_rows_in_another_order():
+    arrays = llama()
+    name = "model.embed_tokens.weight"
+    others = arrays[name].copy()
+    others[[3, 7]] *= -1
+    golden = fingerprint_checkpoint(held(arrays), has_rows=True)
+    found = {}
+    for what, values in (("some", others), ("order", np.roll(arrays[name], 1, 0))):
+        prints = fingerprint_checkpoint(held(arrays | {name: np.ascontiguousarray(values)}), has_rows=True)
+        [found[what]] = compare_prints(prints, golden).differing
+    fields = found["some"].proof.fields
+    assert (fields["first"], fields["last"], fields["count"]) == (3, 7, 2)
+    assert found["order"].relation is Relation.ROWS
