@@ -67,8 +67,15 @@ class Journal:
             self._append(head)
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Close the file.
+
+        Raises:
+            StoreError: what could not be written before still cannot.
+        """
+        try:
+            self._file.close()
+        except OSError as error:
+            raise self._not_written(error) from error
 
     def append(self, verdict: CallVerdict) -> None:
         """Write one verdict, so that it survives the end of this process.
@@ -83,8 +90,10 @@ class Journal:
             self._file.write(_LENGTH.pack(len(record)) + record)
             self._file.flush()
         except OSError as error:
-            reason = error.strerror or error
-            raise StoreError(f"{self._path}: cannot be written ({reason}); free space and run again") from error
+            raise self._not_written(error) from error
+
+    def _not_written(self, error: OSError) -> StoreError:
+        return StoreError(f"{self._path}: cannot be written ({error.strerror or error}); free space and run again")
 
 
 def _content(path: Path) -> bytes:

@@ -144,6 +144,8 @@ def _run(asked: _Asked) -> int:
         click.echo("note: -j has no effect; calls are made one by one, without a compiler", err=True)
     settings = CheckSettings() if asked.config is None else read_settings(asked.config)
     check = DumpCheck.of(_dump_at(asked.dump), _check_options(asked, settings))
+    if not check.entries and (settings.white_list or settings.black_list):
+        raise ConfigError(f"{asked.config}: white_list and black_list leave no call of {asked.dump}; change them")
     if not check.entries:
         raise ConfigError(f"{asked.dump}: has no calls of functions to check; record with level L1 or mix")
     if asked.devices:

@@ -180,9 +180,16 @@ class PublishedTables:
         self._write(csv_lines(rows), csv_lines([result_row(verdicts, self._form)]))
 
     def close(self) -> None:
-        """Close both tables."""
-        for stream in self._streams:
-            stream.close()
+        """Close both tables.
+
+        Raises:
+            StoreError: what could not be written before still cannot.
+        """
+        try:
+            for stream in self._streams:
+                stream.close()
+        except OSError as error:
+            raise self._not_written(error) from error
 
     def _write(self, details: bytes, results: bytes) -> None:
         try:
@@ -190,7 +197,10 @@ class PublishedTables:
                 stream.write(content)
                 stream.flush()
         except OSError as error:
-            raise StoreError(f"{self.files.results}: cannot be written ({error.strerror}); free space") from error
+            raise self._not_written(error) from error
+
+    def _not_written(self, error: OSError) -> StoreError:
+        return StoreError(f"{self.files.results}: cannot be written ({error.strerror or error}); free space")
 
 
 def write_published_tables(

@@ -186,6 +186,13 @@ def test_exit_status(healthy, tmp_path):
     assert checked(dump, tmp_path / "faulty") == 1
 
 
+def test_lists_that_leave_nothing_are_named(healthy, tmp_path, capsys):
+    config = tmp_path / "config.json"
+    config.write_text('{"white_list": ["soft_max"]}')
+    assert status("acc_check", "-api_info", healthy, "-o", tmp_path / "out", "-config", config) == 2
+    assert f"{config}: white_list and black_list leave no call of" in capsys.readouterr().err
+
+
 def test_no_dump(tmp_path, capsys):
     assert status("-api_info", tmp_path / "dump.json") == 2
     assert "Traceback" not in capsys.readouterr().err

@@ -1,5 +1,7 @@
 """Checks of single calls without a framework: power, journal, settings, what is chosen from a dump."""
 
+from pathlib import Path
+
 import msgspec
 import numpy as np
 import pytest
@@ -132,6 +134,17 @@ def test_what_is_in_a_journal_is_known_again(tmp_path):
     again.close()
     assert again.verdicts["Functional.gelu.0.forward"] == verdict()
     assert str(again.verdicts[unusual.entry]) == str(unusual)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_full_disk_is_an_error_in_one_sentence_also_when_the_file_is_closed(tmp_path):
+    """What is left in the buffer is written again on closing."""
+    journal = Journal(tmp_path / "journal", "digest")
+    journal._file.close()
+    journal._file = Path("/dev/full").open("wb")  # noqa: SIM115
+    for write in (lambda: journal.append(verdict()), journal.close):
+        with pytest.raises(StoreError, match="No space left on device"):
+            write()
 
 
 @pytest.mark.parametrize("missing", [1, 3, 40])
