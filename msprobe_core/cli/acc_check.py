@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from msprobe_core.cli.one_rank import one_rank
+from msprobe_core.cli.output import overwrite_option
 from msprobe_core.cli.progress import progress_bar
 from msprobe_core.cli.show import show
 from msprobe_core.errors import ConfigError, ReplayError, StoreError
@@ -69,6 +70,7 @@ def _options(command: Any) -> Any:
             help="Check this call only, and write a script that reproduces it without msprobe. May be repeated.",
         ),
         click.option("--xlsx", is_flag=True, help="Write both tables as spreadsheets, too."),
+        overwrite_option,
     )  # fmt: skip
     for option in reversed(options):
         command = option(command)
@@ -90,6 +92,7 @@ class _Asked:
     seed: int
     scripts: Sequence[str]
     xlsx: bool
+    overwrites: bool
     workers: int | None
 
 
@@ -156,7 +159,8 @@ def _run(asked: _Asked) -> int:
         return _write_scripts(check, asked.scripts, asked.out_path)
     resumed = None if asked.resumed is None else PublishedFiles.beside(asked.resumed)
     directory = asked.out_path if resumed is None else resumed.results.parent
-    refuse_foreign_checks(directory)
+    if not asked.overwrites:
+        refuse_foreign_checks(directory)
     files = resumed or _unused_files(directory)
     verdicts = check.with_reach(_checked(check, files, asked, settings))
     if not verdicts:

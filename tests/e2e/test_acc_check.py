@@ -186,10 +186,21 @@ def test_exit_status(healthy, tmp_path):
     assert checked(dump, tmp_path / "faulty") == 1
 
 
+def test_a_damaged_result_is_replaced_only_if_asked(healthy, tmp_path, capsys):
+    config = tmp_path / "config.json"
+    config.write_text('{"white_list": ["gelu"]}')
+    (tmp_path / "acc_check.json").write_text('{"version": 1')
+    command = ("-api_info", healthy, "-o", tmp_path, "-config", config, "-n", 0)
+    assert status(*command) == 2
+    assert "or give --overwrite" in capsys.readouterr().err
+    assert status(*command, "--overwrite") == 0
+    assert json.loads((tmp_path / "acc_check.json").read_text())["verdict"] == "right"
+
+
 def test_lists_that_leave_nothing_are_named(healthy, tmp_path, capsys):
     config = tmp_path / "config.json"
     config.write_text('{"white_list": ["soft_max"]}')
-    assert status("acc_check", "-api_info", healthy, "-o", tmp_path / "out", "-config", config) == 2
+    assert status("-api_info", healthy, "-o", tmp_path / "out", "-config", config) == 2
     assert f"{config}: white_list and black_list leave no call of" in capsys.readouterr().err
 
 
