@@ -62,8 +62,8 @@ def train(
         is_monitored: Whether there is a monitor.
     """
     simulated = simulated_device()
-    simulated.lag, simulated.num_waits = lag, 0
-    _arrivals.pinned_like = _empty_like if has_pinned else _PINNED_LIKE
+    simulated.clock.lag = lag
+    _arrivals.pinned_like = simulated.memory.pinned_like if has_pinned else _PINNED_LIKE
     step_buffer._MOST_WAITING = most_waiting
     out = directory / "out"
     os.environ["MONITOR_OUTPUT_DIR"] = str(out)
@@ -72,6 +72,7 @@ def train(
     batches = torch.randn(NUM_STEPS, 5, 8)
     model, batches = model.to(device), batches.to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    simulated.clock.waits.clear()
     monitor = None
     if is_monitored:
         path = directory / "monitor.json"
@@ -81,11 +82,11 @@ def train(
     waits: list[int] = []
     written: list[int] = []
     for batch in batches:
-        simulated.now += 1
+        simulated.clock.now += 1
         model(batch).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-        waits.append(simulated.num_waits)
+        waits.append(len(simulated.clock.waits))
         written.append(len([*out.glob("*/param_updated_*.csv")]))
     if monitor is not None:
         monitor.close()
@@ -95,10 +96,6 @@ def train(
 def train_with(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Seen:
     """Call `train`, in the process that it is sent to."""
     return train(*args, **kwargs)
-
-
-def _empty_like(values: torch.Tensor) -> torch.Tensor:
-    return torch.empty(values.shape, dtype=values.dtype)
 
 
 def _norms(out: Path) -> dict[tuple[str, str, int], float]:

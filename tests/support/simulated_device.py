@@ -5,7 +5,14 @@ their own, cannot be read or mixed with the host's without a copy, and have rand
 operator on them is one call of `SimulatedDevice.run`, with the operators that PyTorch gives to a device: those below
 autograd, composite ones taken apart.
 
-What it does not have: work that is queued, memory of its own, dtypes without kernels, kernels that round otherwise.
+Operators are computed at once, on memory of the host, but no program can tell: its elements are read by copies only,
+which arrive when the device's `Clock` says so, and an address of its memory is one that the host cannot read. The
+clock notes whenever the host would wait for a real device (a copy without ``non_blocking``, or between the device and
+memory that is not pinned; a number; a shape that depends on elements; an event that has not happened), and when work
+on one stream reads that of another without waiting for it.
+
+What it does not have: kernels that round otherwise, and streams in backward passes, which run on the stream that is
+current in the thread of the pass.
 
 PyTorch takes one such device in a process, for its whole life. A test therefore runs in a process of its own: see
 `device_process`.
@@ -16,13 +23,16 @@ Source: ``torch.utils.backend_registration``, "python backend", of PyTorch 2.10 
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache, partial
 from typing import Any
 
 import torch
+from device_autocast import register_autocast
+from device_clock import Clock, Event, Stream
+from device_memory import DeviceMemory
 from torch import Tensor
 from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils._pytree import tree_iter, tree_map_only
@@ -34,6 +44,9 @@ Watcher = Callable[[str, tuple[Any, ...], Mapping[str, Any]], None]
 """Receives the operator, such as ``aten::mm``, and its arguments on the device, before it runs."""
 
 _HOST = torch.device("cpu")
+
+_NOT_OF_HOST = 1 << 62
+"""A bit that no address of the host has."""
 
 
 class SimulatedTensor(Tensor):
@@ -50,6 +63,7 @@ class SimulatedTensor(Tensor):
             layout=held.layout, device=device,
         )  # fmt: skip
         made.held, made.owner = held, owner
+        owner.memory.hold(made, held)
         return made
 
     def __repr__(self, *, tensor_contents: object = None) -> str:
@@ -60,6 +74,10 @@ class SimulatedTensor(Tensor):
     def tolist(self) -> Any:
         """Return the elements; PyTorch refuses this for subclasses, and not for devices."""
         return self.cpu().tolist()
+
+    def data_ptr(self) -> int:
+        """Return an address that the host cannot read."""
+        return self.held.data_ptr() | _NOT_OF_HOST
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Save the elements, as ``torch.save`` does for a device that has them in memory of its own."""
@@ -84,16 +102,19 @@ class SimulatedDevice:
         kind: Its name in PyTorch, such as ``npu``.
         count: How many there are.
         watchers: Told of every operator.
-        num_waits: How often the host has waited for results.
-        now: A time that tests let pass.
-        lag: How much later events happen than they are recorded.
+        clock: What happens when, and when the host waits.
+        memory: How much is in use.
+        lacks: Dtypes that it cannot compute in.
     """
 
     def __init__(self, kind: str, count: int) -> None:
         self.kind, self.count = kind, count
         self.watchers: list[Watcher] = []
-        self.num_waits = self.now = self.lag = 0
+        self.clock = Clock()
+        self.memory = DeviceMemory(self.clock.forget)
+        self.lacks: set[torch.dtype] = set()
         self._wrong: dict[tuple[str, int | None], Kernel] = {}
+        self.libraries: list[torch.library.Library] = []
         self.generators = [torch.Generator() for _ in range(count)]
 
     @contextmanager
@@ -124,13 +145,41 @@ class SimulatedDevice:
         with self._random(func, device), torch._C.DisableTorchFunction():
             run = func if wrong is None else partial(wrong, func)
             result = run(*held_args, **held_kwargs)
-        is_read = _goes_to_host(name, args, kwargs)
-        if name == "aten::_local_scalar_dense" or (is_read and not _is_enqueued(name, args, kwargs)):
-            self.num_waits += 1
-        if is_read:
-            return args[0] if name == "aten::copy_" else result
+        if _needs_elements(func, args):
+            self.clock.wait(name)
+        if not func.is_view:
+            self.clock.enqueue(name, _ours((args, kwargs)), _written_by(func, args, kwargs))
+        if _goes_to_host(name, args, kwargs):
+            return self._arrive(name, args, kwargs, result)
+        if _comes_from_host(name, args) and not (
+            _is_enqueued(name, args, kwargs) and self.memory.is_pinned(_source(name, args))
+        ):
+            self.clock.wait(name)
+        self._refuse_dtypes(name, result)
         wrapped = tree_map_only(Tensor, lambda tensor: SimulatedTensor(tensor, device, self), result)
+        if not func.is_view:
+            self.clock.write(_ours(wrapped))
         return return_and_correct_aliasing(func, args, dict(kwargs), wrapped)
+
+    def upload(self, source: Tensor, target: SimulatedTensor) -> None:
+        """Copy from the host where PyTorch goes around subclasses."""
+        self.clock.wait("aten::_copy_from")
+        target.held.copy_(source)
+
+    def _arrive(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> Any:
+        """Return a copy on the host: at once, or on its way."""
+        target = args[0] if name == "aten::copy_" else result
+        # A copy into new memory is into pinned memory, if the host is not to wait.
+        if _is_enqueued(name, args, kwargs) and (name != "aten::copy_" or self.memory.is_pinned(target)):
+            self.clock.send(target)
+        else:
+            self.clock.wait(name)
+        return target
+
+    def _refuse_dtypes(self, name: str, result: Any) -> None:
+        for tensor in tree_iter(result):
+            if isinstance(tensor, Tensor) and tensor.dtype in self.lacks:
+                raise RuntimeError(f"{name}: {self.kind} has no {tensor.dtype}")
 
     def empty(self, *args: Any, device: torch.device | None = None, **kwargs: Any) -> SimulatedTensor:
         """Return a new tensor, for PyTorch's functions that make one from nothing."""
@@ -201,8 +250,34 @@ def _goes_to_host(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     return target is not None and torch.device(target).type == "cpu"
 
 
+def _comes_from_host(name: str, args: tuple[Any, ...]) -> bool:
+    return name in _COPIES and not isinstance(_source(name, args), SimulatedTensor)
+
+
+def _source(name: str, args: tuple[Any, ...]) -> Any:
+    return args[1] if name == "aten::copy_" else args[0]
+
+
 def _is_enqueued(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     return bool(args[2] if name == "aten::copy_" and len(args) > 2 else kwargs.get("non_blocking"))
+
+
+def _needs_elements(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether the host needs elements, as numbers or for the shape of the result."""
+    if func._schema.name in ("aten::index", "aten::index_put", "aten::index_put_"):
+        return any(isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+    return torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
+
+
+def _ours(values: Any) -> Iterator[SimulatedTensor]:
+    return (item for item in tree_iter(values) if isinstance(item, SimulatedTensor))
+
+
+def _written_by(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[SimulatedTensor]:
+    """Yield the arguments that an operator writes to."""
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            yield from _ours(args[place] if place < len(args) else kwargs.get(argument.name))
 
 
 def _held(values: Any) -> Any:
@@ -215,27 +290,10 @@ def _known(kwargs: Mapping[str, Any]) -> dict[str, Any]:
 
 def _copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
     """Copy between host and device where PyTorch goes around subclasses, as in ``torch.tensor``."""
-    del non_blocking
-    _held(target).copy_(_held(source))
-    return target
-
-
-class _Event:
-    """An event, as if work were queued before it."""
-
-    def __init__(self, device: SimulatedDevice) -> None:
-        self._device = device
-        self._due = 0
-
-    def record(self, stream: object) -> None:
-        del stream
-        self._due = self._device.now + self._device.lag
-
-    def query(self) -> bool:
-        return self._device.now >= self._due
-
-    def synchronize(self) -> None:
-        self._device.num_waits += not self.query()
+    if isinstance(target, SimulatedTensor) and not isinstance(source, SimulatedTensor):
+        target.owner.upload(source, target)
+        return target
+    return target.copy_(source, non_blocking=non_blocking)
 
 
 class _DeviceModule:
@@ -243,12 +301,6 @@ class _DeviceModule:
 
     def __init__(self, device: SimulatedDevice) -> None:
         self._device = device
-
-    def Event(self) -> _Event:  # noqa: N802  # PyTorch's name
-        return _Event(self._device)
-
-    def current_stream(self, device: Any = None) -> None:
-        del device
 
     def is_available(self) -> bool:
         return True
@@ -267,6 +319,30 @@ class _DeviceModule:
 
     def synchronize(self, device: Any = None) -> None:
         del device
+        self._device.clock.synchronize()
+
+    def Stream(self, device: Any = None) -> Stream:  # noqa: N802  # PyTorch's name
+        del device
+        return self._device.clock.new_stream()
+
+    def Event(self, **options: Any) -> Event:  # noqa: N802  # PyTorch's name
+        del options
+        return Event(self._device.clock)
+
+    def stream(self, stream: Stream) -> AbstractContextManager[None]:
+        return self._device.clock.on(stream)
+
+    def current_stream(self, device: Any = None) -> Stream:
+        del device
+        return self._device.clock.current_stream()
+
+    def default_stream(self, device: Any = None) -> Stream:
+        del device
+        return self._device.clock.default_stream
+
+    def max_memory_allocated(self, device: Any = None) -> int:
+        del device
+        return self._device.memory.peak
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.float16, torch.bfloat16]
@@ -333,6 +409,7 @@ def _registered(kind: str, count: int) -> SimulatedDevice:
                 )
     for name, kernel in kernels.items():
         _library().impl(name, kernel, "PrivateUse1")
+    device.libraries = register_autocast(kind)
     if count > 1:
         torch._C._set_multithreading_enabled(False)
     return device

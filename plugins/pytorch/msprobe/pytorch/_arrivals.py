@@ -58,6 +58,30 @@ def pinned_like(values: Tensor) -> Tensor:
     return torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
 
 
+def note_stream(copy: Tensor) -> Tensor:
+    """Note on a copy on a device when its elements are there, for a thread that enqueues into another stream.
+
+    Each thread begins with the device's default stream, which runs ahead of the stream of a program that has its own.
+    """
+    streams: Any = getattr(torch, copy.device.type, None)
+    if copy.device.type != "cpu" and hasattr(streams, "Event"):
+        event = streams.Event()
+        event.record(streams.current_stream(copy.device))
+        vars(copy)[_COPIED] = event
+    return copy
+
+
+def wait_for(copy: Tensor) -> Tensor:
+    """Wait until the elements of a copy are there."""
+    event: Any = vars(copy).pop(_COPIED, None)  # what a tensor has of its own would be saved with it
+    if event is not None:
+        event.synchronize()
+    return copy
+
+
+_COPIED = "_msprobe_copied"
+
+
 class ArrivingNumbers:
     """0-d tensors that are copied together; see `msprobe_core.plugin.ArrivingNumbers`."""
 

@@ -16,6 +16,7 @@ import torch.overrides
 from torch import Tensor, nn
 
 from msprobe.pytorch._apis import ApiTable
+from msprobe.pytorch._arrivals import note_stream, wait_for
 from msprobe.pytorch._calls import ApiCalls
 from msprobe.pytorch._collectives import Collectives
 from msprobe.pytorch._compiled import CompiledRegions, StepsAside
@@ -268,18 +269,18 @@ class PyTorchFramework(Monitoring, Measuring, Describing):
         """Return a contiguous detached copy on the tensor's own device; ``None`` if it has no plain elements."""
         with RecordingGuard():
             values = readable(tensor)
-            return None if values is None else values.clone(memory_format=torch.contiguous_format)
+            return None if values is None else note_stream(values.clone(memory_format=torch.contiguous_format))
 
     def content(self, snapshot: Any) -> TensorContent:
         """Return the bytes of a copy, fetched from its device."""
-        values = snapshot.resolve_conj().resolve_neg().cpu().contiguous()
+        values: Any = wait_for(snapshot).resolve_conj().resolve_neg().cpu().contiguous()
         dtype = str(values.dtype).removeprefix("torch.")
         return TensorContent(dtype, tuple(values.shape), memoryview(values.reshape(-1).view(torch.uint8).numpy()))
 
     def save(self, snapshot: Any, path: Path) -> None:
         """Write a copy with ``torch.save``."""
         with create_file(path) as file:
-            torch.save(snapshot, file)
+            torch.save(wait_for(snapshot), file)
 
     def why_not_replayed(self, site: Site) -> str | None:
         """Return why calls of this API are not replayed; see `msprobe_core.plugin.ReplayingFramework`."""
