@@ -19,6 +19,7 @@ from msprobe_core.compare.lcs import Pair
 from msprobe_core.compare.mapping import Matching, Rule
 from msprobe_core.compare.tools import are_foreign
 from msprobe_core.judge.columns import Match
+from msprobe_core.judge.joining import any_of
 from msprobe_core.judge.noise.operations import Operations, merged
 from msprobe_core.model import Phase, Role
 from msprobe_core.plugins import registry
@@ -26,6 +27,8 @@ from msprobe_core.protocols.storage import Dump
 from msprobe_core.protocols.trainers import ApiMap
 from msprobe_core.store.ending import ending_of
 from msprobe_core.store.frame import COLUMNS, RowKind
+from msprobe_core.store.stored_dump import rows_of
+from msprobe_core.store.stored_rows import Rows, StoredRows
 
 _SHARED = ("role", "phase")
 
@@ -45,7 +48,7 @@ class Alignment:
         operations: Operations of the golden dump's calls; ``None`` within one framework.
     """
 
-    rows: pl.DataFrame
+    rows: Rows
     notes: Sequence[str]
     buffers: Sequence[str] = ()
     wrappers: tuple[str, str] = ("", "")
@@ -58,7 +61,10 @@ def align(target: Dump, golden: Dump, matching: Matching = Matching()) -> Alignm
     is_foreign = are_foreign(target.header, golden.header)
     is_plain = not matching.renames and not matching.rows and not is_foreign
     # Equal numbers of rows with different calls are rare, so try the fast path first.
-    if is_plain and (target.frame.height == golden.frame.height or _have_same_entries(target, golden)):
+    sides = rows_of(target), rows_of(golden)
+    if is_plain and (rows := _beside_in_files(*sides)) is not None and not _have_other_shapes(rows):
+        return Alignment(rows, [])
+    if is_plain and (sides[0].height == sides[1].height or _have_same_entries(target, golden)):
         own = _columns(target)
         rows = _join(own, with_keywords_paired(own, _columns(golden).with_columns(unit="entry")))
         if not _may_be_shifted(rows, target, golden):
@@ -89,6 +95,20 @@ def _join(target: pl.DataFrame, golden: pl.DataFrame) -> pl.DataFrame:
         pl.coalesce("entry_target", "unit_golden").alias("entry"),
         *[pl.coalesce(f"{name}_target", f"{name}_golden").alias(name) for name in _SHARED],
     )
+
+
+def _beside_in_files(target: Rows, golden: Rows) -> StoredRows | None:
+    """Return the result of `_side_by_side` in order, if both are in files and have the same keys in the same order."""
+    if isinstance(target, pl.DataFrame) or isinstance(golden, pl.DataFrame) or target.height != golden.height:
+        return None
+    golden = golden.in_parts(target.heights)
+    pairs = zip(target.parts(["key"]), golden.parts(["key"]), strict=True)
+    if not all(own.equals(other) for own, other in pairs):
+        return None
+    rest = [name for name in COLUMNS if name not in ("key", "entry", *_SHARED)]
+    own = {"key": "key"} | {f"{name}_target": name for name in rest} | {name: name for name in ("entry", *_SHARED)}
+    other = {f"{name}_golden": name for name in ("entry", *rest)}
+    return target.named(own).beside(golden.named(other)).with_columns(match=pl.lit(Match.BOTH.value))
 
 
 def _side_by_side(target: pl.DataFrame, golden: pl.DataFrame) -> pl.DataFrame:
@@ -134,23 +154,27 @@ def _in_order(joined: pl.DataFrame) -> pl.DataFrame:
 
 
 def _have_same_entries(target: Dump, golden: Dump) -> bool:
-    return set(target.frame["entry"].unique()) == set(golden.frame["entry"].unique())
+    return set(rows_of(target)["entry"].unique()) == set(rows_of(golden)["entry"].unique())
 
 
 def _may_be_shifted(joined: pl.DataFrame, target: Dump, golden: Dump) -> bool:
     """Whether pairs of one name may be different calls: a side lacks calls, or their shapes or order differ."""
     if (joined["match"] != Match.BOTH.value).any() and not _have_same_entries(target, golden):
         return True
-    columns = ("match", "phase", *[f"{name}_{s}" for name in ("kind", "shape", "row") for s in ("target", "golden")])
-    pairs = joined.select(columns).filter(
-        (pl.col("match") == Match.BOTH.value) & (pl.col("phase") == Phase.FORWARD.value)
-    )
-    are_tensors = (pl.col("kind_target") == RowKind.TENSOR.value) & (pl.col("kind_golden") == RowKind.TENSOR.value)
-    if pairs.select((are_tensors & (pl.col("shape_target") != pl.col("shape_golden"))).any()).item():
+    if _have_other_shapes(joined):
         return True
+    is_pair = (pl.col("match") == Match.BOTH.value) & (pl.col("phase") == Phase.FORWARD.value)
+    pairs = joined.select("match", "phase", "row_target", "row_golden").filter(is_pair)
     # Calls in another order may be different ones; only the nesting can decide.
     in_order = pairs.sort("row_target")["row_golden"].is_sorted()
     return not in_order and bool(target.parents) and bool(golden.parents)
+
+
+def _have_other_shapes(rows: Rows) -> bool:
+    """Whether a tensor of a forward has another shape on the other side."""
+    is_pair = (pl.col("match") == Match.BOTH.value) & (pl.col("phase") == Phase.FORWARD.value)
+    are_tensors = [pl.col(f"kind_{side}") == RowKind.TENSOR.value for side in ("target", "golden")]
+    return any_of(rows, pl.all_horizontal(is_pair, *are_tensors, pl.col("shape_target") != pl.col("shape_golden")))
 
 
 # --- calls --------------------------------------------------------------------------------------------------------

@@ -8,25 +8,25 @@ import msgspec
 import polars as pl
 
 from msprobe_core.model import Fp8Stats
+from msprobe_core.store.stored_rows import Rows, has_any
 
 FP8_NAMES = tuple(f"fp8_{field.name}" for field in msgspec.structs.fields(Fp8Stats))
 """Columns of the statistics, before ``_target`` or ``_golden``."""
 
 
-def with_fp8_columns(rows: pl.DataFrame, sides: Sequence[str]) -> pl.DataFrame:
+def with_fp8_columns(rows: Rows, sides: Sequence[str]) -> Rows:
     """Return ``rows`` with ``fp8_{side}``, which is JSON, replaced by a column for each statistic that all sides have.
 
     Args:
         rows: Rows with ``fp8_{side}``.
         sides: ``target``, ``golden`` or both.
     """
-    texts = {side: rows[f"fp8_{side}"] for side in sides}
-    rows = rows.drop([f"fp8_{side}" for side in sides])
-    if any(text.null_count() == text.len() for text in texts.values()):
-        return rows
-    columns = {side: _numbers(text) for side, text in texts.items()}
+    others = rows.drop([f"fp8_{side}" for side in sides])
+    if not all(has_any(rows, f"fp8_{side}") for side in sides):
+        return others
+    columns = {side: _numbers(rows[f"fp8_{side}"]) for side in sides}
     shown = [name for name in FP8_NAMES if all(own[name].count() for own in columns.values())]
-    return rows.with_columns(columns[side][name].alias(f"{name}_{side}") for name in shown for side in sides)
+    return others.with_columns(columns[side][name].alias(f"{name}_{side}") for name in shown for side in sides)
 
 
 def _numbers(texts: pl.Series) -> pl.DataFrame:

@@ -15,6 +15,7 @@ from msprobe_core.judge.statistics_columns import STATISTICS
 from msprobe_core.model import Task
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.frame import RowKind
+from msprobe_core.store.stored_dump import rows_of
 
 
 class ModeFound(NamedTuple):
@@ -75,11 +76,15 @@ class _Contents(NamedTuple):
 
 def _contents(dump: Dump) -> _Contents:
     is_tensor = pl.col("kind") == RowKind.TENSOR.value
-    found = dump.frame.select(
-        checksum=pl.col("checksum").drop_nulls().first(),
-        statistics=(is_tensor & pl.any_horizontal(pl.col(name).is_not_null() for name in STATISTICS)).any(),
-        sketches=pl.col("sketch").is_not_null().any(),
-    ).row(0, named=True)
+    found = (
+        rows_of(dump)
+        .select(
+            checksum=pl.col("checksum").drop_nulls().first(),
+            statistics=(is_tensor & pl.any_horizontal(pl.col(name).is_not_null() for name in STATISTICS)).any(),
+            sketches=pl.col("sketch").is_not_null().any(),
+        )
+        .row(0, named=True)
+    )
     others = frozenset(name for name in ("statistics", "sketches") if found[name])
     return _Contents(dump.header.summary_mode, found["checksum"] or "", others)
 

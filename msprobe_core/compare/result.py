@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from msprobe_core.judge.evidence import Evidence
+    from msprobe_core.store.stored_rows import Rows
 
 
 class Mode(str, Enum):
@@ -121,8 +122,8 @@ class UnitResult(UnitSummary):
     """The result of comparing one pair of dumps, with its rows.
 
     Attributes:
-        rows: Judged rows, one per pair of values.
-        entries: Judged entries, one row each.
+        judged: Judged rows, one per pair of values.
+        calls: Judged entries, one row each.
         stacks: Stack frames of the target's calls, by entry.
         golden_stacks: Stack frames of the golden dump's calls, by entry.
         parents: The enclosing call of each of the target's calls.
@@ -130,13 +131,27 @@ class UnitResult(UnitSummary):
         weigh: Returns the evidence from which culprits are found; it is computed once.
     """
 
-    rows: pl.DataFrame
-    entries: pl.DataFrame
+    judged: Rows
+    calls: Rows
     stacks: Mapping[str, Sequence[str]]
     golden_stacks: Mapping[str, Sequence[str]]
     parents: Mapping[str, str | None]
     golden_parents: Mapping[str, str | None]
     weigh: Callable[[], Evidence]
+
+    @property
+    def rows(self) -> pl.DataFrame:
+        """All rows, in memory."""
+        from msprobe_core.store.stored_rows import frame_of  # imports polars, which the command line does not need
+
+        return frame_of(self.judged)
+
+    @property
+    def entries(self) -> pl.DataFrame:
+        """All judged entries, in memory."""
+        from msprobe_core.store.stored_rows import frame_of  # see above
+
+        return frame_of(self.calls)
 
     def summary(self) -> UnitSummary:
         """Return the result without its rows."""

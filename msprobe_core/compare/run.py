@@ -254,7 +254,7 @@ def _result(
 def _compare_and_write(
     pair: UnitPair, options: CompareOptions, writer: ResultWriter[object], progress: Progress | None
 ) -> UnitDone:
-    result = compare_unit(pair, options, progress)
+    result = compare_unit(pair, options, progress, in_files=True)
     raise_if_interrupted()  # an interruption may have made the result wrong, so nothing is written after one
     return UnitDone(result.summary(), writer.write_unit(result))
 

@@ -33,7 +33,16 @@ from msprobe_core.judge.columns import Match
 from msprobe_core.judge.cross_framework import with_excused_inner_calls, with_excuses, with_excuses_between_tools
 from msprobe_core.judge.evidence import evidence_of
 from msprobe_core.judge.fault import Faults, find_faults
-from msprobe_core.judge.joining import with_texts_of
+from msprobe_core.judge.joining import (
+    any_of,
+    filtered,
+    filtered_parts,
+    kept,
+    of_entry,
+    parts_of,
+    with_added,
+    with_texts_of,
+)
 from msprobe_core.judge.limits import LimitTable, conventional, precision_of
 from msprobe_core.judge.nodes import judge_nodes
 from msprobe_core.judge.noise.model import NoiseModel
@@ -52,7 +61,8 @@ from msprobe_core.protocols.trainers import ModuleMap
 from msprobe_core.store.frame import RowKind
 from msprobe_core.store.json_reader import read_stacks
 from msprobe_core.store.reading import read_dump
-from msprobe_core.store.stored_dump import StoredDump
+from msprobe_core.store.stored_dump import StoredDump, rows_of
+from msprobe_core.store.stored_rows import Rows, frame_of, roots_of, stored, stored_as
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,6 +102,8 @@ def compare_unit(
     options: CompareOptions | None = None,
     progress: Progress | None = None,
     before: pl.DataFrame | None = None,
+    *,
+    in_files: bool = False,
 ) -> UnitResult:
     """Compare two dumps.
 
@@ -100,33 +112,38 @@ def compare_unit(
         options: How to compare them.
         progress: Called with the number of bytes of tensors compared so far, and the total.
         before: Parameters of the previous step, from which the expected updates are computed; ``None`` if unknown.
+        in_files: Whether the rows of long dumps are kept in files, see `msprobe_core.store.stored_rows`. That takes
+            less memory than the rows do, unless all of them are asked for afterwards.
 
     Raises:
         CompareError: the dumps have nothing in common, or are not of the same kind.
         DumpError: a dump cannot be read.
     """
     options = options or CompareOptions()
-    stored = _read_sides(pair, options.layouts)
-    ends = ends_of(*stored)
-    sides, told_tokens, lone_sequences = _made_alike(stored, options)
+    read = _read_sides(pair, options.layouts, in_files=in_files)
+    ends = ends_of(*read)
+    sides, told_tokens, lone_sequences = _made_alike(read, options)
     incomplete = [*ends.findings, *map(noted, lone_sequences)]
     target, golden = completed(*sides)
     mode, notes = mode_of(target, golden)
     for dump in (target, golden):
         check_recorded(dump)
     alignment, left_out = _aligned(target, golden, mode, options.matching, ends)
+    if in_files:
+        alignment = replace(alignment, rows=stored(alignment.rows))
     rows, notes = alignment.rows, [*incomplete, *told_tokens, *left_out, *notes, *alignment.notes]
     is_foreign = are_foreign(target.header, golden.header)
     if is_foreign:
-        rows, excused = with_excuses(rows, alignment.buffers, alignment.wrappers)
-        notes = [*notes, *excused]
+        frame, excused = with_excuses(frame_of(rows), alignment.buffers, alignment.wrappers)
+        rows, notes = stored_as(rows, frame), [*notes, *excused]
     if are_of_two_tools(target.header, golden.header):
-        rows, excused = with_excuses_between_tools(rows, have_apis=is_foreign)
-        notes = [*notes, *excused]
-    rows = with_fp8_columns(add_sketch_error(statistics_columns.add_statistics(rows)), ("target", "golden"))
+        frame, excused = with_excuses_between_tools(frame_of(rows), have_apis=is_foreign)
+        rows, notes = stored_as(rows, frame), [*notes, *excused]
+    rows = with_added(rows, statistics_columns.added_statistics, statistics_columns.READ)
+    rows = with_fp8_columns(add_sketch_error(rows), ("target", "golden"))
     if mode is Mode.TENSOR:
-        rows, tensor_notes = add_tensor_metrics(rows, target, golden, progress, options.post_processing)
-        notes = [*notes, *tensor_notes]
+        frame, told_tensors = add_tensor_metrics(frame_of(rows), target, golden, progress, options.post_processing)
+        rows, notes = stored_as(rows, frame), [*notes, *told_tensors]
     scorer = _scorer(options.noise, pair.golden, told := [], alignment.operations)
     excuser = _excuser(target, golden, notes := [*notes]) if is_foreign else None
     rows = judge(
@@ -140,9 +157,9 @@ def compare_unit(
         parents=target.parents,
     )
     told += [*_note_uncompared(rows, mode, pair), *_note_precisions(rows), *overrides.note_idle(rows, options.limits)]
-    nodes = judge_nodes(rows)
-    if mode is not Mode.STRUCTURE and rows.select(_is_empty_call().any()).item():
-        rows = rows.filter(~_is_empty_call())
+    nodes = stored_as(rows, judge_nodes(rows))
+    if mode is not Mode.STRUCTURE and any_of(rows, _is_empty_call()):
+        rows = kept(rows, ~_is_empty_call())
     stacks = target.stacks if options.stack_path is None else read_stacks(options.stack_path)
     nesting = Nesting(target.parents, golden.parents)
     weigh = cache(
@@ -157,16 +174,19 @@ def compare_unit(
         )
     )
     faults = Faults()
-    if nodes["verdict"].is_in([Verdict.ERROR.value, Verdict.UNMATCHED.value]).any():
-        faults = find_faults(weigh(), nodes, target, golden, stacks)
-    if (fault := faults.fault) is not None:
-        fault = replace(fault, worst_tensor=worst_tensor(rows, fault.entry, target, golden, options.post_processing))
+    if any_of(nodes, pl.col("verdict").is_in([Verdict.ERROR.value, Verdict.UNMATCHED.value])):
+        faults = find_faults(weigh(), frame_of(nodes), target, golden, stacks)
+    if in_files:
+        weigh.cache_clear()  # it is not asked for again, and takes more memory than anything else
+    if (fault := faults.fault) is not None and mode is Mode.TENSOR:
+        own = of_entry(rows, fault.entry)
+        fault = replace(fault, worst_tensor=worst_tensor(own, fault.entry, target, golden, options.post_processing))
     replicas: list[ReplicaFinding] = []
     if _is_in_parts(pair):
         from msprobe_core.compare.sides import find_replicas, note_parts
 
-        replicas = find_replicas(*stored)
-        notes = [*notes, *note_parts(fault, rows, *sides)]
+        replicas = find_replicas(*read)
+        notes = [*notes, *note_parts(fault, frame_of(rows), *sides)]
     return UnitResult(
         label=pair.label,
         step=pair.step,
@@ -181,14 +201,14 @@ def compare_unit(
         lone_call=faults.lone_call,
         culprit=faults.culprit,
         given_wrong=faults.given_wrong,
-        first_difference=cast("str | None", rows.select(pl.col("name_target").filter(differs()).first()).item()),
+        first_difference=_first_difference(rows),
         note_findings=list(map(noted, (*pair.notes, *target.notes, *golden.notes, *notes, *told))),
         incomplete_findings=incomplete,
         replicas=replicas,
         is_foreign=is_foreign,
-        suggestions=suggest_names(rows, alignment.wrappers) if is_foreign or options.matching.renames else [],
-        rows=rows,
-        entries=nodes,
+        suggestions=suggest_names(frame_of(rows), alignment.wrappers) if is_foreign or options.matching.renames else [],
+        judged=rows,
+        calls=nodes,
         weigh=weigh,
         stacks=stacks,
         golden_stacks=golden.stacks,
@@ -229,16 +249,26 @@ def _is_in_parts(pair: UnitPair) -> bool:
     return bool(pair.target_parts or pair.golden_parts)
 
 
-def _read_sides(pair: UnitPair, layouts: LayoutRules | None) -> tuple[Dump, Dump]:
+def _read_sides(pair: UnitPair, layouts: LayoutRules | None, *, in_files: bool) -> tuple[Dump, Dump]:
     if layouts is None and not _is_in_parts(pair):
-        target, golden = read_dump(pair.target), read_dump(pair.golden)
-        if isinstance(golden, StoredDump):
-            golden.frame = with_texts_of(golden.frame, target.frame)
+        target = _read(pair.target, in_files=in_files)
+        golden = _read(pair.golden, in_files=in_files)
+        own = rows_of(target)
+        if isinstance(golden, StoredDump) and isinstance(golden.rows, pl.DataFrame) and isinstance(own, pl.DataFrame):
+            golden.rows = with_texts_of(golden.rows, own)
         return target, golden
     # Importing the merge takes as long as a small comparison, and few comparisons need it.
     from msprobe_core.compare.sides import read_sides
 
     return read_sides(pair, layouts)
+
+
+def _read(path: Path, *, in_files: bool) -> Dump:
+    """Return a dump whose rows are in memory, or in files if there are many of them."""
+    dump = read_dump(path)
+    if isinstance(dump, StoredDump):
+        dump.rows = stored(dump.rows) if in_files else dump.frame
+    return dump
 
 
 def _made_alike(
@@ -263,18 +293,20 @@ def _aligned(target: Dump, golden: Dump, mode: Mode, matching: Matching, ends: E
     """Align the dumps without calls that one lacks because it ended early; return also notes about these calls."""
     dumps = structure_dumps(target, golden) if mode is Mode.STRUCTURE else (target, golden)
     for dump in dumps:
-        if not dump.frame.height and ends.findings:
+        if not rows_of(dump).height and ends.findings:
             raise CompareError(f"{ends.text}: there is nothing to compare")
-        if not dump.frame.height:
+        if not rows_of(dump).height:
             raise CompareError(
                 f"{dump.path}: holds no values to compare (task '{dump.header.task}'), because nothing was recorded; "
                 "look whether 'scope', 'list' or 'rank' leave anything to record"
             )
     alignment = align(*dumps, matching)
-    if not (alignment.rows["match"] == Match.BOTH.value).any():
+    if not any_of(alignment.rows, pl.col("match") == Match.BOTH.value):
         because = f" ({ends.text})" if ends.findings else "; they are not dumps of the same program"
         raise CompareError(f"{target.path} and {golden.path} have no row in common{because}")
-    rows, left_out = without_missing_calls(alignment.rows, *dumps, ends)
+    if not ends.findings:
+        return alignment, []
+    rows, left_out = without_missing_calls(frame_of(alignment.rows), *dumps, ends)
     return replace(alignment, rows=rows), left_out
 
 
@@ -285,20 +317,21 @@ def _is_empty_call() -> pl.Expr:
     return is_whole & ~is_saved & ~has_failed()
 
 
-def _note_uncompared(rows: pl.DataFrame, mode: Mode, pair: UnitPair) -> list[Finding]:
+def _note_uncompared(rows: Rows, mode: Mode, pair: UnitPair) -> list[Finding]:
     """Return what to note of values of which nothing could be compared.
 
     Raises:
         CompareError: no tensor could be compared and nothing else differs, so whether the dumps agree is unknown.
     """
-    failed = rows.filter((pl.col("match") == Match.BOTH.value) & has_failed())
+    columns = ("name_target", "failure_target", "failure_golden")
+    failed = filtered(rows, columns, (pl.col("match") == Match.BOTH.value) & has_failed())
     code = CompareCode.UNRECORDED_OR_UNMERGED if _is_in_parts(pair) else CompareCode.UNRECORDED
     notes = [
         Finding(code, Level.WARNING, {"count": failed.height, "first": name, "why": reason})
         for name, reason in failed.head(1).select("name_target", failures()).rows()
     ]
     if number := _count_of(rows, is_uncompared()):
-        differs_at_all = rows["verdict"].is_in([Verdict.ERROR.value, Verdict.UNMATCHED.value]).any()
+        differs_at_all = any_of(rows, pl.col("verdict").is_in([Verdict.ERROR.value, Verdict.UNMATCHED.value]))
         if mode is not Mode.STRUCTURE and not differs_at_all and number == _count_of(rows, _has_values()):
             raise CompareError(
                 f"none of the {number:,} tensors that both sides have could be compared, because one side or both have "
@@ -308,17 +341,19 @@ def _note_uncompared(rows: pl.DataFrame, mode: Mode, pair: UnitPair) -> list[Fin
     return notes
 
 
-def _note_precisions(rows: pl.DataFrame) -> list[Finding]:
+def _note_precisions(rows: Rows) -> list[Finding]:
     """Return what to note of tensors that are coarser on one side: they pass by wider limits, and may be the fault."""
     dtypes = ("dtype_target", "dtype_golden")
-    own = rows.select(*dtypes, row=pl.int_range(pl.len()), has_values=_has_values())
-    found = own.filter("has_values").group_by(dtypes).agg(pl.len(), pl.col("row").min()).sort("row").rows()
+    first = {"len": pl.col("len").sum(), "row": pl.col("row").min()}
+    parts = filtered_parts(rows, dtypes, _has_values(), "row")
+    of_parts = [part.group_by(dtypes).agg(pl.len().cast(pl.Int64), pl.col("row").min()) for part in parts]
+    found = pl.concat(of_parts).group_by(dtypes).agg(**first).sort("row").rows()
     other = [each for each in found if _are_other_precisions(each[0], each[1])]
     if not other:
         return []
     target, golden, _, row = other[0]
-    number, first = sum(each[2] for each in other), rows["name_target"][row]
-    fields: dict[str, Field] = {"count": number, "first": first, "target": target, "golden": golden}
+    number, name = sum(each[2] for each in other), rows.slice(row, 1)["name_target"][0]
+    fields: dict[str, Field] = {"count": number, "first": name, "target": target, "golden": golden}
     return [Finding(CompareCode.OTHER_PRECISION, Level.WARNING, fields)]
 
 
@@ -334,17 +369,28 @@ def _has_values() -> pl.Expr:
     return is_pair & (pl.col("numel_golden") > 0)
 
 
-def _count(rows: pl.DataFrame) -> dict[str, int]:
+def _count(rows: Rows) -> dict[str, int]:
     counts = {verdict.value: 0 for verdict in Verdict} | {Match.TARGET.value: 0, Match.GOLDEN.value: 0}
     for column in ("verdict", "match"):
-        counts |= {key: n for key, n in rows.group_by(column).len().rows() if key in counts}
+        for part in parts_of(rows, [column]):
+            for key, number in part.group_by(column).len().rows():
+                if key in counts:
+                    counts[key] += number
     return counts | {UNRECORDED: _count_of(rows, has_failed())}
 
 
-def _count_of(rows: pl.DataFrame, condition: pl.Expr) -> int:
+def _count_of(rows: Rows, condition: pl.Expr) -> int:
     """Count the rows that satisfy ``condition``, without the copy of them that `polars.DataFrame.filter` would make."""
-    return rows.select(condition.sum()).item()
+    return sum(part.select(condition.sum()).item() for part in parts_of(rows, roots_of(condition)))
 
 
-def _count_nodes(nodes: pl.DataFrame) -> Mapping[str, int]:
-    return dict(nodes.group_by("verdict").len().sort("verdict").rows())
+def _first_difference(rows: Rows) -> str | None:
+    for part in parts_of(rows, ["name_target", *roots_of(differs())]):
+        name = part.select(pl.col("name_target").filter(differs()).first()).item()
+        if name is not None:
+            return cast("str", name)
+    return None
+
+
+def _count_nodes(nodes: Rows) -> Mapping[str, int]:
+    return dict(frame_of(nodes, ["verdict"]).group_by("verdict").len().sort("verdict").rows())

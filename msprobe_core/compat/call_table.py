@@ -54,7 +54,8 @@ def _table_of(result: UnitResult, generation: Generation, *, has_stacks: bool, h
     rows = add_verdicts(result, generation, has_highlights=has_highlights)
     columns = _columns(result.mode, generation, result.rows.schema)
     if has_stacks and result.stacks:
-        rows = rows.hstack([with_stacks(result, lambda frames: str(list(frames)))[STACK_COLUMN]])
+        stacks = with_stacks(result, result.rows, lambda frames: str(list(frames)))
+        rows = rows.hstack([stacks[STACK_COLUMN]])
         columns.insert(len(columns) - (result.mode is Mode.TENSOR), _STACKS)  # the names of files come last
     colours = Colours(COLOUR, FILLS) if COLOUR in rows.columns else None
     return Table([_filled(column) for column in columns], rows, colours)

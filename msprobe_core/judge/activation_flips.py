@@ -21,9 +21,11 @@ import polars as pl
 
 from msprobe_core import names
 from msprobe_core.judge.columns import SKETCH_LOW
+from msprobe_core.judge.joining import filtered, filtered_parts
 from msprobe_core.judge.limits import LimitTable
 from msprobe_core.judge.rounding_rules import RoundingRule
 from msprobe_core.model import Phase, Role
+from msprobe_core.store.stored_rows import Rows
 
 FACTOR = 2.0
 """2.5 times the expected value, because small tensors have few elements near zero."""
@@ -31,7 +33,7 @@ FACTOR = 2.0
 HELPERS = ("whole_error", "is_behind_kink", "is_kink")
 
 
-def with_kinks(rows: pl.DataFrame, table: LimitTable) -> pl.DataFrame:
+def with_kinks(rows: Rows, table: LimitTable) -> Rows:
     """Return ``rows`` with ``is_behind_kink``, ``whole_error``, and ``limit``, raised where the first is true.
 
     ``is_kink`` marks the gradients that a rectifier itself computes, if its forward inputs differ between the runs.
@@ -56,24 +58,26 @@ def with_kinks(rows: pl.DataFrame, table: LimitTable) -> pl.DataFrame:
     )
 
 
-def _raised(rows: pl.DataFrame, table: LimitTable) -> dict[str, float]:
+def _raised(rows: Rows, table: LimitTable) -> dict[str, float]:
     """Return the limit after each rectifier, by the name of its backward entry."""
     if not table.rectifiers or not RoundingRule.ACTIVATION_FLIPS.is_on:
         return {}
     is_rectifier = pl.col("entry").str.contains(names.backward_of_any(table.rectifiers))
-    entries = rows.select(pl.col("entry").filter(pl.col("phase") == Phase.BACKWARD.value).unique())
+    is_backward = pl.col("phase") == Phase.BACKWARD.value
+    entries = [part["entry"].unique() for part in filtered_parts(rows, ["entry"], is_backward & is_rectifier)]
     backwards_of: dict[str, list[str]] = {}
-    for entry in cast("list[str]", entries.filter(is_rectifier)["entry"].to_list()):
+    for entry in cast("list[str]", pl.concat(entries).unique().to_list()):
         if (forward := names.forward_of(entry)) is not None:
             backwards_of.setdefault(forward, []).append(entry)
     if not backwards_of:
         return {}
-    given = rows.select("entry", "role", "error", "limit").filter(
+    is_given = (
         pl.col("entry").is_in(list(backwards_of))
         & (pl.col("role") == Role.INPUT.value)
         & (pl.col("error") > 0)
         & (pl.col("error") <= pl.col("limit"))
     )
+    given = filtered(rows, ["entry", "error"], is_given)
     errors = given.group_by("entry").agg(pl.col("error").max()).rows()
     return {backward: FACTOR * error**0.5 for entry, error in errors for backward in backwards_of[entry]}
 

@@ -12,6 +12,7 @@ from msprobe_core.judge.nodes import nodes_of, with_scores
 from msprobe_core.judge.origins import MARGINAL_EXCESS, Nesting, Source, find_sources
 from msprobe_core.judge.updates import with_judged_updates
 from msprobe_core.order.calls import is_communication
+from msprobe_core.store.stored_rows import Rows, frame_of, stored_as
 
 
 @dataclass(frozen=True)
@@ -19,16 +20,21 @@ class Evidence:
     """What the comparison of two dumps reveals about their calls.
 
     Attributes:
-        rows: Rows as returned by `msprobe_core.judge.nodes.with_scores`.
+        scored: Rows as returned by `msprobe_core.judge.nodes.with_scores`.
         nodes: Nodes as returned by `msprobe_core.judge.nodes.nodes_of`.
         nesting: Which call encloses which, on both sides.
         sources: The suspected calls, in execution order.
     """
 
-    rows: pl.DataFrame
+    scored: Rows
     nodes: pl.DataFrame
     nesting: Nesting
     sources: Sequence[Source]
+
+    @property
+    def rows(self) -> pl.DataFrame:
+        """All rows, in memory."""
+        return frame_of(self.scored)
 
     @property
     def given_wrong(self) -> Sequence[str]:
@@ -46,7 +52,7 @@ class Evidence:
 
 
 def evidence_of(
-    rows: pl.DataFrame,
+    rows: Rows,
     limits: LimitTable,
     nesting: Nesting,
     *,
@@ -66,6 +72,6 @@ def evidence_of(
     """
     scored = with_scores(rows, limits, nesting.target, is_first_step=is_first_step, is_foreign=is_foreign)
     if before is not None:
-        scored = with_judged_updates(scored, before)
+        scored = stored_as(scored, with_judged_updates(frame_of(scored), before))
     nodes = nodes_of(scored)
     return Evidence(scored, nodes, nesting, find_sources(scored, nodes, nesting, is_foreign=is_foreign))

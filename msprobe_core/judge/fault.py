@@ -16,6 +16,7 @@ from msprobe_core import names
 from msprobe_core.findings import Finding, Level
 from msprobe_core.judge.columns import Match
 from msprobe_core.judge.evidence import Evidence
+from msprobe_core.judge.joining import of_entry
 from msprobe_core.judge.nodes import INFINITE, entry_beside
 from msprobe_core.judge.origins import MARGINAL_EXCESS, Node
 from msprobe_core.judge.rank_order import communications_before
@@ -143,6 +144,13 @@ def _unexplained(evidence: Evidence) -> Sequence[str]:
     return [entry for entry in evidence.given_wrong if entry in before]
 
 
+_READ = (
+    *("role", "verdict", "judged_error", "limit", "excess", "is_parameter", FINDINGS),
+    *(f"{name}_{side}" for name in ("kind", "name") for side in ("target", "golden")),
+)
+"""Columns of rows from which a fault is described."""
+
+
 class _Describer:
     def __init__(
         self,
@@ -167,8 +175,8 @@ class _Describer:
         node: Node = self._nodes.row(by_predicate=pl.col("entry") == entry, named=True)
         only_on = str(node["match"]).removeprefix("only ") if node["is_alone"] else None
         source, stacks = self._sides[only_on or "target"]
-        rows = self._evidence.rows
-        own = rows.filter(pl.col("entry") == entry)
+        rows = self._evidence.scored
+        own = of_entry(rows, entry, _READ)
         is_input, is_output = pl.col("role") == Role.INPUT.value, _is_output()
         name: str = node["entry_golden"] if only_on == "golden" else entry
         parts = _parts(own, is_culprit=bool(is_culprit) and only_on is None)
@@ -185,7 +193,7 @@ class _Describer:
             parts=parts,
             input_error=_largest(own.filter(is_input & ~pl.col("is_parameter"))),
             output_error=output_error,
-            findings=_findings(own, rows.filter(pl.col("entry") == (seen_at or entry))),
+            findings=_findings(own, of_entry(rows, seen_at or entry, _READ)),
             stack=list(_stack_of(name, stacks)),
             num_communications=communications_before(self._nodes, node["position"]),
             place=entry_beside(self._nodes.filter(pl.col("match") != Match.GOLDEN.value), node["position"])

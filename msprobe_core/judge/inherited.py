@@ -24,6 +24,7 @@ from msprobe_core import names
 from msprobe_core.judge.limits import LOWEST_FINITE
 from msprobe_core.model import Phase, Role
 from msprobe_core.store.frame import RowKind
+from msprobe_core.store.stored_rows import Rows
 
 _NONE = -1
 """Level of a value that is not floating-point and not derived from one."""
@@ -32,7 +33,7 @@ _MAX_MAKERS = 4
 """Maximum number of calls that are stored as makers of one value: the API, its module, and enclosing modules."""
 
 
-def inherited_precision(rows: pl.DataFrame, parents: Mapping[str, str | None]) -> pl.Series:
+def inherited_precision(rows: Rows, parents: Mapping[str, str | None]) -> pl.Series:
     """Return the coarsest precision that contributed to each row, `Precision` as integers; null for other dtypes.
 
     Args:
@@ -50,11 +51,11 @@ def inherited_precision(rows: pl.DataFrame, parents: Mapping[str, str | None]) -
 class _Flow:
     """Processes calls in order, and tracks how coarse each value is."""
 
-    def __init__(self, rows: pl.DataFrame, parents: Mapping[str, str | None]) -> None:
+    def __init__(self, rows: Rows, parents: Mapping[str, str | None]) -> None:
         self._parents = parents
         self._own: list[int] = rows["precision"].fill_null(_NONE).to_list()
         self._levels = list(self._own)
-        texts = rows.select(pl.col("role", "phase").cast(pl.String), *_identity())
+        texts = rows.select(*[pl.col(name).cast(pl.String) for name in ("role", "phase")], *_identity())
         self._keys: list[int | None] = texts["identity"].to_list()
         self._is_constant: list[bool] = texts["is_constant"].to_list()
         self._extremes: list[tuple[float | None, ...]] = texts.select("largest", "smallest").rows()

@@ -15,17 +15,18 @@ import polars as pl
 from msprobe_core import names
 from msprobe_core.judge.columns import Match
 from msprobe_core.judge.discrete_ops import is_decision
-from msprobe_core.judge.joining import with_added
+from msprobe_core.judge.joining import by_entry, filtered, with_added, with_marks
 from msprobe_core.judge.limits import LimitTable, roundoff_of
 from msprobe_core.judge.noise.carried import SUMMED
 from msprobe_core.judge.noise.null_distribution import LEAST_LIMITS
-from msprobe_core.judge.op_bound import local_excess
+from msprobe_core.judge.op_bound import with_local_excess
 from msprobe_core.judge.parameters import given_parameters
 from msprobe_core.judge.rounding_rules import RoundingRule
 from msprobe_core.judge.updates import ALL_NOISE, value_of_row, with_updated_parameters
 from msprobe_core.judge.verdict import Verdict, differs
 from msprobe_core.model import Phase, Role
 from msprobe_core.store.frame import RowKind
+from msprobe_core.store.stored_rows import Rows, roots_of
 
 INFINITE = math.inf
 """Score of differences that round-off cannot explain: other shapes, NaN, other integers."""
@@ -45,7 +46,7 @@ _SAME, _NEARLY_SAME = 1e-6, 1e-2
 computed from tensors that differ slightly."""
 
 
-def judge_nodes(judged: pl.DataFrame) -> pl.DataFrame:
+def judge_nodes(judged: Rows) -> pl.DataFrame:
     """Return one row per entry, in execution order: ``position``, ``entry``, ``entry_golden``, ``match``, ``verdict``.
 
     The verdict is the worst of the entry's rows, where a row without a partner is less than an error and more than a
@@ -59,18 +60,24 @@ def judge_nodes(judged: pl.DataFrame) -> pl.DataFrame:
     worst = pl.lit(Verdict.PASS.value)
     for level in (Verdict.WARNING, Verdict.UNMATCHED, Verdict.ERROR):
         worst = pl.when((verdict == level.value).any()).then(pl.lit(level.value)).otherwise(worst)
+    columns = {
+        "entry_golden": pl.col("entry_golden").first(),
+        "match": pl.when((pl.col("match") == first_match).all()).then(first_match).otherwise(pl.lit(Match.BOTH.value)),
+        "verdict": worst,
+        "is_unmatched": (verdict == Verdict.UNMATCHED.value).any(),
+    }
     return (
-        judged.group_by("entry", maintain_order=True)
-        .agg(
-            entry_golden=pl.col("entry_golden").first(),
-            match=pl.when((pl.col("match") == first_match).all()).then(first_match).otherwise(pl.lit(Match.BOTH.value)),
-            verdict=worst,
-            is_unmatched=(verdict == Verdict.UNMATCHED.value).any(),
-        )
+        _grouped(judged, columns)
         .with_columns(is_alone=(pl.col("match") != Match.BOTH.value) & pl.col("is_unmatched"))
         .drop("is_unmatched")
         .with_row_index("position")
     )
+
+
+def _grouped(rows: Rows, columns: Mapping[str, pl.Expr]) -> pl.DataFrame:
+    """Return one row per entry, in execution order."""
+    names = dict.fromkeys(["entry", *roots_of(*columns.values())])
+    return by_entry(rows, names, lambda part: part.group_by("entry", maintain_order=True).agg(**columns))
 
 
 def entry_beside(nodes: pl.DataFrame, position: int) -> str | None:
@@ -90,13 +97,13 @@ in float32, differences of up to 1e-5 were measured."""
 
 
 def with_scores(
-    rows: pl.DataFrame,
+    rows: Rows,
     limits: LimitTable,
     parents: Mapping[str, str | None],
     *,
     is_first_step: bool = False,
     is_foreign: bool = False,
-) -> pl.DataFrame:
+) -> Rows:
     """Return judged rows with the columns that `nodes_of` aggregates.
 
     Adds ``score``, ``score_limit``, ``excess``, ``is_equal`` (bitwise, as far as recorded), ``is_parameter``,
@@ -113,13 +120,20 @@ def with_scores(
     """
     given = given_parameters(rows, limits, parents)
     explained = limits.explained_roundoffs * (_FOREIGN_ROUNDOFFS if is_foreign else 1)
-    rows = rows.with_columns(is_parameter=pl.int_range(pl.len(), dtype=pl.UInt32).is_in(given))
-    scored = with_added(rows, lambda part: _scored(part, explained, is_first_step=is_first_step))
+    rows = with_marks(rows, "is_parameter", given)
+    reads = [name for name in (*_SCORED_BY, *roots_of(differs())) if name in rows.columns]
+    scored = with_added(rows, lambda part: _scored(part, explained, is_first_step=is_first_step), dict.fromkeys(reads))
     # Between two frameworks the closed form already covers the round-off of each call.
     has_own_rounding = RoundingRule.OWN_ROUNDING.is_on and not is_foreign
-    scored = scored.with_columns(local_excess=local_excess(rows) if has_own_rounding else pl.lit(0.0))
+    scored = with_local_excess(scored) if has_own_rounding else scored.with_columns(local_excess=pl.lit(0.0))
     return _with_singled_out(scored if is_first_step else with_updated_parameters(scored))
 
+
+_SCORED_BY = (
+    *("verdict", "match", "role", "phase", "is_parameter", "judged_error", "precision", "limit", "score"),
+    *("score_limit", *(f"{name}_{side}" for name in ("kind", "kind_of", "type", "dtype", "max") for side in _SIDES)),
+)
+"""Columns that `_scored` reads, apart from those of `differs`."""
 
 _SCORES = ("score", "score_limit", "excess", "roundings", "is_equal", "is_parameter", "is_argument", "argument_gap")
 
@@ -183,7 +197,7 @@ def _scored(rows: pl.DataFrame, explained: float, *, is_first_step: bool) -> pl.
     )  # fmt: skip
 
 
-def _with_singled_out(rows: pl.DataFrame) -> pl.DataFrame:
+def _with_singled_out(rows: Rows) -> Rows:
     """Recompute ``excess`` for the outputs of calls that were given another argument, and of their backward calls.
 
     Such a call is singled out by its argument, so its limit need not allow for the worst of thousands of rows.
@@ -191,7 +205,8 @@ def _with_singled_out(rows: pl.DataFrame) -> pl.DataFrame:
     if "score_measure" not in rows.columns:
         return rows
     is_error = pl.col("verdict") == Verdict.ERROR.value
-    given = set(rows.filter(pl.col("is_argument") & is_error & (pl.col("match") == Match.BOTH.value))["entry"])
+    is_given = pl.col("is_argument") & is_error & (pl.col("match") == Match.BOTH.value)
+    given = set(filtered(rows, ["entry"], is_given)["entry"])
     if not given:
         return rows
     entries = [entry for entry in rows["entry"].unique() if entry in given or names.forward_of(entry) in given]
@@ -207,7 +222,7 @@ def is_module() -> pl.Expr:
     return pl.col("entry").str.contains(names.MODULE)
 
 
-def nodes_of(rows: pl.DataFrame) -> pl.DataFrame:
+def nodes_of(rows: Rows) -> pl.DataFrame:
     """Aggregate the rows of `with_scores` to one row per entry, in execution order.
 
     Columns:
@@ -232,19 +247,22 @@ def nodes_of(rows: pl.DataFrame) -> pl.DataFrame:
     """
     nodes = _nodes_of(rows)
     open_entries = nodes.filter("is_open")["entry"].to_list()
-    beyond = rows.lazy().with_row_index("row").filter(pl.col("excess") > 1)
-    beyond = beyond.select("row", "entry", "role", value=value_of_row()).collect() if open_entries else pl.DataFrame()
-    if beyond.is_empty():
+    if not open_entries:
         return nodes
     # A value that is not held against the call that made it is not held against the calls that use it either.
-    made = beyond.filter(pl.col("entry").is_in(open_entries) & (pl.col("role") == Role.OUTPUT.value))
-    unsaid = beyond.filter(pl.col("value").is_in(made["value"].to_list()))["row"]
-    is_unsaid = pl.int_range(pl.len(), dtype=pl.UInt32).is_in(unsaid.to_list())
-    excess = pl.when(is_unsaid).then(pl.min_horizontal("excess", 1.0)).otherwise("excess")
-    return nodes if made.is_empty() else _nodes_of(rows.with_columns(excess=excess))
+    is_open = pl.col("entry").is_in(open_entries) & (pl.col("role") == Role.OUTPUT.value)
+    is_beyond, reads = pl.col("excess") > 1, roots_of(value_of_row())
+    made = filtered(rows, reads, is_beyond & is_open).select(value=value_of_row())
+    if made.is_empty():
+        return nodes
+    values = made["value"].unique().to_list()
+    unsaid = filtered(rows, [], is_beyond & value_of_row().is_in(values), "row")["row"]
+    excess = pl.when("is_unsaid").then(pl.min_horizontal("excess", 1.0)).otherwise("excess")
+    marked = with_marks(rows, "is_unsaid", unsaid.to_list())
+    return _nodes_of(with_added(marked, lambda part: part.select(excess=excess), ["is_unsaid", "excess"]))
 
 
-def _nodes_of(rows: pl.DataFrame) -> pl.DataFrame:
+def _nodes_of(rows: Rows) -> pl.DataFrame:
     is_input = (pl.col("role") == Role.INPUT.value) & ~pl.col("is_parameter")
     tensors = is_input & ~pl.col("is_argument")
     is_output = pl.col("role").is_in([Role.OUTPUT.value, Role.PARAMETERS_GRAD.value])
@@ -260,40 +278,38 @@ def _nodes_of(rows: pl.DataFrame) -> pl.DataFrame:
         for part, condition in parts.items()
         for what in ("excess", "score")
     }
-    nodes = (
-        rows.group_by("entry", maintain_order=True)
-        .agg(
-            phase=pl.col("phase").first(),
-            entry_golden=pl.col("entry_golden").first(),
-            only_on=pl.when(is_lone.all()).then(pl.col("match").cast(pl.String).first().str.slice(5)),
-            inputs_equal=_of(tensors | pl.col("is_parameter"), "is_equal").all(),
-            arguments_differ=(pl.col("is_argument") & is_error).any(),
-            argument_gap=pl.col("argument_gap").max().fill_null(0.0),
-            local_excess=pl.col("local_excess").max(),
-            roundings_excess=_of(is_output, "roundings").max().fill_null(0.0),
-            argument_excess=_of(pl.col("is_argument"), "roundings").max().fill_null(0.0),
-            outputs_differ=((~pl.col("is_equal") | is_lone) & is_output).any(),
-            is_unmatched=is_unmatched.any(),
-            is_added_up=is_sum().any() & ~is_lone.all(),
-            # Excused differences, such as additional results of one framework, are not unmatched.
-            parts_missing=(is_unmatched & is_output & _is_tensor()).any() & ~is_lone.all(),
-            turns=(is_discrete & is_beyond & is_output).any() & ~(~is_discrete & is_beyond & is_output).any(),
-            other_input_excess=_of(tensors & ~is_discrete, "excess").max().fill_null(0.0),
-            may_be_given_other=(tensors & (~pl.col("is_equal") | _may_be_another(rows))).any(),
-            takes_values=(~is_discrete & is_output & _is_tensor()).any(),
-            parameters_equal=_of(pl.col("role") == Role.PARAMETERS.value, "is_equal").all(),
-            input_noise=_of(tensors | pl.col("is_parameter"), "noise_floor").max().fill_null(0.0),
-            **largest,
-        )
-        .with_row_index("position")
-    )
-    forwards = set(nodes.filter((pl.col("phase") == Phase.FORWARD.value) & pl.col("only_on").is_null())["entry"])
+    columns = {
+        "phase": pl.col("phase").first(),
+        "entry_golden": pl.col("entry_golden").first(),
+        "only_on": pl.when(is_lone.all()).then(pl.col("match").cast(pl.String).first().str.slice(5)),
+        "inputs_equal": _of(tensors | pl.col("is_parameter"), "is_equal").all(),
+        "arguments_differ": (pl.col("is_argument") & is_error).any(),
+        "argument_gap": pl.col("argument_gap").max().fill_null(0.0),
+        "local_excess": pl.col("local_excess").max(),
+        "roundings_excess": _of(is_output, "roundings").max().fill_null(0.0),
+        "argument_excess": _of(pl.col("is_argument"), "roundings").max().fill_null(0.0),
+        "outputs_differ": ((~pl.col("is_equal") | is_lone) & is_output).any(),
+        "is_unmatched": is_unmatched.any(),
+        "is_added_up": is_sum().any() & ~is_lone.all(),
+        # Excused differences, such as additional results of one framework, are not unmatched.
+        "parts_missing": (is_unmatched & is_output & _is_tensor()).any() & ~is_lone.all(),
+        "turns": (is_discrete & is_beyond & is_output).any() & ~(~is_discrete & is_beyond & is_output).any(),
+        "other_input_excess": _of(tensors & ~is_discrete, "excess").max().fill_null(0.0),
+        "may_be_given_other": (tensors & (~pl.col("is_equal") | _may_be_another(rows))).any(),
+        "takes_values": (~is_discrete & is_output & _is_tensor()).any(),
+        "parameters_equal": _of(pl.col("role") == Role.PARAMETERS.value, "is_equal").all(),
+        "input_noise": _of(tensors | pl.col("is_parameter"), "noise_floor").max().fill_null(0.0),
+        **largest,
+    }
+    nodes = _grouped(rows, columns).with_row_index("position")
     is_golden = (pl.col("only_on") == "golden").fill_null(False)
     late = (
         nodes.filter(pl.col("only_on").is_not_null() & pl.col("is_unmatched") & pl.col("phase").is_in(_LATE))
         .select("entry", pl.when(is_golden).then(pl.coalesce("entry_golden", "entry")).otherwise("entry").alias("name"))
         .rows()
     )
+    is_forward = (pl.col("phase") == Phase.FORWARD.value) & pl.col("only_on").is_null()
+    forwards = set(nodes.filter(is_forward)["entry"]) if late else set[str]()
     lost = [entry for entry, name in late if names.forward_of(name) in forwards]
     # Compiled code has no backward calls but does have gradients, so its missing backward calls are not lost.
     of_parameters = nodes.filter((pl.col("phase") == Phase.PARAMETERS_GRAD.value) & pl.col("entry").is_in(lost))
@@ -356,7 +372,7 @@ def _is_behind_decision(nodes: pl.DataFrame) -> pl.Expr:
     return pl.lit(False) if first is None else pl.col("position") > first
 
 
-def _may_be_another(rows: pl.DataFrame) -> pl.Expr:
+def _may_be_another(rows: Rows) -> pl.Expr:
     """Whether a tensor may differ although its statistics are equal, namely in the order of its elements."""
     is_known = pl.col("checksum_target").is_not_null() & pl.col("checksum_golden").is_not_null()
     if "num_different" in rows.columns:

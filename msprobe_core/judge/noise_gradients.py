@@ -24,10 +24,12 @@ from typing import Any
 import polars as pl
 
 from msprobe_core import names
+from msprobe_core.judge.joining import filtered
 from msprobe_core.judge.limits import LimitTable, Precision
 from msprobe_core.judge.rounding_rules import RoundingRule
 from msprobe_core.model import Phase, Role
 from msprobe_core.store.frame import RowKind
+from msprobe_core.store.stored_rows import Rows
 
 _IDENTITY = ("numel_golden", "max_golden", "min_golden", "mean_golden", "norm_golden")
 
@@ -48,7 +50,7 @@ def _share_of_sum(table: LimitTable, precision: pl.Expr) -> pl.Expr:
     return pl.min_horizontal(table.vanishing_share_of(precision) * growth, table.limit_of(precision))
 
 
-def noise_rows(rows: pl.DataFrame, table: LimitTable) -> list[int]:
+def noise_rows(rows: Rows, table: LimitTable) -> list[int]:
     """Return the indices of rows beyond their limits that are noise by the second rule, or computed from such noise.
 
     Args:
@@ -58,25 +60,11 @@ def noise_rows(rows: pl.DataFrame, table: LimitTable) -> list[int]:
     if not RoundingRule.NOISE_GRADIENTS.is_on:
         return []
     is_gradient = pl.col("phase").is_in([Phase.BACKWARD.value, Phase.PARAMETERS_GRAD.value])
-    suspects = (
-        rows.select(
-            "phase",
-            "entry",
-            "role",
-            "error",
-            "limit",
-            "precision",
-            "precision_golden",
-            "source_norm",
-            "norm_target",
-            *_IDENTITY,
-        )
-        .with_row_index("row")
-        .filter(is_gradient & (pl.col("error") > pl.col("limit")) & (pl.col("limit") > 0) & (pl.col("norm_golden") > 0))
-        .with_columns(
-            own=table.vanishing_share_of(pl.col("precision_golden")),
-            shared=table.vanishing_share_of(pl.col("precision")),
-        )
+    is_beyond = (pl.col("error") > pl.col("limit")) & (pl.col("limit") > 0) & (pl.col("norm_golden") > 0)
+    columns = ("entry", "role", "precision", "precision_golden", "source_norm", "norm_target", *_IDENTITY)
+    suspects = filtered(rows, columns, is_gradient & is_beyond, "row").with_columns(
+        own=table.vanishing_share_of(pl.col("precision_golden")),
+        shared=table.vanishing_share_of(pl.col("precision")),
     )
     seeds = suspects.filter(
         (pl.col("role") != Role.INPUT.value)
@@ -96,13 +84,14 @@ def noise_rows(rows: pl.DataFrame, table: LimitTable) -> list[int]:
     return _with_consequences(rows, suspects, is_noise)
 
 
-def _smallest_share(rows: pl.DataFrame, entries: list[str]) -> dict[str, float]:
+def _smallest_share(rows: Rows, entries: list[str]) -> dict[str, float]:
     """Return, for backward calls, the factor by which their forward inputs may make gradients smaller."""
     forward_of = {entry: forward for entry in entries if (forward := names.forward_of(_backward_of(entry))) is not None}
     size = pl.max_horizontal(pl.col("max_golden").abs(), pl.col("min_golden").abs())
     is_number = pl.col("precision_golden").is_not_null() | (pl.col("type_golden") == "float")
+    is_own = pl.col("entry").is_in(list(forward_of.values()))
     sizes = (
-        rows.filter(pl.col("entry").is_in(list(forward_of.values())) & is_number & (size > 0))
+        filtered(rows, ["entry", "max_golden", "min_golden"], is_own & is_number & (size > 0))
         .group_by("entry")
         .agg(share=pl.min_horizontal(size.min(), 1 / size.max(), pl.lit(1.0)))
     )
@@ -114,17 +103,12 @@ def _backward_of(entry: str) -> str:
     return names.backward_of_parameters(entry) or entry
 
 
-def _with_consequences(rows: pl.DataFrame, suspects: pl.DataFrame, seeds: set[int]) -> list[int]:
+def _with_consequences(rows: Rows, suspects: pl.DataFrame, seeds: set[int]) -> list[int]:
     """Return the seeds and the rows computed from them alone, in execution order."""
     columns = ("row", "entry", "role", "norm_target", "shared", "source_norm", *_IDENTITY)
-    num_inputs = dict(
-        rows.select("entry", "role", "kind_golden")
-        .filter((pl.col("role") == Role.INPUT.value) & (pl.col("kind_golden") == RowKind.TENSOR.value))
-        .filter(pl.col("entry").is_in(suspects["entry"].unique().to_list()))
-        .group_by("entry")
-        .len()
-        .rows()
-    )
+    is_input = (pl.col("role") == Role.INPUT.value) & (pl.col("kind_golden") == RowKind.TENSOR.value)
+    is_input &= pl.col("entry").is_in(suspects["entry"].unique().to_list())
+    num_inputs = dict(filtered(rows, ["entry"], is_input).group_by("entry").len().rows())
     found: list[int] = []
     scale_of: dict[tuple[Any, ...], float] = {}  # size of the sources of noise, by the noise's statistics
     # Golden norm, and size of the sources, of the noise that a call got.

@@ -19,10 +19,12 @@ import polars as pl
 
 from msprobe_core import names
 from msprobe_core.judge.columns import Match
+from msprobe_core.judge.joining import filtered
 from msprobe_core.judge.noise.effects import Size
 from msprobe_core.judge.noise.operations import known_as
 from msprobe_core.judge.rounding_rules import RoundingRule
 from msprobe_core.model import Phase, Role
+from msprobe_core.store.stored_rows import Rows
 
 _IDENTITY = tuple(f"{name}_{side}" for name in ("norm", "mean", "max", "min") for side in ("target", "golden"))
 _PLACE = r"\.(?:input|output)\.(\w+)(?:\.(\d+))?$"
@@ -51,7 +53,7 @@ class _Row(NamedTuple):
     size: Size
 
 
-def rows_of_noise(rows: pl.DataFrame, is_noise: pl.Series) -> list[int]:
+def rows_of_noise(rows: Rows, is_noise: pl.Expr) -> list[int]:
     """Return the indices of rows of forward calls that are computed from noise, in one framework's optimizer.
 
     Args:
@@ -60,11 +62,11 @@ def rows_of_noise(rows: pl.DataFrame, is_noise: pl.Series) -> list[int]:
     """
     if not RoundingRule.NOISE_IN_UPDATES.is_on:
         return []
-    seeds = rows.filter(is_noise & (pl.col("phase") != Phase.FORWARD.value) & (pl.col("error") > 0))
+    seeds = filtered(rows, _IDENTITY, is_noise & (pl.col("phase") != Phase.FORWARD.value) & (pl.col("error") > 0))
     if seeds.is_empty():
         return []
     calls = _calls(rows)
-    frontier, found = seeds.select(_IDENTITY).unique(), set[int]()
+    frontier, found = seeds.unique(), set[int]()
     for _ in range(_LONGEST_CHAIN):
         got = calls.filter(pl.col("role") == Role.INPUT.value).join(
             frontier, on=_IDENTITY, how="semi", nulls_equal=True
@@ -79,15 +81,14 @@ def rows_of_noise(rows: pl.DataFrame, is_noise: pl.Series) -> list[int]:
     return sorted(found)
 
 
-def _calls(rows: pl.DataFrame) -> pl.DataFrame:
+def _calls(rows: Rows) -> pl.DataFrame:
     """Return the tensors of forward calls of APIs that differ or may explain others, with their place in the call."""
     is_value = pl.col("role").is_in([Role.INPUT.value, Role.OUTPUT.value]) & (pl.col("match") == Match.BOTH.value)
     is_api = ~pl.col("entry").str.contains(names.MODULE)
-    columns = ("entry", "role", "error", "numel_golden", "shape_golden", *_IDENTITY)
+    is_forward = pl.col("phase") == Phase.FORWARD.value
+    columns = ("key", "entry", "role", "error", "numel_golden", "shape_golden", *_IDENTITY)
     return (
-        rows.select("phase", "match", "key", *columns)
-        .with_row_index("row")
-        .filter((pl.col("phase") == Phase.FORWARD.value) & is_value & is_api & pl.col("norm_golden").is_not_null())
+        filtered(rows, columns, is_forward & is_value & is_api & pl.col("norm_golden").is_not_null(), "row")
         .with_columns(pl.col("key").str.extract(_PLACE, group).alias(f"at_{group}") for group in (1, 2))
         .with_columns(
             # A list has its tensors at `input.0.7`, and its results at `output.7` or `output.0.7`.
@@ -97,7 +98,7 @@ def _calls(rows: pl.DataFrame) -> pl.DataFrame:
             .then(pl.coalesce("at_2", "at_1"))
             .otherwise("at_2")
         )
-        .drop("phase", "match", "key")
+        .drop("key")
     )
 
 

@@ -7,13 +7,13 @@ and its intermediate sums; see `msprobe_core.judge.noise.rounding` for the minim
 from __future__ import annotations
 
 import polars as pl
-from polars import selectors as cs
 
 from msprobe_core.judge.columns import SKETCH_ERROR
 from msprobe_core.judge.joining import with_added
 from msprobe_core.judge.noise.measures import MEASURES, with_measures
 from msprobe_core.judge.noise.rounding import least, with_sizes
 from msprobe_core.model import Role
+from msprobe_core.store.stored_rows import Rows
 
 ALLOWED = 30.0
 """How many times the minimum of one rounding a healthy call may be off.
@@ -31,13 +31,14 @@ _READ = (
 """Columns from which the measures are computed; the last four exist if tensors or sketches were compared."""
 
 
-def local_excess(rows: pl.DataFrame) -> pl.Series:
-    """Return, for each row that a call made, its error in units of what that call alone may cause; 0 for other rows.
+def with_local_excess(rows: Rows) -> Rows:
+    """Return rows with ``local_excess``: the error in units of what the call alone may cause; 0 if no call made it.
 
     Args:
         rows: Judged rows.
     """
-    return with_added(rows.select(cs.by_name(*_READ, require_all=False)), _local_excess)["local_excess"]
+    reads = [name for name in _READ if name in rows.columns]
+    return with_added(rows, lambda part: _local_excess(part.select(reads)), reads)
 
 
 def _local_excess(rows: pl.DataFrame) -> pl.DataFrame:

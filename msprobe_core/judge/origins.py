@@ -16,15 +16,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, TypeAlias
 
 import polars as pl
 
 from msprobe_core import names
+from msprobe_core.judge.joining import any_of, filtered, filtered_parts, of_entry
 from msprobe_core.judge.nodes import INFINITE, is_module
 from msprobe_core.judge.noise.operations import is_layer
 from msprobe_core.judge.statistics_columns import has_inf_mismatch, has_nan_mismatch
 from msprobe_core.model import Phase, Role
+from msprobe_core.store.stored_rows import Rows
 
 Node: TypeAlias = dict[str, Any]
 """One row of the result of `msprobe_core.judge.nodes.nodes_of`."""
@@ -101,9 +104,7 @@ class Nesting:
         return found
 
 
-def find_sources(
-    rows: pl.DataFrame, nodes: pl.DataFrame, nesting: Nesting, *, is_foreign: bool = False
-) -> list[Source]:
+def find_sources(rows: Rows, nodes: pl.DataFrame, nesting: Nesting, *, is_foreign: bool = False) -> list[Source]:
     """Return the sources of one rank and step, in execution order, at most `MAX_SOURCES`.
 
     Args:
@@ -144,7 +145,7 @@ def is_flagged() -> pl.Expr:
     return (is_pair & ((excess > 1) | pl.col("parts_missing") | pl.col("has_other_number"))) | pl.col("is_lost")
 
 
-def _has_consequence(nodes: pl.DataFrame, rows: pl.DataFrame) -> bool:
+def _has_consequence(nodes: pl.DataFrame, rows: Rows) -> bool:
     """Whether more than the form of calls differs: numbers beyond rounding, results of modules, or gradients.
 
     For example, another kernel may get its mask as booleans instead of numbers to add; if the results agree, nothing is
@@ -154,8 +155,7 @@ def _has_consequence(nodes: pl.DataFrame, rows: pl.DataFrame) -> bool:
     is_made = pl.col("role").is_in([Role.OUTPUT.value, Role.PARAMETERS_GRAD.value])
     is_result = is_module() | (pl.col("phase") != Phase.FORWARD.value)
     has_nan = (has_nan_mismatch() | has_inf_mismatch()).fill_null(False)
-    telling = rows.filter((pl.col("excess") > 1) & (is_number | has_nan | (is_made & is_result)))
-    return bool(telling.height) or bool(
+    return any_of(rows, (pl.col("excess") > 1) & (is_number | has_nan | (is_made & is_result))) or bool(
         nodes.filter(pl.col("is_lost") | pl.col("parts_missing") | pl.col("has_other_number")).height
     )
 
@@ -270,10 +270,9 @@ _IDENTITY = ("numel", "max", "min", "mean", "norm", "num_nan")
 class _Values:
     """Maker of each value; a value is recognised by its statistics on both sides."""
 
-    def __init__(self, rows: pl.DataFrame, nodes: pl.DataFrame) -> None:
+    def __init__(self, rows: Rows, nodes: pl.DataFrame) -> None:
         self._rows = rows
         self._nodes = nodes
-        self._made: dict[tuple[Any, ...], list[tuple[int, str]]] | None = None
 
     def origin_of(self, node: Node) -> Node:
         """Return the call on the path to ``node`` at which the error grew most."""
@@ -311,12 +310,12 @@ class _Values:
         In the target something has changed it in between, such as a hook on a parameter's gradient.
         """
         is_wrong = (pl.col("role") == Role.INPUT.value) & (pl.col("excess") > 1) & (pl.col("norm_golden") > 0)
-        given = self._rows.filter((pl.col("entry") == node["entry"]) & is_wrong & (pl.col("numel_golden") > 1))
+        given = of_entry(self._rows, node["entry"]).filter(is_wrong & (pl.col("numel_golden") > 1))
         worst = given.sort("score", descending=True, maintain_order=True).head(1)
         keys = [f"{name}_golden" for name in _IDENTITY if name != "num_nan"]  # older dumps lack it
         is_made = pl.col("role").is_in([Role.OUTPUT.value, Role.PARAMETERS_GRAD.value])
-        made = self._rows.filter(is_made & (pl.col("phase") != Phase.FORWARD.value))
-        found = worst.select(keys).join(made.select(*keys, "entry"), on=keys, how="inner")
+        made = filtered(self._rows, [*keys, "entry"], is_made & (pl.col("phase") != Phase.FORWARD.value))
+        found = worst.select(keys).join(made, on=keys, how="inner")
         earlier = self._nodes.filter(
             (pl.col("position") < node["position"]) & pl.col("entry").is_in(found["entry"].to_list())
         )
@@ -324,29 +323,40 @@ class _Values:
         return right.row(-1, named=True) if right.height == earlier.height > 0 else None
 
     def _producer_of(self, node: Node) -> Node | None:
-        own = self._rows.filter((pl.col("entry") == node["entry"]) & (pl.col("role") == Role.INPUT.value))
-        worst = own.filter(~pl.col("is_parameter")).sort("score", descending=True, nulls_last=True).head(1)
-        if not worst.height:
+        is_given = (pl.col("role") == Role.INPUT.value) & ~pl.col("is_parameter")
+        own = of_entry(self._rows, node["entry"], ["role", "is_parameter", "score", *_COLUMNS]).filter(is_given)
+        worst = own.sort("score", descending=True, nulls_last=True).head(1)
+        identity = worst.select(_identity()).to_series()
+        if not len(identity) or identity[0] is None:
             return None
-        made = self._producers().get(worst.select(_identity()).row(0), [])
-        earlier = [entry for position, entry in made if position < node["position"]]
-        if not earlier:
+        earlier = self._made.filter((pl.col("identity") == identity[0]) & (pl.col("position") < node["position"]))
+        if not earlier.height:
             return None
-        found = self._nodes.filter(pl.col("entry") == earlier[0])
-        return found.row(0, named=True)
+        return self._nodes.row(by_predicate=pl.col("position") == earlier["position"][0], named=True)
 
-    def _producers(self) -> dict[tuple[Any, ...], list[tuple[int, str]]]:
-        if self._made is None:
-            self._made = {}
-            places = dict(self._nodes.select("entry", "position").rows())
-            made = self._rows.filter(pl.col("role") == Role.OUTPUT.value).select("entry", *_identity())
-            for entry, *identity in made.iter_rows():
-                self._made.setdefault(tuple(identity), []).append((places[entry], entry))
-        return self._made
+    @cached_property
+    def _made(self) -> pl.DataFrame:
+        """The identities of all results, in execution order, each with the position of the call that made it."""
+        places = self._nodes.select("entry", "position")
+        parts = filtered_parts(self._rows, ["entry", *_COLUMNS], pl.col("role") == Role.OUTPUT.value)
+        return pl.concat(
+            part.select("entry", identity=_identity())
+            .drop_nulls("identity")
+            .join(places, on="entry", how="left", maintain_order="left")
+            .drop("entry")
+            for part in parts
+        )
 
 
-def _identity() -> list[pl.Expr]:
-    return [pl.col(f"{name}_{side}") for name in _IDENTITY for side in ("target", "golden")]
+_COLUMNS = [f"{name}_{side}" for name in _IDENTITY for side in ("target", "golden")]
+
+
+def _identity() -> pl.Expr:
+    """Return a number shared by values with equal statistics; null if a statistic is NaN, which equals nothing."""
+    floats = [pl.col(name) for name in _COLUMNS if not name.startswith("num")]
+    # Negative and positive zero are equal.
+    own = pl.struct([pl.col(name) if name.startswith("num") else pl.col(name) + 0.0 for name in _COLUMNS]).hash()
+    return pl.when(~pl.any_horizontal(each.is_nan().fill_null(value=False) for each in floats)).then(own)
 
 
 def _growth(node: Node) -> float:

@@ -14,10 +14,11 @@ from __future__ import annotations
 import polars as pl
 
 from msprobe_core.findings import Finding, Level
-from msprobe_core.judge.joining import joined
+from msprobe_core.judge.joining import any_of, parts_of, with_added
 from msprobe_core.judge.judge_codes import JudgeCode
 from msprobe_core.judge.limits import LimitOverride, LimitTable
 from msprobe_core.store.frame import RowKind
+from msprobe_core.store.stored_rows import Rows
 
 TERMS = ("rel", "abs", "cos", "ulp")
 
@@ -30,18 +31,25 @@ HELPERS = ("is_ignored", "is_overridden", "conventional_limit", *(f"own_{term}" 
 """Columns that `with_overrides` adds for the verdict only."""
 
 
-def with_overrides(rows: pl.DataFrame, table: LimitTable) -> pl.DataFrame:
+def with_overrides(rows: Rows, table: LimitTable) -> Rows:
     """Return ``rows`` with ``override``, the name in messages of a row's limit by name, and the `HELPERS`.
 
     ``limit`` becomes that limit's ``rel`` if one of its terms is known for the row.
     """
-    rows = _with_own(rows, table)
     if not table.overrides:
         return rows.with_columns(
+            override=pl.lit(None, pl.String),
+            is_ignored=pl.lit(value=False),
+            **{f"own_{term}": pl.lit(None, pl.Float64) for term in TERMS},
             conventional_limit=pl.col("limit"),
             is_overridden=pl.lit(value=False),
             **{f"{kind}_{term}": pl.lit(None, kind_type) for kind, kind_type in _KINDS for term in TERMS},
         )
+    return with_added(rows, lambda part: _overridden(part, table))
+
+
+def _overridden(rows: pl.DataFrame, table: LimitTable) -> pl.DataFrame:
+    rows = _with_own(rows, table)
     known = {term: _known(term, rows.columns) for term in TERMS}
     rows = rows.with_columns(
         conventional_limit=pl.col("limit"), **{f"known_{t}": known[t] for t in TERMS}
@@ -57,9 +65,8 @@ def with_overrides(rows: pl.DataFrame, table: LimitTable) -> pl.DataFrame:
         }
     )
     is_overridden = pl.any_horizontal(*[pl.col(f"fails_{term}").is_not_null() for term in TERMS])
-    return rows.with_columns(is_overridden=is_overridden).with_columns(
-        limit=pl.when("is_overridden").then(pl.col("own_rel")).otherwise(pl.col("limit"))
-    )
+    limit = pl.when(is_overridden).then(pl.col("own_rel")).otherwise(pl.col("limit"))
+    return rows.with_columns(is_overridden=is_overridden, limit=limit).select("override", *HELPERS, "limit")
 
 
 _KINDS = (("fails", pl.Boolean), ("known", pl.Float64))
@@ -78,12 +85,8 @@ def _with_own(rows: pl.DataFrame, table: LimitTable) -> pl.DataFrame:
         },
         schema={"override": pl.String, "is_ignored": pl.Boolean, **{f"own_{term}": pl.Float64 for term in TERMS}},
     )
-    if not table.overrides:
-        return rows.with_columns(
-            pl.lit(None, dtype=kind).alias(name) for name, kind in terms.schema.items()
-        ).with_columns(is_ignored=pl.lit(value=False))
     numbered = terms.with_row_index("found").with_columns(pl.col("found").cast(pl.Int32))
-    found_rows = joined(rows.with_columns(found=found), numbered, on="found")
+    found_rows = rows.with_columns(found=found).join(numbered, on="found", how="left", maintain_order="left")
     return found_rows.drop("found").with_columns(pl.col("is_ignored").fill_null(False))
 
 
@@ -96,16 +99,16 @@ def _reaches(override: LimitOverride) -> pl.Expr:
     return pl.any_horizontal([name.str.contains(override.pattern).fill_null(False) for name in names])
 
 
-def note_idle(rows: pl.DataFrame, table: LimitTable) -> list[Finding]:
+def note_idle(rows: Rows, table: LimitTable) -> list[Finding]:
     """Return a note on limits in whose pattern's reach no row is, most likely because the pattern is mistaken.
 
     Args:
         rows: Result of `with_overrides`.
         table: The limits in force.
     """
-    used = set(rows["override"].unique())
+    used = {text for part in parts_of(rows, ["override"]) for text in part["override"].unique()}
     unused = [each for each in table.overrides if each.origin not in used]  # or overridden by later limits
-    idle = [each for each in unused if not rows.select(_reaches(each).any()).item()]
+    idle = [each for each in unused if not any_of(rows, _reaches(each))]
     if not idle:
         return []
     return [Finding(JudgeCode.IDLE_LIMITS, Level.WARNING, {"count": len(idle), "first": idle[0].origin})]

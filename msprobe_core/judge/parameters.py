@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 
 import polars as pl
 
 from msprobe_core import names
+from msprobe_core.judge.joining import filtered, filtered_parts
 from msprobe_core.judge.limits import LimitTable
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.model import Phase, Role
 from msprobe_core.store.frame import RowKind
+from msprobe_core.store.stored_rows import Rows
 
 _STATE = ("weight", "bias", "running_mean", "running_var")
 """Names of arguments that take parameters and other state of a module."""
@@ -35,7 +38,7 @@ def is_at_place_of_parameter(limits: LimitTable, name: str, entry: str) -> pl.Ex
     return pl.concat_str(api, place, separator=".").is_in(positions) | place.is_in(_STATE)
 
 
-def given_parameters(judged: pl.DataFrame, limits: LimitTable, parents: Mapping[str, str | None]) -> list[int]:
+def given_parameters(judged: Rows, limits: LimitTable, parents: Mapping[str, str | None]) -> list[int]:
     """Return the indices of the rows that differ and are parameters given as arguments.
 
     Args:
@@ -44,31 +47,27 @@ def given_parameters(judged: pl.DataFrame, limits: LimitTable, parents: Mapping[
         parents: The enclosing calls of the target's calls, to find an argument among its module's parameters.
     """
     identity = [f"{name}_{side}" for name in _IDENTITY for side in _SIDES]
-    own = judged.lazy().filter(_is_tensor(Role.PARAMETERS)).select("entry", *identity).collect()
+    own = filtered(judged, ["entry", *identity], _is_tensor(Role.PARAMETERS))
     owners = set(own["entry"])
     # Few modules own parameters, so the values of most arguments need no comparison.
     inside = {entry: owner for entry, owner in parents.items() if owner in owners}
-    given = (
-        judged.lazy()
-        .select("verdict", "judged_error", "role", "phase", *_KINDS, "name_target", "entry", *identity)
-        .with_row_index("row")
-        .filter(
-            _is_tensor(Role.INPUT)
-            & (pl.col("phase") == Phase.FORWARD.value)
-            & ((pl.col("verdict") == Verdict.ERROR.value) | (pl.col("judged_error") > 0))
-        )
+    is_given = (
+        _is_tensor(Role.INPUT)
+        & (pl.col("phase") == Phase.FORWARD.value)
+        & ((pl.col("verdict") == Verdict.ERROR.value) | (pl.col("judged_error") > 0))
     )
-    by_place = given.filter(is_at_place_of_parameter(limits, "name_target", "entry")).select("row").collect()
+    is_at_place = is_at_place_of_parameter(limits, "name_target", "entry")
+    by_place = filtered(judged, [], is_given & is_at_place, "row")["row"].to_list()
+    if not inside:
+        return by_place
     has_identity = pl.any_horizontal(*[pl.col(f"{n}_{s}").is_not_null() for n in _IDENTITY[1:] for s in _SIDES])
     of_owners = pl.col("entry").replace_strict(inside, default=None, return_dtype=pl.String)
-    by_value = (
-        given.filter(pl.col("entry").is_in(list(inside)) & has_identity)
-        .with_columns(of_owners)
-        .join(own.lazy(), on=["entry", *identity], how="semi", nulls_equal=True)
-        .select("row")
-        .collect()
-    )
-    return pl.concat([by_place, by_value])["row"].to_list()
+    is_inside = pl.col("entry").is_in(list(inside)) & has_identity
+    by_value = [
+        part.with_columns(of_owners).join(own, on=["entry", *identity], how="semi", nulls_equal=True)["row"].to_list()
+        for part in filtered_parts(judged, ["entry", *identity], is_given & is_inside, "row")
+    ]
+    return [*by_place, *chain.from_iterable(by_value)]
 
 
 def _is_tensor(role: Role) -> pl.Expr:

@@ -58,6 +58,11 @@ class RowRule:
     condition: pl.Expr
     fields: Mapping[str, pl.Expr | str] = field(default_factory=dict[str, pl.Expr | str])
 
+    @property
+    def expressions(self) -> Sequence[pl.Expr]:
+        """The condition, and all fields."""
+        return [self.condition, *map(_expression, self.fields.values())]
+
 
 def described(rows: pl.DataFrame, rules: Sequence[RowRule]) -> pl.DataFrame:
     """Return ``row``, ``level`` (of the worst finding) and `SCHEMA` for the rows that have findings.

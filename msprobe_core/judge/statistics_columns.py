@@ -15,6 +15,10 @@ import polars as pl
 STATISTICS = ("max", "min", "mean", "norm")
 
 
+READ = (*(f"{name}_{side}" for name in STATISTICS for side in ("target", "golden")), "numel_golden")
+"""The columns from which `add_statistics` computes others."""
+
+
 def add_statistics(aligned: pl.DataFrame) -> pl.DataFrame:
     """Return ``aligned`` with ``{statistic}_diff``, ``{statistic}_rel`` and ``error``; the last two are dimensionless.
 
@@ -30,6 +34,12 @@ def is_equal(name: str) -> pl.Expr:
     # Not eq_missing, which treats two nulls as equal: a missing statistic is unknown.
     target, golden = pl.col(f"{name}_target"), pl.col(f"{name}_golden")
     return (target == golden) | (target.is_nan() & golden.is_nan())
+
+
+def added_statistics(aligned: pl.DataFrame) -> pl.DataFrame:
+    """Return the columns that `add_statistics` adds, alone."""
+    added = [f"{name}_{what}" for what in ("diff", "rel") for name in STATISTICS]
+    return add_statistics(aligned).select(*added, "error")
 
 
 def _difference(name: str) -> pl.Expr:

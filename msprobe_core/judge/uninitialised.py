@@ -25,9 +25,11 @@ from typing import NamedTuple
 import polars as pl
 
 from msprobe_core import names
+from msprobe_core.judge.joining import any_of, filtered_parts
 from msprobe_core.model import Phase, Role
 from msprobe_core.order.calls import is_communication, kind_of
 from msprobe_core.store.frame import RowKind
+from msprobe_core.store.stored_rows import Rows
 
 OVERWRITING = frozenset(
     {"copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "exponential_", "bernoulli_", "cauchy_", "geometric_",
@@ -64,7 +66,7 @@ class _Row(NamedTuple):
     value: str | None
 
 
-def uninitialised_rows(rows: pl.DataFrame, allocating: Sequence[str], *, differs: pl.Expr) -> list[int]:
+def uninitialised_rows(rows: Rows, allocating: Sequence[str], *, differs: pl.Expr) -> list[int]:
     """Return the indices of the rows whose values are exempt; empty if no row needs an excuse.
 
     Args:
@@ -75,7 +77,7 @@ def uninitialised_rows(rows: pl.DataFrame, allocating: Sequence[str], *, differs
     involved = names.forward_of_any([*allocating, *OVERWRITING, *WRITING, *SELECTING])
     is_involved = pl.col("entry").str.contains(rf"{involved}|^\w*Distributed\.|^Primitive\.")
     has_destination = pl.col("name_target").str.contains(names.OUT_ARGUMENT)
-    if not rows.select(((is_involved | has_destination) & differs).any()).item():
+    if not any_of(rows, (is_involved | has_destination) & differs):
         return []
     memory = _Memory(frozenset(allocating))
     for entry, own in groupby(_forward_rows(rows), key=lambda each: each[0]):
@@ -83,25 +85,24 @@ def uninitialised_rows(rows: pl.DataFrame, allocating: Sequence[str], *, differs
     return memory.exempt
 
 
-def _forward_rows(rows: pl.DataFrame) -> Iterator[tuple[str, _Row]]:
+def _forward_rows(rows: Rows) -> Iterator[tuple[str, _Row]]:
     are_tensors = [(pl.col(f"kind_{side}") == RowKind.TENSOR.value).fill_null(value=False) for side in _SIDES]
     statistics = [f"{name}_{side}" for name in ("max", "min", "mean", "norm", "checksum") for side in _SIDES]
     known = [pl.col(f"{name}_{side}").is_not_null() for name in ("max", "checksum") for side in _SIDES]
     shape = pl.col("shape_target")
-    listed = (
-        rows.with_row_index("row")
-        .filter((pl.col("phase") == Phase.FORWARD.value) & pl.all_horizontal(are_tensors))
-        .select(
+    is_forward = (pl.col("phase") == Phase.FORWARD.value) & pl.all_horizontal(are_tensors)
+    columns = ("entry", "role", "name_target", "shape_target", *statistics)
+    for part in filtered_parts(rows, columns, is_forward, "row"):
+        listed = part.select(
             "entry", "row", pl.col("role").cast(pl.String),
             pl.col("name_target").str.extract(names.VALUE_PLACE).fill_null(""),
             shape.fill_null(""),
             pl.when(pl.any_horizontal(known)).then(
                 pl.concat_str(shape, *statistics, separator=" ", ignore_nulls=True)
             ).alias("value"),
-        )
-    )  # fmt: skip
-    for entry, *row in listed.rows():
-        yield entry, _Row(*row)
+        )  # fmt: skip
+        for entry, *row in listed.rows():
+            yield entry, _Row(*row)
 
 
 class _Unknown(NamedTuple):

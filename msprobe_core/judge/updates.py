@@ -17,6 +17,7 @@ from msprobe_core.judge.columns import Match
 from msprobe_core.judge.limits import UNIT_ROUNDOFF, Precision, roundoff_of
 from msprobe_core.judge.rounding_rules import RoundingRule
 from msprobe_core.model import Role
+from msprobe_core.store.stored_rows import Rows
 
 ALL_NOISE = 0.3
 """Relative floor from which a value is mostly rounding, such as the gradient of a bias that a softmax cancels."""
@@ -50,7 +51,7 @@ def value_of_row() -> pl.Expr:
     return pl.concat_str(columns, separator=" ", ignore_nulls=True)
 
 
-def with_updated_parameters(rows: pl.DataFrame) -> pl.DataFrame:
+def with_updated_parameters(rows: Rows) -> Rows:
     """Return rows of a step after the first with ``score`` and ``excess`` of parameters as described above.
 
     Parameters with floors of their own, from repetitions of whole trainings, are not changed. Neither is anything if
@@ -78,7 +79,7 @@ def with_updated_parameters(rows: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _judged(rows: pl.DataFrame) -> pl.DataFrame:
+def _judged(rows: Rows) -> pl.DataFrame:
     """Return the parameters of modules, with their deviation in units of that of similar parameters."""
     place = pl.col("key").str.replace(names.PARAMETER_ROW, "$1 $2")
     # Gradients that are negligible relative to the terms of their sum have no score.

@@ -27,6 +27,7 @@ All later stages read ``judged_error``, which is null for rows that are exempt o
 from __future__ import annotations
 
 from enum import Enum
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import polars as pl
@@ -37,7 +38,16 @@ from msprobe_core.findings import Level
 from msprobe_core.judge import activation_flips, overrides, statistics_columns
 from msprobe_core.judge.columns import SKETCH_ERROR, SKETCH_LOW, Match
 from msprobe_core.judge.inherited import inherited_precision
-from msprobe_core.judge.joining import joined, numbered
+from msprobe_core.judge.joining import (
+    any_of,
+    filtered,
+    filtered_parts,
+    joined,
+    numbered,
+    parts_of,
+    with_added,
+    with_marks,
+)
 from msprobe_core.judge.limits import LOWEST_FINITE, LimitTable, Precision, conventional, kind_of, precision_of
 from msprobe_core.judge.nesting import is_moved
 from msprobe_core.judge.noise import model as noise_model
@@ -51,6 +61,8 @@ from msprobe_core.judge.uninitialised import uninitialised_rows
 from msprobe_core.model import Role
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.frame import RowKind
+from msprobe_core.store.stored_dump import rows_of
+from msprobe_core.store.stored_rows import Rows, frame_of, roots_of, stored_as
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -94,7 +106,7 @@ _HELPERS = (
 
 
 def judge(
-    compared: pl.DataFrame,
+    compared: Rows,
     *,
     by_checksum: bool = False,
     limits: LimitTable | None = None,
@@ -103,7 +115,7 @@ def judge(
     scorer: Scorer | None = None,
     excuser: Excuser | None = None,
     parents: Mapping[str, str | None] | None = None,
-) -> pl.DataFrame:
+) -> Rows:
     """Return ``compared`` with ``limit``, ``is_exempt``, ``judged_error``, ``verdict`` and the findings of rows.
 
     Findings are ``messages`` and ``findings``, see `msprobe_core.judge.row_findings`. ``limit`` is the largest relative
@@ -125,45 +137,54 @@ def judge(
     """
     table = conventional() if limits is None else limits
     prepared = activation_flips.with_kinks(_with_precision(_with_absent_columns(compared), table, parents or {}), table)
-    prepared = _with_source(prepared)
-    prepared = overrides.with_overrides(_with_judged_error(prepared, table), table)
+    prepared = _with_judged_error(_with_source(prepared), table)
+    prepared = overrides.with_overrides(prepared, table)
     prepared = _with_scores(prepared, scorer).with_row_index("row")
     # Texts are rendered only for rows that may need one; in a healthy pair those are few.
     is_plain = _is_plain(by_checksum=by_checksum, is_foreign=is_foreign)
     rules = rules_of(table, by_checksum=by_checksum, is_foreign=is_foreign, has_nesting=has_nesting)
     if has_nesting:
         is_plain &= ~is_moved()
-    others = prepared.filter(~is_plain.fill_null(False))
-    return (
-        _with_verdicts(prepared, _described_in_turn(prepared, others, rules, excuser))
-        .with_columns(limit=pl.when(_is_scored()).then(None).otherwise("limit"))
-        .drop(*_HELPERS, *[name for name in (SKETCH_ERROR, SKETCH_LOW) if name not in compared.columns])
-        .drop([] if scorer is not None else [*noise_model.SCORES])
-    )
+    is_other = ~is_plain.fill_null(False)
+    if excuser is None:
+        reads = roots_of(is_other, _is_scored(), *chain.from_iterable(rule.expressions for rule in rules))
+        judged = with_added(
+            prepared,
+            lambda part: _verdicts(part, described(part.filter(is_other), rules)),
+            dict.fromkeys(["row", "limit", *reads]),
+        )
+    else:
+        rows = frame_of(prepared)
+        found = _described_in_turn(rows, is_other, rules, excuser)
+        judged = stored_as(prepared, rows.with_columns(_verdicts(rows, found).get_columns()))
+    absent = [name for name in (SKETCH_ERROR, SKETCH_LOW) if name not in compared.columns]
+    return judged.drop(*_HELPERS, *absent).drop([] if scorer is not None else [*noise_model.SCORES])
 
 
 def _described_in_turn(
-    prepared: pl.DataFrame, others: pl.DataFrame, rules: list[RowRule], excuser: Excuser | None
+    prepared: pl.DataFrame, is_other: pl.Expr, rules: list[RowRule], excuser: Excuser
 ) -> pl.DataFrame:
     """Describe the rows of pairs first, then those of one side alone, which the verdicts of pairs may excuse."""
-    if excuser is None:
-        return described(others, rules)
+    others = prepared.filter(is_other)
     is_pair = pl.col("match") == Match.BOTH.value
     of_pairs = described(others.filter(is_pair), rules)
-    lone = excuser(others.filter(~is_pair), _with_verdicts(prepared.filter(is_pair), of_pairs))
+    pairs = prepared.filter(is_pair)
+    lone = excuser(others.filter(~is_pair), pairs.with_columns(_verdicts(pairs, of_pairs).get_columns()))
     return pl.concat([of_pairs, described(lone, rules)])
 
 
-def _with_verdicts(rows: pl.DataFrame, found: pl.DataFrame) -> pl.DataFrame:
-    """Return rows with their findings, and the level of the worst finding as verdict."""
+def _verdicts(rows: pl.DataFrame, found: pl.DataFrame) -> pl.DataFrame:
+    """Return the findings of rows, the level of the worst as verdict, and the limit that decided."""
     verdict = pl.col("level").replace({Level.NOTE.value: Verdict.PASS.value}).fill_null(Verdict.PASS.value)
     empty = [pl.coalesce(name, pl.lit([], dtype=kind)).alias(name) for name, kind in SCHEMA.items()]
-    return joined(rows, found, on="row").with_columns(*empty, verdict=verdict).drop("level")
+    own = rows.select("row", limit=pl.when(_is_scored()).then(None).otherwise("limit"))
+    beside = own.join(found, on="row", how="left", maintain_order="left")
+    return beside.select("limit", *empty, verdict=verdict)
 
 
-def _with_scores(rows: pl.DataFrame, scorer: Scorer | None) -> pl.DataFrame:
+def _with_scores(rows: Rows, scorer: Scorer | None) -> Rows:
     if scorer is not None:
-        return scorer(rows)
+        return stored_as(rows, scorer(frame_of(rows)))
     return rows.with_columns(pl.lit(None, kind).alias(name) for name, kind in noise_model.SCORES.items()).with_columns(
         **{name: pl.lit(None) for name in noise_model.HELPERS if name != "num_flips"}, num_flips=pl.lit(0)
     )
@@ -185,7 +206,7 @@ _ABSENT = {
 """Columns that only some comparisons have."""
 
 
-def _with_absent_columns(compared: pl.DataFrame) -> pl.DataFrame:
+def _with_absent_columns(compared: Rows) -> Rows:
     absent = [pl.lit(None, dtype=kind).alias(name) for name, kind in _ABSENT.items() if name not in compared.columns]
     compared = compared.with_columns(absent)
     if "euclidean" in compared.columns:  # known values need no estimate
@@ -193,25 +214,28 @@ def _with_absent_columns(compared: pl.DataFrame) -> pl.DataFrame:
     return compared
 
 
-def _with_precision(compared: pl.DataFrame, table: LimitTable, parents: Mapping[str, str | None]) -> pl.DataFrame:
+def _with_precision(compared: Rows, table: LimitTable, parents: Mapping[str, str | None]) -> Rows:
     sides = ("target", "golden")
     # Parse each distinct text once; a dump has few dtypes.
-    dtypes = [dtype for dtype in pl.concat([compared[f"dtype_{s}"] for s in sides]).unique().to_list() if dtype]
+    texts = [part[f"dtype_{s}"].unique() for s in sides for part in parts_of(compared, [f"dtype_{s}"])]
+    dtypes = [dtype for dtype in pl.concat(texts).unique().to_list() if dtype]
     precisions = {dtype: None if (found := precision_of(dtype)) is None else int(found) for dtype in dtypes}
     kinds = {dtype: kind_of(dtype) for dtype in dtypes}
     own = [pl.col(f"dtype_{side}").replace_strict(precisions, default=None, return_dtype=pl.Int8) for side in sides]
     is_tensor = (pl.col("kind_target") == RowKind.TENSOR.value).fill_null(False)
-    own_precisions = compared.with_columns(
-        precision=pl.when(is_tensor).then(_at_least_of_mask(pl.max_horizontal(own))),
-        precision_target=own[0],
-        precision_golden=own[1],
-        kind_of_target=pl.col("dtype_target").replace_strict(kinds, default=None, return_dtype=pl.String),
-        kind_of_golden=pl.col("dtype_golden").replace_strict(kinds, default=None, return_dtype=pl.String),
-    )
-    return (
-        own_precisions.with_columns(inherited_precision(own_precisions, parents))
-        .with_columns(precision_limit=table.limit_of(pl.col("precision")))
-        .with_columns(limit=pl.col("precision_limit"))
+    added = {
+        "precision": pl.when(is_tensor).then(_at_least_of_mask(pl.max_horizontal(own))),
+        "precision_target": own[0],
+        "precision_golden": own[1],
+        "kind_of_target": pl.col("dtype_target").replace_strict(kinds, default=None, return_dtype=pl.String),
+        "kind_of_golden": pl.col("dtype_golden").replace_strict(kinds, default=None, return_dtype=pl.String),
+    }
+    own_precisions = with_added(compared, lambda part: part.select(**added), roots_of(*added.values()))
+    limit = table.limit_of(pl.col("precision"))
+    return with_added(
+        own_precisions.with_columns(inherited_precision(own_precisions, parents)),
+        lambda part: part.select(precision_limit=limit, limit=limit),
+        ["precision"],
     )
 
 
@@ -224,62 +248,67 @@ def _at_least_of_mask(own: pl.Expr) -> pl.Expr:
     return own
 
 
-def _with_source(compared: pl.DataFrame) -> pl.DataFrame:
+def _with_source(compared: Rows) -> Rows:
     """Add the largest norm, magnitude and number of elements of the golden tensors among a call's inputs.
 
     The columns are ``source_norm``, ``source_size`` and ``source_numel``; null for the inputs themselves.
     """
     numbers = numbered(compared["entry"])
-    sizes = compared.select(
-        "role",
-        is_tensor=both(RowKind.TENSOR),
-        source=numbers,
-        source_norm="norm_golden",
-        source_size=_size("golden"),
-        source_numel="numel_golden",
-    )
-    is_given = (pl.col("role") == Role.INPUT.value) & pl.col("is_tensor")
-    given = sizes.filter(is_given).group_by("source").agg(pl.col("source_norm", "source_size", "source_numel").max())
+    rows = compared.with_columns(numbers.alias("number"))
+    sizes = {
+        "source_norm": pl.col("norm_golden"),
+        "source_size": _size("golden"),
+        "source_numel": pl.col("numel_golden"),
+    }
+    is_given = (pl.col("role") == Role.INPUT.value) & both(RowKind.TENSOR)
+    parts = filtered_parts(rows, ["number", *roots_of(*sizes.values())], is_given)
+    of_parts = [
+        part.group_by(source="number").agg(**{name: size.max() for name, size in sizes.items()}) for part in parts
+    ]
+    given = pl.concat(of_parts).group_by("source").agg(pl.col(*sizes).max())
     is_made = pl.col("role") != Role.INPUT.value
-    source = pl.when(is_made).then(pl.lit(numbers).replace(_sources(compared, numbers)))
-    return joined(compared.with_columns(source=source), given, on="source").drop("source")
+    source = pl.when(is_made).then(pl.col("number").replace(_sources(rows)))
+    made = with_added(rows, lambda part: part.select(source=source), ["role", "number"])
+    return joined(made, given, on="source").drop("source", "number")
 
 
-def _sources(compared: pl.DataFrame, numbers: pl.Series) -> dict[int, int | None]:
+def _sources(rows: Rows) -> dict[int, int | None]:
     """Return the number of the entry that computes a parameter gradient, by the number of the gradient's own entry."""
-    entries = compared.select("entry", number=numbers, is_own=pl.col("role") == Role.PARAMETERS_GRAD.value)
-    own = dict(entries.filter("is_own").select("entry", "number").unique().rows())
+    is_own = pl.col("role") == Role.PARAMETERS_GRAD.value
+    own = dict(filtered(rows, ["entry", "number"], is_own).unique().rows())
     wanted = {entry: source for entry in own if (source := names.backward_of_parameters(entry)) is not None}
     is_wanted = pl.col("entry").is_in(list(wanted.values()))
-    found = dict(entries.filter(is_wanted).select("entry", "number").unique().rows()) if wanted else {}
+    found = dict(filtered(rows, ["entry", "number"], is_wanted).unique().rows()) if wanted else {}
     return {own[entry]: found.get(source) for entry, source in wanted.items()}
 
 
-def _with_judged_error(compared: pl.DataFrame, table: LimitTable) -> pl.DataFrame:
+def _with_judged_error(compared: Rows, table: LimitTable) -> Rows:
     grounds = ("is_uninitialised", "is_vanishing", "rounds_to_zero")
     comparable = (pl.col("match") == Match.BOTH.value) & both(RowKind.TENSOR) & same_shape() & ~pl.col("is_special")
-    noise = noise_rows(compared, table)
-    vanishes = is_vanishing_vector(table).fill_null(False) | pl.int_range(pl.len()).is_in(noise)
-    is_noise = compared.select(vanishes).to_series()
+    compared = with_marks(compared, "is_noise", noise_rows(compared, table))
+    is_noise = is_vanishing_vector(table).fill_null(False) | pl.col("is_noise")
     noise = rows_of_noise(compared, is_noise)
     is_special = statistics_columns.has_nan_mismatch() | statistics_columns.has_inf_mismatch()
     differs = (
         is_special | (pl.col("error") > pl.col("limit")) | (pl.col("checksum_target") != pl.col("checksum_golden"))
     )
     unset = uninitialised_rows(compared, table.uninitialised, differs=differs)
-    return (
-        compared.with_columns(
-            own_error=pl.when("is_behind_kink").then(pl.coalesce("whole_error", "error")).otherwise("error"),
-            is_special=is_special,
-            is_uninitialised=pl.int_range(pl.len()).is_in(unset),
-            is_vanishing=is_noise | pl.int_range(pl.len()).is_in(noise),
-            rounds_to_zero=_rounds_to_zero(table),
-        )
-        .with_columns(is_exempt=pl.any_horizontal(*grounds, pl.col(EXCUSE).is_not_null()).fill_null(False))
-        .with_columns(
-            judged_error=pl.when(comparable & ~pl.col("is_exempt")).then(pl.max_horizontal("own_error", SKETCH_LOW))
-        )
-    )
+    marked = with_marks(with_marks(compared, "is_uninitialised", unset), "is_vanishing", noise)
+    first = {
+        "own_error": pl.when("is_behind_kink").then(pl.coalesce("whole_error", "error")).otherwise("error"),
+        "is_special": is_special,
+        "is_vanishing": is_noise | pl.col("is_vanishing"),
+        "rounds_to_zero": _rounds_to_zero(table),
+    }
+    is_exempt = pl.any_horizontal(*grounds, pl.col(EXCUSE).is_not_null()).fill_null(False)
+    error = pl.when(comparable & ~pl.col("is_exempt")).then(pl.max_horizontal("own_error", SKETCH_LOW))
+
+    def judged(part: pl.DataFrame) -> pl.DataFrame:
+        told = part.with_columns(**first).with_columns(is_exempt=is_exempt)
+        return told.select(*first, "is_exempt", judged_error=error)
+
+    reads = roots_of(*first.values(), is_exempt, comparable, error)
+    return with_added(marked, judged, [name for name in reads if name in marked.columns]).drop("is_noise")
 
 
 def _is_plain(*, by_checksum: bool, is_foreign: bool) -> pl.Expr:
@@ -336,12 +365,13 @@ def check_recorded(dump: Dump) -> None:
     Raises:
         CompareError: the recording of each of its tensors failed.
     """
-    if dump.frame["failure"].null_count() == dump.frame.height:
+    rows = rows_of(dump)
+    if not any_of(rows, pl.col("failure").is_not_null()):
         return
-    failed = dump.frame.filter(pl.col("failure").is_not_null())
     recorded = (pl.col("kind") == RowKind.TENSOR.value) & pl.col("failure").is_null()
-    if dump.frame.select(recorded.any()).item():
+    if any_of(rows, recorded):
         return
+    failed = filtered(rows, ["name", "failure"], pl.col("failure").is_not_null())
     name, reason = failed.select("name", "failure").row(0)
     raise CompareError(
         f"{dump.path}: none of its {failed.height:,} tensors could be recorded, so there is nothing to compare; the "

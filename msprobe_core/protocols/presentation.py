@@ -71,6 +71,32 @@ class Companion:
     content: bytes
 
 
+class TableRows(Protocol):
+    """The rows of a table: a `polars.DataFrame`, or rows in files with these methods of it."""
+
+    @property
+    def height(self) -> int:
+        """Number of rows."""
+        ...
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns."""
+        ...
+
+    def select(self, *columns: Any, **named: Any) -> pl.DataFrame:
+        """Return expressions over all rows."""
+        ...
+
+    def slice(self, offset: int, length: int, /) -> pl.DataFrame:
+        """Return consecutive rows."""
+        ...
+
+    def iter_slices(self, length: int, /) -> Iterator[pl.DataFrame]:
+        """Yield all rows, as many at a time."""
+        ...
+
+
 @dataclass(frozen=True)
 class Table:
     """Columns, and the rows that their cells are computed from.
@@ -86,7 +112,7 @@ class Table:
     """
 
     columns: Sequence[Column]
-    rows: pl.DataFrame
+    rows: TableRows
     colours: Colours | None = None
     is_shown: pl.Series | None = None
     marks: Sequence[str] | None = None
@@ -104,9 +130,10 @@ class Table:
 
     def slices(self) -> Iterator[pl.DataFrame]:
         """Yield the rows that the cells show, in the same slices; at least one, so that an empty table has columns."""
-        for start in range(0, max(self.rows.height, 1), _SLICE_ROWS):
-            part = self.rows.slice(start, _SLICE_ROWS)
-            yield part if self.is_shown is None else part.filter(self.is_shown.slice(start, _SLICE_ROWS))
+        slices = self.rows.iter_slices(_SLICE_ROWS) if self.rows.height else [self.rows.slice(0, 0)]
+        for number, part in enumerate(slices):
+            shown = None if self.is_shown is None else self.is_shown.slice(number * _SLICE_ROWS, _SLICE_ROWS)
+            yield part if shown is None else part.filter(shown)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,7 @@ from msprobe_core.judge.statistics_columns import STATISTICS
 from msprobe_core.protocols.presentation import Column, Table, Width
 from msprobe_core.report.table import STACK_COLUMN, with_stacks
 from msprobe_core.store.frame import RowKind
+from msprobe_core.store.stored_rows import has_any, narrowed, roots_of
 
 _SIDES = ("target", "golden")
 
@@ -49,6 +50,9 @@ _NO_MEASURES = frozenset({"error", "status", "problem", *[f"{name}_{side}" for n
 
 _JUDGED = "judged_error"
 
+_FOR_SHEETS = ("entry", "match", "verdict", _JUDGED, "limit", "score", "score_limit")
+"""Columns by which spreadsheets colour and choose rows, and stacks are found."""
+
 _OF_MODE: dict[Mode, frozenset[str]] = {
     Mode.TENSOR: frozenset({_JUDGED, *_TENSOR_HEADERS}),
     Mode.STATISTICS: frozenset({_JUDGED, *[f"{name}_{what}" for name in STATISTICS for what in ("diff", "rel")]}),
@@ -66,15 +70,15 @@ def own_table(result: UnitResult, *, has_stacks: bool) -> Table:
         has_stacks: Whether there is a column of call stacks; without recorded stacks there is none in any case.
     """
     always = _OF_MODE[result.mode]
-    present = set(result.rows.columns)
+    present = set(result.judged.columns)
     shown = [
         column
-        for name, column in _columns(result.rows.columns)
-        if name is None or (name in present and (name in always or _has_any(result.rows, name)))
+        for name, column in _columns(result.judged.columns)
+        if name is None or (name in present and (name in always or has_any(result.judged, name)))
     ]
-    rows = result.rows
+    rows = narrowed(result.judged, [*_FOR_SHEETS, *roots_of(*[column.value for column in shown])])
     if has_stacks and result.stacks:
-        rows = with_stacks(result, _stack_text)
+        rows = with_stacks(result, rows, _stack_text)
         shown.append(_STACKS)
     return Table(shown, rows)
 
@@ -85,10 +89,6 @@ _STACKS = Column("stack", pl.col(STACK_COLUMN).cast(pl.String), width=Width.NAME
 def titles() -> Collection[str]:
     """Return every header that the table may have, metrics of plugins excepted."""
     return {column.header for column in (*[column for _, column in _columns(())], _STACKS)}
-
-
-def _has_any(rows: pl.DataFrame, name: str) -> bool:
-    return rows[name].null_count() < rows.height
 
 
 def _columns(of_rows: Sequence[str]) -> Iterator[tuple[str | None, Column]]:

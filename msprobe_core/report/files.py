@@ -243,4 +243,4 @@ def _write_suggestions(result: ComparisonResult[UnitSummary], directory: Path) -
 
 
 def _holds_saved_values(unit: UnitResult) -> bool:
-    return unit.rows.height > 0 and bool((unit.rows["phase"] == Phase.DEBUG.value).all())
+    return unit.judged.height > 0 and bool((unit.judged["phase"] == Phase.DEBUG.value).all())

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from msprobe_core.judge.verdict import Verdict
-from msprobe_core.protocols.presentation import Colours, Table
+from msprobe_core.protocols.presentation import Colours, Table, TableRows
 from msprobe_core.report.sheet import PERCENT, Sheet, SheetColumn, SheetPart, write_book
 from msprobe_core.report.table import BY_VERDICT
 
@@ -54,7 +54,7 @@ def write_spreadsheet(table: Table, file: BinaryIO, note: str | None = None) -> 
     write_book(file, sheets)
 
 
-def _are_worst(rows: pl.DataFrame, number: int) -> pl.Series:
+def _are_worst(rows: TableRows, number: int) -> pl.Series:
     """Return for each row whether it is one of the ``number`` worst."""
     severity = pl.col("verdict").replace_strict(_SEVERITY, range(len(_SEVERITY)), return_dtype=pl.Int8)
     # Rows that fail for another reason than their error, such as NaN, have no error, and sort before those that do.

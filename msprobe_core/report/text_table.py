@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
 import msgspec
 import polars as pl
+from polars.io.plugins import register_io_source
 
-from msprobe_core.protocols.presentation import Table
+from msprobe_core.protocols.presentation import Table, TableRows
 from msprobe_core.report.escape import guarded
 
 
@@ -58,8 +60,24 @@ def write_parquet(table: Table, file: BinaryIO) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    shown = table.rows.lazy().select(column.value.alias(column.header) for column in table.columns)
+    columns = [column.value.alias(column.header) for column in table.columns]
     try:
-        shown.sink_parquet(file)
+        _lazy(table.rows, columns).sink_parquet(file)
     except pl.exceptions.ComputeError as error:  # polars reports a full disk this way
         raise OSError(str(error)) from error
+
+
+_GROUP = 100_000
+"""Number of rows in a group of a Parquet file."""
+
+
+def _lazy(rows: TableRows, columns: Sequence[pl.Expr]) -> pl.LazyFrame:
+    """Return columns that are computed while they are written."""
+    if isinstance(rows, pl.DataFrame):
+        return rows.lazy().select(columns)
+    schema = rows.slice(0, 0).select(columns).schema
+
+    def parts(*_: object) -> Iterator[pl.DataFrame]:
+        return (part.select(columns) for part in rows.iter_slices(_GROUP))
+
+    return register_io_source(parts, schema=schema)

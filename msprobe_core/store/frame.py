@@ -18,6 +18,7 @@ from msprobe_core.fingerprint.distance import SIZE_BYTES
 from msprobe_core.model import Fp8Stats, Phase, Role
 from msprobe_core.store import layout
 from msprobe_core.store.json_records import Call, Leaf, Part, decode_call, decode_gradients
+from msprobe_core.store.stored_rows import Rows, RowsBuilder, frame_of
 from msprobe_core.untrusted.files import most_unfolded
 from msprobe_core.untrusted.json_text import MAX_NESTING, check_nesting, too_deep
 from msprobe_core.untrusted.malformed import MalformedError
@@ -88,12 +89,13 @@ _NOT_FINITE = {
 class FrameBuilder:
     """Collects rows; the only place that knows the meaning of records of ``dump.json``."""
 
-    def __init__(self, num_bytes: int | None = None) -> None:
+    def __init__(self, num_bytes: int | None = None, *, part_rows: int | None = None) -> None:
         """Begin with no rows.
 
         Args:
             num_bytes: Length of the file with the records, which bounds the total length of the rows' names; ``None``
                 if they are trusted.
+            part_rows: Number of rows from which they are written to files; ``None`` keeps all in memory.
         """
         self._names: list[str] = []
         self._keys: list[str] = []
@@ -103,6 +105,8 @@ class FrameBuilder:
         self._cells: list[Leaf | tuple[Any, ...]] = []
         self._text_left: float = math.inf if num_bytes is None else most_unfolded(num_bytes)
         self._batches: list[pl.DataFrame] = []
+        self._part_rows: float = math.inf if part_rows is None else part_rows
+        self._parts: RowsBuilder | None = None
 
     def add_json(self, entry: str, content: bytes | msgspec.Raw) -> None:
         """Append the rows of one entry whose record is still JSON.
@@ -142,17 +146,37 @@ class FrameBuilder:
 
     def build(self) -> pl.DataFrame:
         """Return the frame and empty the builder."""
+        return frame_of(self.rows())
+
+    def rows(self, *, has_whole_entries: bool = False) -> Rows:
+        """Return the rows and empty the builder.
+
+        Args:
+            has_whole_entries: Whether no entry was added twice.
+        """
+        if self._parts is None:
+            return self._pop_part()
+        parts, self._parts = self._parts, None
+        if self._batches or self._cells:
+            parts.add(self._pop_part())
+        return parts.rows(has_whole_entries=has_whole_entries)
+
+    def _pop_part(self) -> pl.DataFrame:
         if not self._batches:
             return self._pop_batch()
-        batches = [*self._batches, self._pop_batch()]
+        batches = [*self._batches, *([self._pop_batch()] if self._cells else [])]
         self._batches.clear()
         # Column by column, so that at most one column exists twice.
         frame = pl.DataFrame([_joined([batch.drop_in_place(name) for batch in batches]) for name in COLUMNS])
         return _with_shared_names(frame)
 
     def _make_room(self) -> None:
-        if len(self._cells) >= _BATCH_ROWS:
-            self._batches.append(self._pop_batch())
+        if len(self._cells) < _BATCH_ROWS:
+            return
+        self._batches.append(self._pop_batch())
+        if sum(batch.height for batch in self._batches) > self._part_rows:
+            self._parts = self._parts or RowsBuilder()
+            self._parts.add(self._pop_part())
 
     def _pop_batch(self) -> pl.DataFrame:
         # Series by Series: polars is several times slower with all of them at once.

@@ -23,9 +23,8 @@ from msprobe_core.store.stored_dump import MAX_BYTES, StoredDump, read_content
 from msprobe_core.untrusted.json_text import without_depth
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from msprobe_core.store.frame import FrameBuilder
+    from msprobe_core.store.stored_rows import Rows
 
 
 _T = TypeVar("_T")
@@ -195,7 +194,7 @@ def _read_in_pieces(path: Path) -> JsonDump | None:
     except (OSError, OddDocumentError):
         return None
     # Of two records with the same name the later one counts. Pieces may hide this; the whole document does not.
-    entries = dump.frame["entry"]
+    entries = dump.rows["entry"]
     return dump if entries.rle_id().n_unique() == entries.n_unique() else None
 
 
@@ -206,13 +205,15 @@ def _built(path: Path, documents: Iterable[Document], notes: list[str]) -> JsonD
         DumpError: no record is valid.
         OddDocumentError: see `_sound_document`.
     """
-    from msprobe_core.store.frame import FrameBuilder  # imports polars, which the command line does not need
+    # They import polars, which the command line does not need.
+    from msprobe_core.store.frame import FrameBuilder
+    from msprobe_core.store.stored_rows import PART_ROWS
 
     malformed, num_malformed = "", 0
     has_execution: list[bool] = []
     num_records = 0
     document = Document("", {})
-    builder = FrameBuilder(path.stat().st_size)
+    builder = FrameBuilder(path.stat().st_size, part_rows=PART_ROWS)
     for document in documents:
         has_execution = has_execution or [_has_execution(document)]
         num_records += len(document.data)
@@ -222,17 +223,17 @@ def _built(path: Path, documents: Iterable[Document], notes: list[str]) -> JsonD
             except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:  # noqa: PERF203  # 50 ns
                 malformed = malformed or f"the record {clip(entry)!r} is malformed ({clip(str(error))})"
                 num_malformed += 1
-    frame = builder.build()
-    if malformed and not frame.height:
+    rows = builder.rows(has_whole_entries=True)
+    if malformed and not rows.height:
         raise DumpError(f"{path}: {malformed}; no other record is sound")
     if malformed:
         notes.append(f"{path}: {malformed}; malformed records, which are left out: {num_malformed}")
     damage = [note.removeprefix(f"{path}: ") for note in notes]
     mode = document.summary_mode
     if not isinstance(mode, str) or not mode:
-        mode = _summary_mode_in(frame, is_ours=any(has_execution))
+        mode = _summary_mode_in(rows, is_ours=any(has_execution))
     header = document.header(mode)
-    return JsonDump(path, header, frame, notes, document.ending(header, num_records, damage))
+    return JsonDump(path, header, rows, notes, document.ending(header, num_records, damage))
 
 
 def _has_execution(document: Document) -> bool:
@@ -241,11 +242,11 @@ def _has_execution(document: Document) -> bool:
     return b'"execution"' in bytes(first) if isinstance(first, msgspec.Raw) else "execution" in str(first)
 
 
-def _summary_mode_in(frame: pl.DataFrame, *, is_ours: bool) -> str:
+def _summary_mode_in(rows: Rows, *, is_ours: bool) -> str:
     """Infer the summary mode of a dump whose header lacks it; empty if that is impossible."""
-    if frame["sketch"].null_count() < frame.height:
+    if rows["sketch"].null_count() < rows.height:
         return "sketch"
-    checksum = frame["checksum"].drop_nulls().head(1).to_list()
+    checksum = rows["checksum"].drop_nulls().head(1).to_list()
     if not checksum:
         return "statistics"
     if len(checksum[0]) == _NUM_CRC_DIGITS:

@@ -15,7 +15,8 @@ from msprobe_core.untrusted.files import MAX_BYTES, TooLargeError, read_plain
 if TYPE_CHECKING:
     import polars as pl
 
-    from msprobe_core.protocols.storage import TensorSource
+    from msprobe_core.protocols.storage import Dump, TensorSource
+    from msprobe_core.store.stored_rows import Rows
 
 _V = TypeVar("_V")
 
@@ -29,16 +30,22 @@ class StoredDump(ABC):
     stack_file: str
     construct_file: str
 
-    def __init__(
-        self, path: Path, header: RunHeader, frame: pl.DataFrame, notes: Sequence[str], ending: Ending
-    ) -> None:
+    def __init__(self, path: Path, header: RunHeader, rows: Rows, notes: Sequence[str], ending: Ending) -> None:
         self.path = path
         self.ending = ending
         self.header = header
-        self.frame = frame
+        self.rows = rows
         self.notes = list(notes)
         self._stacks: Mapping[str, Sequence[str]] | None = None
         self._parents: Mapping[str, str | None] | None = None
+
+    @property
+    def frame(self) -> pl.DataFrame:
+        """All rows, in memory from now on."""
+        from msprobe_core.store.stored_rows import frame_of  # imports polars, which the command line does not need
+
+        self.rows = frame = frame_of(self.rows)
+        return frame
 
     @property
     def stacks(self) -> Mapping[str, Sequence[str]]:
@@ -103,6 +110,11 @@ class StoredDump(ABC):
         from msprobe_core.store.tensors import open_tensor  # not needed to compare statistics
 
         return open_tensor(self.tensor_path(file_name))
+
+
+def rows_of(dump: Dump) -> Rows:
+    """Return the rows of a dump, which may be in files."""
+    return dump.rows if isinstance(dump, StoredDump) else dump.frame
 
 
 def read_content(path: Path) -> bytes:

@@ -29,6 +29,7 @@ from msprobe_core.model import Phase, Role
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.report.default_table import PERCENTILE_HEADERS
 from msprobe_core.store.frame import RowKind
+from msprobe_core.store.stored_rows import frame_of
 from msprobe_core.view.view_codes import ViewCode
 
 SIDES = ("target", "golden")
@@ -108,7 +109,7 @@ def calls_of_dump(dump: Dump) -> Calls:
             slot=pl.when("makes").then("what"),
         )
     )  # fmt: skip
-    values, statistics = _values(with_fp8_columns(rows, ("target",)), calls, ("target",))
+    values, statistics = _values(frame_of(with_fp8_columns(rows, ("target",))), calls, ("target",))
     reasons = {
         name: Finding(ViewCode.HOLDS_NOT_FINITE, Level.ERROR, {"slot": slot})
         for name, slot in calls.select("name", "slot").drop_nulls("slot").rows()

@@ -1,0 +1,113 @@
+"""Rows in files: the same answers as of the frame that they were, and the same result of a comparison."""
+
+import shutil
+from pathlib import Path
+
+import polars as pl
+import pytest
+from polars.testing import assert_frame_equal
+
+from msprobe_core.compare import CompareOptions
+from msprobe_core.compare.pairs import UnitPair
+from msprobe_core.compare.unit import compare_unit
+from msprobe_core.errors import StoreError
+from msprobe_core.judge.joining import any_of, by_entry, filtered, joined, of_entry, with_added, with_marks
+from msprobe_core.judge.noise import NoiseModel
+from msprobe_core.store import stored_rows
+from msprobe_core.store.stored_rows import StoredRows, frame_of, has_any, narrowed, stored
+
+FRAME = pl.DataFrame(
+    {
+        "entry": ["a", "a", "b", "b", "b", "c", "d", "d"],
+        "key": ["a.0", "a.1", "b.0", "b.1", "b.2", "c.0", "d.0", "d.1"],
+        "name": ["a.0", "a.1", "b.0", "b.1", "b.2", "c.0", "d.0", "d.1"],
+        "x": [1.0, float("nan"), None, -0.0, 5.0, 6.0, 7.0, 8.0],
+        "nothing": pl.Series([None] * 8, dtype=pl.Int64),
+        "kind": pl.Series(["u", "v"] * 4, dtype=pl.Enum(["u", "v"])),
+        "texts": [["m"], [], [], ["n", "o"], [], [], [], []],
+    }
+)
+
+
+@pytest.fixture
+def rows(monkeypatch):
+    monkeypatch.setattr(stored_rows, "PART_ROWS", 3)
+    found = stored(FRAME)
+    assert isinstance(found, StoredRows)
+    return found
+
+
+def test_parts_are_whole_entries_and_hold_the_frame(rows):
+    assert rows.heights == [5, 3]
+    assert rows.has_whole_entries
+    assert rows.schema == FRAME.schema
+    assert_frame_equal(frame_of(rows), FRAME)
+    assert_frame_equal(pl.concat(rows.iter_slices(5)), FRAME)
+    assert [part.height for part in rows.iter_slices(5)] == [5, 3]
+    assert_frame_equal(rows.slice(1, 5), FRAME.slice(1, 5))
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda own: frame_of(own.with_columns(x=pl.col("x").cum_max(), entry=pl.col("key"), key=pl.col("entry"))),
+        lambda own: frame_of(own.with_columns(pl.lit(2).alias("two"), pl.Series("number", range(8)))),
+        lambda own: own.select("x", rank=pl.col("x").rank(), number=pl.int_range(pl.len())),
+        lambda own: own.filter(pl.col("x") > 4, pl.col("kind") == "u"),
+        lambda own: frame_of(own.drop("x", ["texts"]).with_row_index("row"), ["row", "kind"]),
+        lambda own: frame_of(with_marks(own, "is_marked", [0, 7])),
+        lambda own: frame_of(with_added(own, lambda part: part.select(double=pl.col("x") * 2), ["x"])),
+        lambda own: frame_of(joined(own, pl.DataFrame({"entry": ["b"], "beside": [3]}), on="entry")),
+        lambda own: filtered(own, ["key"], pl.col("x") > 4, "row"),
+        lambda own: of_entry(own, "d"),
+        lambda own: of_entry(own, "e", ["key"]),
+        lambda own: by_entry(own, ["entry", "x"], lambda part: part.group_by("entry", maintain_order=True).agg("x")),
+        lambda own: frame_of(narrowed(own, ["key", "absent", "x"])),
+    ],
+)
+def test_they_answer_as_the_frame_does(rows, work):
+    assert_frame_equal(work(rows), work(FRAME))
+
+
+def test_whether_any_row_has_a_value_or_meets_a_condition(rows):
+    assert [has_any(rows, name) for name in ("nothing", "x")] == [False, True]
+    assert [any_of(rows, pl.col("x") < limit) for limit in (2, -1)] == [True, False]
+
+
+def test_the_directory_is_private_and_removed_with_the_last_rows(rows):
+    path = rows._disks[0].path
+    assert path.stat().st_mode & 0o777 == 0o700
+    rows = rows.drop("x")
+    assert path.is_dir()
+
+
+def test_a_directory_without_room_is_an_error_that_says_what_to_do(rows):
+    shutil.rmtree(rows._disks[0].path)
+    with pytest.raises(StoreError, match="set TMPDIR"):
+        rows.with_row_index("row")
+
+
+DATA = Path(__file__).parents[1] / "data"
+TOOL = DATA / "mindstudio_probe"
+PAIRS = {
+    "statistics": (TOOL / "8.3.3_statistics/step0/rank", TOOL / "26.2.0_statistics/step0/proc1"),
+    "checksums": (TOOL / "26.2.0_md5/step0/proc1", TOOL / "26.2.0_md5/step0/proc1"),
+    "structure": (TOOL / "26.2.0_structure/step0/proc1", TOOL / "26.2.0_L1/step0/proc1"),
+    "frameworks": (DATA / "frameworks/mindspore_fault", DATA / "frameworks/pytorch"),
+    "equal calls": (TOOL / "26.2.0_statistics/step0/proc1", TOOL / "26.2.0_statistics/step0/proc1"),
+}
+
+
+@pytest.mark.parametrize("options", [CompareOptions(), CompareOptions(noise=NoiseModel())], ids=["limits", "noise"])
+@pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
+def test_a_comparison_in_files_has_the_result_of_one_in_memory(pair, options, monkeypatch):
+    unit = UnitPair("", None, None, *pair)
+    own = compare_unit(unit, options)
+    monkeypatch.setattr(stored_rows, "PART_ROWS", 10)
+    found = compare_unit(unit, options, in_files=True)
+    assert isinstance(found.judged, StoredRows)
+    assert found.summary() == own.summary()
+    assert_frame_equal(found.rows, own.rows, check_column_order=False)
+    assert_frame_equal(found.entries, own.entries)
+    assert_frame_equal(found.weigh().rows, own.weigh().rows, check_column_order=False)
+    assert_frame_equal(found.weigh().nodes, own.weigh().nodes)
