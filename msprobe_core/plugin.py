@@ -124,6 +124,7 @@ from msprobe_core.protocols.presentation import (
     Table,
     TableChoices,
     TableFormat,
+    TableRows,
     Width,
 )
 from msprobe_core.protocols.recording import Call, CallRecorder, FeatureOffer
@@ -179,7 +180,7 @@ __all__ = [  # noqa: RUF022  # by purpose
     "Executor", "Metric", "Export", "Page", "PageGraphs", "ApiMap", "ModuleMap", "RunSettings",
     "TrainerStages",
     # Tables of results
-    "Colours", "Column", "Companion", "Table", "TableChoices", "TableFormat", "Width",
+    "Colours", "Column", "Companion", "Table", "TableChoices", "TableFormat", "TableRows", "Width",
     # Data
     "Argument", "Batch", "CallScript", "Digest", "Distribution", "Ending", "ExecutorOptions", "Fp8Stats",
     "GradientSlot", "KernelOptions", "Level", "LinearKind", "MAX_DEPTH", "OUTSIDE", "PerturbMode", "Perturbation",

@@ -94,8 +94,8 @@ def test_errors_that_are_no_numbers_are_resumed_as_they_were(tmp_path, monkeypat
         write_dump(tmp_path / "target" / f"rank{rank}", WRONG)
     plain = run_module.compare_unit
 
-    def with_infinite_error(*arguments):
-        found = plain(*arguments)
+    def with_infinite_error(*arguments, **options):
+        found = plain(*arguments, **options)
         return replace(found, fault=replace(found.fault, output_error=math.inf))
 
     monkeypatch.setattr(run_module, "compare_unit", with_infinite_error)
