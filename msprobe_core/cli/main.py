@@ -23,7 +23,7 @@ EXIT_FAILED = 2
 EXIT_SIGNAL = 128
 """The signal's number is added to this."""
 
-_ALLOCATOR = "_RJEM_MALLOC_CONF", "dirty_decay_ms:500,muzzy_decay_ms:0"
+_ALLOCATOR = "_RJEM_MALLOC_CONF", "dirty_decay_ms:100,muzzy_decay_ms:0"
 """Makes polars' allocator return memory soon after it is freed; by default it keeps most of it until a short command
 ends. It is read when polars is imported, here and in the processes that a command starts."""
 

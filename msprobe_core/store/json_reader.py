@@ -207,13 +207,14 @@ def _built(path: Path, documents: Iterable[Document], notes: list[str]) -> JsonD
     """
     # They import polars, which the command line does not need.
     from msprobe_core.store.frame import FrameBuilder
-    from msprobe_core.store.stored_rows import PART_ROWS
+    from msprobe_core.store.stored_rows import LONG_BYTES, PART_ROWS
 
     malformed, num_malformed = "", 0
     has_execution: list[bool] = []
     num_records = 0
     document = Document("", {})
-    builder = FrameBuilder(path.stat().st_size, part_rows=PART_ROWS)
+    num_bytes = path.stat().st_size
+    builder = FrameBuilder(num_bytes, part_rows=PART_ROWS if num_bytes > LONG_BYTES else None)
     for document in documents:
         has_execution = has_execution or [_has_execution(document)]
         num_records += len(document.data)

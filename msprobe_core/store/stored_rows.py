@@ -24,7 +24,13 @@ import polars as pl
 from msprobe_core.errors import StoreError
 
 PART_ROWS = 1 << 15
-"""Minimum number of rows in a part; frames that are not longer stay in memory."""
+"""Minimum number of rows in a part."""
+
+LONG_ROWS, LONG_BYTES = 1 << 18, 1 << 26
+"""Frames up to this length, and those of JSON files up to this size, stay in memory: some 280,000 rows of statistics.
+
+A comparison of more rows would take more than 350 MB. Files make it a fifth slower, so shorter ones do not use them.
+"""
 
 _DIRECTORY = "msprobe-rows-"
 """Beginning of the names of private temporary directories."""
@@ -352,7 +358,7 @@ def stored(frame: Rows) -> Rows:
     Args:
         frame: Has ``entry``.
     """
-    if isinstance(frame, StoredRows) or frame.height <= PART_ROWS:
+    if isinstance(frame, StoredRows) or frame.height <= LONG_ROWS:
         return frame
     runs = frame["entry"].rle_id()
     builder = RowsBuilder()

@@ -32,6 +32,7 @@ FRAME = pl.DataFrame(
 @pytest.fixture
 def rows(monkeypatch):
     monkeypatch.setattr(stored_rows, "PART_ROWS", 3)
+    monkeypatch.setattr(stored_rows, "LONG_ROWS", 3)
     found = stored(FRAME)
     assert isinstance(found, StoredRows)
     return found
@@ -103,7 +104,8 @@ PAIRS = {
 def test_a_comparison_in_files_has_the_result_of_one_in_memory(pair, options, monkeypatch):
     unit = UnitPair("", None, None, *pair)
     own = compare_unit(unit, options)
-    monkeypatch.setattr(stored_rows, "PART_ROWS", 10)
+    for name in ("PART_ROWS", "LONG_ROWS", "LONG_BYTES"):
+        monkeypatch.setattr(stored_rows, name, 10)
     found = compare_unit(unit, options, in_files=True)
     assert isinstance(found.judged, StoredRows)
     assert found.summary() == own.summary()
