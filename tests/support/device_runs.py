@@ -90,7 +90,7 @@ def train(
     Args:
         around: What of the probe surrounds it.
         device: ``npu`` or ``cpu``.
-        lag: How many steps the device is behind.
+        lag: How many steps late the device is.
         dtype: Of the model; ``autocast`` is float32 with autocast to bfloat16.
         width: Of the model.
         num_steps: How many steps.
