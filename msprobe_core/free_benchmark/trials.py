@@ -6,11 +6,10 @@ import math
 from collections.abc import Callable, Container, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import Self
 
 from msprobe_core.api_check.online.held_dump import HeldTensor
 from msprobe_core.capture.framework_choice import find_framework
@@ -29,6 +28,9 @@ from msprobe_core.protocols.capabilities import (
 )
 from msprobe_core.protocols.framework import Framework
 from msprobe_core.store.tensor_values import DTYPES
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Array: TypeAlias = NDArray[Any]
 

@@ -387,9 +387,10 @@ def test_the_namespace_has_no_init():
 BLOCK = """
 import importlib.machinery, sys
 class Block:
-    # Found, because libraries ask whether torch is there; but whoever imports it fails.
+    # Found, because libraries ask whether torch is there; but whoever imports it fails. The last one is installed with
+    # all frameworks, but not required by the core.
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {"torch", "torch_npu", "mindspore", "verl", "transformers"}:
+        if name.partition(".")[0] in {"torch", "torch_npu", "mindspore", "verl", "transformers", "typing_extensions"}:
             return importlib.machinery.ModuleSpec(name, self)
     def create_module(self, spec):
         raise ImportError("blocked: " + spec.name)
