@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-import re
+import string
 
 from msprobe_core.api_check.verdict import OutputVerdict
 from msprobe_core.compat.published_tables import (
@@ -41,7 +41,9 @@ def _shortest(value: float) -> str:
 
 def _mindspore_dtype(dtype: str) -> str:
     """Return a dtype as MindSpore names it: ``BFloat16``, ``UInt8``, ``Float8E4M3FN``."""
-    kind, digits, rest = re.fullmatch(r"([a-z]*)(\d*)(.*)", dtype, re.DOTALL).groups()  # pyright: ignore[reportOptionalMemberAccess]
+    after = dtype.lstrip(string.ascii_lowercase)
+    kind, rest = dtype[: len(dtype) - len(after)], after.lstrip(string.digits)
+    digits = after[: len(after) - len(rest)]
     return _KINDS.get(kind, kind.capitalize()) + digits + rest.removeprefix("_").upper()
 
 

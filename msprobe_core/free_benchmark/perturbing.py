@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from msprobe_core.config.schema import HandlerType
 from msprobe_core.hookspecs import hookimpl
 from msprobe_core.model import Task
 from msprobe_core.protocols.recording import FeatureOffer
@@ -20,6 +19,8 @@ class _Offer:
     def make(self, host: Any) -> Feature | None:
         if host.config.task is not Task.FREE_BENCHMARK:
             return None
+        from msprobe_core.config.schema import HandlerType  # imports YAML, which the command line does not need
+
         if host.config.options.handler_type is HandlerType.FIX:
             from msprobe_core.free_benchmark.fixing import FixedResults
 

@@ -150,10 +150,11 @@ def with_judged_updates(rows: pl.DataFrame, before: pl.DataFrame) -> pl.DataFram
     found = _found(joined, allows_turns=False)
     factor = _common_factor(found)
     if factor is None:
+        usual = found["score"].median()
+        if not (isinstance(usual, float) and usual <= 1):
+            return rows.with_columns(update_factor=pl.lit(None, pl.Float64))
+        # Most updates differ by rounding alone, so that single elements may explain the others.
         found = _found(joined, allows_turns=RoundingRule.UPDATED_PARAMETERS.is_on)
-    usual = found["score"].median()
-    if factor is None and not (isinstance(usual, float) and usual <= 1):
-        return rows.with_columns(update_factor=pl.lit(None, pl.Float64))
     scores = found.group_by("value").agg(update_score=pl.col("score").max())
     of_value = rows.select(value=value_of_row()).join(scores, on="value", how="left", maintain_order="left")
     excess = pl.col("update_score") / _ROUNDINGS

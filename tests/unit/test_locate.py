@@ -309,6 +309,8 @@ SAMPLES = {
     LocateCode.NEXT_SEED_EQUAL: CHECK,
     LocateCode.NEXT_COMPARE_CHECKPOINTS: CHECK,
     LocateCode.NEXT_CONFIGURE: {"what": THETA},
+    LocateCode.SAMPLES_CUT: {"where": "step1/rank0", "count": 8},
+    LocateCode.SAMPLES_OTHER: {"where": "step1/rank0", "common": 3, "count": 8},
     LocateCode.LONE_CALL: {"only_on": "target"},
     LocateCode.LOST_GRADIENT: {"only_on": "golden"},
     LocateCode.CHANGED_AFTERWARDS: {"seen_at": "Torch.mul.0.forward"},

@@ -150,7 +150,7 @@ def test_metrics_of_plugins_follow_the_six_metrics(compared, tmp_path):
     rows = unit.rows.with_columns(
         pl.Series("metric:Manhattan", [0.0, None, 10.0]), pl.Series("metric:Word", ["same", None, "=other"])
     )
-    unit = replace(unit, rows=rows)
+    unit = replace(unit, judged=rows)
     (ours,) = table_of(unit).cells()
     assert ours["Manhattan"].to_list() == [0.0, None, 10.0]
     for layout in ("a", "c"):
