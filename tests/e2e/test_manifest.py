@@ -240,6 +240,22 @@ def test_an_optimizer_is_found_where_the_machine_is_busy(record, tmp_path, monke
     assert [each.type for each in manifest_in(tmp_path / "run").run.optimizers] == ["torch.optim.sgd.SGD"]
 
 
+def test_a_search_that_is_cut_off_finds_the_optimizer_of_now(record, tmp_path, monkeypatch):
+    """Many objects are older, another training's optimizer among them; the clock allows one part of the search."""
+    importlib.import_module("torch._dynamo")
+    other = torch.optim.AdamW([torch.ones(1, requires_grad=True)], lr=0.5)
+    ballast = [[] for _ in range(150_000)]
+    gc.collect()
+    gc.disable()  # so that nothing moves on from the youngest generation
+    try:
+        monkeypatch.setattr(time, "thread_time", itertools.count().__next__)
+        record(tiny, train=train_tiny, steps=1)
+    finally:
+        gc.enable()
+    assert [each.type for each in manifest_in(tmp_path / "run").run.optimizers] == ["torch.optim.sgd.SGD"]
+    del other, ballast
+
+
 def test_without_a_model_the_rest_is_described(tmp_path):
     debugger = PrecisionDebugger(dump_path=tmp_path / "run", level="L1")
     debugger.start()

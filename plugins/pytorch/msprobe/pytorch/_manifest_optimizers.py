@@ -131,15 +131,20 @@ def _existing() -> list[Any]:
     )
     subclasses = _subclasses_of(kinds)
     began = time.thread_time()  # on a busy machine, waiting is no searching
-    objects = gc.get_objects()
     found: list[Any] = []
-    # In C: there are hundreds of thousands. What was made last is looked at first.
-    for end in range(len(objects), 0, -_PART):
-        part = objects[max(end - _PART, 0) : end]
-        found += compress(part, map(subclasses.__contains__, map(type, part)))
+    for part in _newest_first():
+        found += compress(part, map(subclasses.__contains__, map(type, part)))  # in C: there may be millions
         if time.thread_time() - began > _MAX_SEARCH_S:
             break
     return found[::-1]
+
+
+def _newest_first() -> Iterator[list[Any]]:
+    """Yield the objects of this process in parts: the youngest generation first, and of each what came last to it."""
+    for generation in range(len(gc.get_count())):
+        objects = gc.get_objects(generation)
+        for end in range(len(objects), 0, -_PART):
+            yield objects[max(end - _PART, 0) : end]
 
 
 def _subclasses_of(kinds: Iterable[Any]) -> set[type[Any]]:
