@@ -11,13 +11,11 @@ from __future__ import annotations
 import bisect
 import logging
 import math
-import threading
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -32,6 +30,7 @@ from msprobe_core.api_check.online.files import (
     write_coverage,
     write_verdicts,
 )
+from msprobe_core.api_check.online.held_copies import HeldCopies
 from msprobe_core.api_check.online.held_dump import HeldDump
 from msprobe_core.api_check.online.kinds import CallSample, Kind, KindName
 from msprobe_core.api_check.online.online_codes import OnlineCode
@@ -86,20 +85,6 @@ class Checker(Protocol):
         ...
 
 
-class _Copy(NamedTuple):
-    snapshot: Any
-    stem: str
-    value: TensorValue
-
-
-@dataclass(slots=True)
-class _Held:
-    """Copies of the tensors of one entry."""
-
-    copies: list[_Copy] = field(default_factory=list[_Copy])
-    size_bytes: int = 0
-
-
 def replaying(host: Host) -> ReplayingFramework:
     """Return the framework of a session, which replays calls.
 
@@ -129,12 +114,8 @@ class OnlineCheck(Feature):
         self._task = host.config.task.value
         self._checker = checker
         self._sample = sample
-        self._lock = threading.RLock()
         self._entries: dict[str, Entry] = {}
-        self._held: dict[str, _Held] = {}
-        self._too_large: set[str] = set()  # entries
-        self._num_bytes = 0
-        self.max_bytes = MAX_HELD_BYTES
+        self.copies = HeldCopies(MAX_HELD_BYTES)
         self._is_ending = False
         self._decided: tuple[int, bool] = (-1, False)
         self._has_begun = False
@@ -196,36 +177,20 @@ class OnlineCheck(Feature):
         """Copy a tensor of a sampled call."""
         if value.digest.stats == Stats() or not self._sample.takes(entry, value.meta):  # uninitialized, or not sampled
             return
-        if self._num_bytes >= self.max_bytes or math.prod(value.meta.shape) > MAX_ELEMENTS:
-            self._drop(entry)
+        if self.copies.is_full or math.prod(value.meta.shape) > MAX_ELEMENTS:
+            self._sample.give_up(entry)  # it waits for another step, in which it comes earlier
+            self.copies.refuse(entry)
             return
         snapshot = self._host.framework.snapshot(tensor)
-        if snapshot is None:
-            return
-        stem = names.tensor_file_stem(entry, category, path)
-        size = int(getattr(snapshot, "nbytes", 0))
-        with self._lock:
-            held = self._held.setdefault(entry, _Held())
-            held.copies.append(_Copy(snapshot, stem, value))
-            held.size_bytes += size
-            self._num_bytes += size
-        value.file_name = stem  # until it is known whether a file is written
-
-    def _drop(self, entry: str) -> None:
-        """Let a call wait for another step, in which it comes earlier."""
-        self._sample.give_up(entry)
-        with self._lock:
-            self._too_large.add(entry)
-            self.forget(entry)
+        if snapshot is not None:
+            self.copies.add(entry, snapshot, names.tensor_file_stem(entry, category, path), value)
 
     def judge(self, entry: str) -> None:
         """Do nothing: calls are checked when the step ends."""
 
     def forget(self, entry: str) -> None:
         """Drop the copies of a call."""
-        with self._lock:
-            if (held := self._held.pop(entry, None)) is not None:
-                self._num_bytes -= held.size_bytes
+        self.copies.drop(entry)
 
     # --- the end of a step ------------------------------------------------------------------------------------
 
@@ -246,11 +211,8 @@ class OnlineCheck(Feature):
             raise
 
     def _clear(self) -> None:
-        with self._lock:
-            self._entries.clear()
-            self._held.clear()
-            self._too_large.clear()
-            self._num_bytes = 0
+        self._entries.clear()
+        self.copies.clear()
 
     def end_window(self, *, was_running: bool) -> None:  # noqa: ARG002
         """See `Feature`."""
@@ -262,16 +224,16 @@ class OnlineCheck(Feature):
             return
         self._has_begun = False
         self._budget.end_step(was_recorded=was_recorded)
-        self._sample.next_step(self._budget.next_allowance, self.max_bytes, was_recorded=was_recorded)
+        self._sample.next_step(self._budget.next_allowance, self.copies.max_bytes, was_recorded=was_recorded)
         if was_recorded and self._budget.clock() - self._written > _COVERAGE_PAUSE_S:
             self._write_coverage()
 
     def _check_step(self, step: int) -> Batch:
         kinds = self._sample.look_at(self._entries.values())
-        for name in self._too_large & kinds.keys():
-            reason = Finding(OnlineCode.TOO_LARGE, fields={"most": self.max_bytes >> 20})
+        for name in self.copies.refused & kinds.keys():
+            reason = Finding(OnlineCode.TOO_LARGE, fields={"most": self.copies.max_bytes >> 20})
             kinds[name].note_unsampled(reason, was_chosen=not self._sample.is_survey)
-        sampled = {name: kind for name, kind in kinds.items() if name in self._held and not kind.is_closed}
+        sampled = {name: kind for name, kind in kinds.items() if name in self.copies and not kind.is_closed}
         calls = self._opened(sampled)
         positions = {name: position for position, name in enumerate(self._entries)}
         lines: list[Mapping[str, Any]] = []
@@ -304,13 +266,12 @@ class OnlineCheck(Feature):
         """Return the sampled calls as a dump; a backward needs the entry of its forward, too."""
         wanted = {each for name in sampled for each in (name, names.forward_of(name)) if each is not None}
         entries = [entry for name, entry in self._entries.items() if name in wanted]
-        copies = {copy.stem: copy.snapshot for held in self._held.values() for copy in held.copies}
         header = RunHeader(
             task=self._config.task.value, level=self._config.level.value, framework=self._host.framework.name
         )
-        dump = HeldDump.of(
-            entries, copies, self._host.framework.content, header=header, path=self._unit or self._config.directory
-        )  # fmt: skip
+        path = self._unit or self._config.directory
+        content = self._host.framework.content
+        dump = HeldDump.of(entries, self.copies.by_stem(), content, header=header, path=path)
         return RecordedCalls(dump, MAX_ELEMENTS)
 
     def _checked(self, calls: RecordedCalls, name: str) -> tuple[RecordedCall, CallVerdict]:
@@ -351,14 +312,13 @@ class OnlineCheck(Feature):
         """Return entries to write, with statistics and files of their tensors."""
         reducer = self._host.framework.reducer()
         statistics = StatisticsProcessor()
-        for name, held in self._held.items():
-            for copy in held.copies:
-                copy.value.file_name = None
-                if name in entries:
-                    statistics.reduce(copy.snapshot, copy.value.digest, reducer)
+        for name, copy in self.copies:
+            copy.value.file_name = None
+            if name in entries:
+                statistics.reduce(copy.snapshot, copy.value.digest, reducer)
         reducer.collect()
-        for name in entries.keys() & self._held.keys():
-            for copy in self._held[name].copies:
+        for name, copy in self.copies:
+            if name in entries:
                 self._host.save(copy.snapshot, copy.stem, copy.value)
         chosen = sorted(entries.values(), key=lambda entry: entry.sequence)
         return Batch(chosen, {entry.name: entry.parent for entry in chosen if entry.parent is not None})
