@@ -7,21 +7,17 @@ gradient that this call sends to that argument, even if other calls use the tens
 several times, the parts are added. The gradient with respect to a result is the gradient that arrives at the result's
 own node.
 
-This module serves all frameworks whose graphs consist of such nodes; the differences are abstract methods.
+This module serves all frameworks whose graphs consist of such nodes; the differences are methods of `AutogradGraph`.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, cast
 
+from msprobe_core.interception.autograd_graph import AutogradGraph, Node
 from msprobe_core.model import MAX_DEPTH, GradientSlot
 from msprobe_core.protocols.recording import Call, CallRecorder
-
-Node = Any
-"""An autograd node; the classes of different frameworks have no common base."""
 
 
 class _Sum:
@@ -56,7 +52,7 @@ _Place = tuple[int, GradientSlot, Sequence[_Part]]
 """For a node that made a result: output number, slot, and the parts of arguments that the call returned unchanged."""
 
 
-class GraphGradients(ABC):
+class GraphGradients(AutogradGraph):
     """Watches the gradients of one call: constructed before the call, ``attach`` after it."""
 
     __slots__ = (
@@ -96,74 +92,9 @@ class GraphGradients(ABC):
                 self._postponed.append((slot, tensor, version))
         self._first = self.next_sequence_number()
 
-    # --- implemented by each framework ------------------------------------------------------------------------
-
-    @staticmethod
-    @abstractmethod
-    def is_tensor(value: object) -> bool:
-        """Whether ``value`` is a tensor of the framework."""
-
-    @staticmethod
-    @abstractmethod
-    def node_of(tensor: Any) -> Node | None:
-        """Return the node that made this tensor; ``None`` for leaves and constants."""
-
-    @staticmethod
-    @abstractmethod
-    def output_number(tensor: Any) -> int:
-        """Return the output number of the tensor at its node."""
-
-    @staticmethod
-    @abstractmethod
-    def key_of(node: Node) -> Hashable:
-        """Return a key that is equal for two wrappers of the same node, as long as one of them is alive."""
-
-    @staticmethod
-    @abstractmethod
-    def leaf_key(tensor: Any) -> Hashable:
-        """Return the key that `edges_of` yields for edges to this tensor, which is a leaf."""
-
-    @staticmethod
-    @abstractmethod
-    def edges_of(node: Node) -> Iterable[tuple[Node | None, Hashable, Hashable] | None]:
-        """Return the edges of a node, in the order of the gradients that it sends: node, its key, key of the edge.
-
-        The node is ``None`` at the end of the graph; the edge is ``None`` if it takes no gradient.
-        """
-
-    @staticmethod
-    @abstractmethod
-    def sequence_number(node: Node) -> int:
-        """Return the node's sequence number; it increases with the order of creation on a thread."""
-
-    @staticmethod
-    @abstractmethod
-    def next_sequence_number() -> int:
-        """Return the smallest sequence number of nodes that this thread creates from now on."""
-
-    @staticmethod
-    @abstractmethod
-    def backward_pass() -> int:
-        """Return a unique number of the backward pass that runs on this thread; -1 if it is unknown."""
-
-    @staticmethod
-    def postponed_version(tensor: Any) -> Any:  # noqa: ARG004  # of those who override it
-        """Return the version of a tensor whose node must not be accessed before the call; ``None`` if it may be."""
-        return None
-
-    @staticmethod
-    def is_view(tensor: Any, /) -> bool:  # noqa: ARG004  # of those who override it
-        """Whether a tensor is a view of another one, so that a write of the call gives it a new node."""
-        return False
-
     def follow_views(self, results: Sequence[tuple[GradientSlot, Any]]) -> int:  # noqa: ARG002
         """Watch the gradients of views that the call has written to; return the number of such arguments."""
         return 0
-
-    @staticmethod
-    @abstractmethod
-    def quiet(on_failure: Callable[[str, Exception], None]) -> AbstractContextManager[None]:
-        """See `msprobe_core.plugin.Framework.quiet`."""
 
     # --- installing the hooks ---------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ with the reason. Values that should be equal on several ranks are compared on th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -39,13 +39,10 @@ from msprobe_core.compare.shards.columns import Columns
 from msprobe_core.compare.shards.declaration import Declaration, Undeclared
 from msprobe_core.compare.shards.findings import ReplicaFinding
 from msprobe_core.compare.shards.groups import Groups, one_part
-from msprobe_core.compare.shards.placement import (
-    recorded,
-)
+from msprobe_core.compare.shards.merged_files import MergedFiles
+from msprobe_core.compare.shards.placement import recorded
 from msprobe_core.compare.shards.rank_rows import Part, part_of, unite
 from msprobe_core.compare.shards.replicas import differing
-from msprobe_core.compare.shards.sources import CHUNK, Assembled, Reader, chunk_ranges, overlap
-from msprobe_core.errors import DumpError
 from msprobe_core.model import Distribution, Ending, RunHeader
 from msprobe_core.protocols.storage import Dump, TensorSource
 from msprobe_core.store.ending import ending_of_all
@@ -139,7 +136,7 @@ class MergedDump:
         Raises:
             DumpError: a part of it is missing, damaged or not a tensor.
         """
-        return self._merging.open_tensor(file_name)
+        return self._merging.files.open_tensor(file_name)
 
     def held(self, name: str) -> Sequence[HeldPiece]:
         """Return the parts of a row's tensor with their ranks; empty if there is no such row, or it is not a tensor."""
@@ -199,7 +196,6 @@ class _Merging:
         self._like = like
         self._findings: dict[int, ReplicaFinding] = {}
         self._assemblies: dict[int, Assembly] = {}
-        self._files: dict[str, int] = {}
         self._renamed: dict[str, str] = {}
         self.notes: list[str] = []
         self.frame = pl.DataFrame()
@@ -212,6 +208,7 @@ class _Merging:
         if order is not None:
             union = union.at(order)
         self.union = union
+        self.files = MergedFiles(union)
         self._note_sequence()
         self._columns = Columns(union.rows.height)
         self._reduced = reduced_values(union)
@@ -264,7 +261,7 @@ class _Merging:
         self._columns.shapes.update(dict.fromkeys(values.tolist(), assembly.shape))
         self._take_fingerprints(values, assembly)
         self._take_exact(values, assembly)
-        self._take_files(values, assembly)
+        self._name_files(values, assembly)
 
     def _are_reduced(self, values: Array) -> Array:
         """Return whether the result of a sum is recorded; bool ``[n]``."""
@@ -282,7 +279,7 @@ class _Merging:
         for name in ("checksum", "sketch", "fp8", "exact"):
             cells = self.union.cells(name, part, values)
             self._columns.texts[name].update(zip(values.tolist(), cells, strict=True))
-        self._take_files(values, assembly)
+        self._name_files(values, assembly)
 
     def _take_reduced(self, values: Array, assembly: Assembly) -> None:
         """Take the results of sums, which all ranks have."""
@@ -295,7 +292,7 @@ class _Merging:
             self._columns.shapes[value] = assembly.shape
             for name in ("checksum", "sketch", "fp8", "exact"):
                 self._columns.texts[name][value] = self.union.cells(name, part, np.array([result]))[0]
-            self._take_files(one, one_part(part, assembly.shape), result)
+            self._name_files(one, one_part(part, assembly.shape), result)
 
     def _take_fingerprints(self, values: Array, assembly: Assembly) -> None:
         is_placed = [self._is_placed(values, i, assembly) for i in range(len(assembly.pieces))]
@@ -322,6 +319,9 @@ class _Merging:
         spread = recorded(text, assembly.shape, part.rank)
         return isinstance(spread, Distribution) and spread.local_offset is not None
 
+    def _name_files(self, values: Array, assembly: Assembly, source: int | None = None) -> None:
+        self._columns.texts["file_name"].update(self.files.add(values, assembly, source))
+
     def _take_exact(self, values: Array, assembly: Assembly) -> None:
         """Merge extremes of integers that float64 cannot represent."""
         cells = [self.union.cells("exact", piece.part, values) for piece in assembly.pieces if piece.numel]
@@ -336,47 +336,6 @@ class _Merging:
             if any(texts[i] for texts in cells) and None not in found:
                 high, low = max(one[0] for one in found if one), min(one[1] for one in found if one)
                 self._columns.texts["exact"][value] = f"{high} and {low}"
-
-    def _take_files(self, values: Array, assembly: Assembly, source: int | None = None) -> None:
-        """Name each tensor whose parts are all stored, so that it can be opened."""
-        at = values if source is None else np.array([source])
-        filled = [piece for piece in assembly.pieces if piece.numel] or list(assembly.pieces[:1])
-        names = [self.union.cells("file_name", piece.part, at) for piece in filled]
-        for i, value in enumerate(values.tolist()):
-            own = [part[i] for part in names]
-            if None not in own:
-                rank = self.union.parts[filled[0].part].rank
-                token = f"rank{rank}/{own[0]}" + (f" and {len(own) - 1} more" if len(own) > 1 else "")
-                while self._files.setdefault(token, value) != value:
-                    token += "'"
-                self._columns.texts["file_name"][value] = token
-                self._recipes[value] = (assembly, int(at[0]) if source is not None else value)
-
-    @cached_property
-    def _recipes(self) -> dict[int, tuple[Assembly, int]]:
-        return {}
-
-    def open_tensor(self, file_name: str) -> TensorSource:
-        """Return a tensor by its file name in the frame.
-
-        Raises:
-            DumpError: there is none, or a part of it cannot be read.
-        """
-        value = self._files.get(file_name)
-        if value is None:
-            raise DumpError(f"{file_name}: is no tensor of these dumps")
-        assembly, source = self._recipes[value]
-
-        open_part = self._opener(source)
-        first = open_part(assembly.pieces[0].part)
-        return first if assembly.is_one_part else Assembled(assembly, open_part, first.dtype)
-
-    def _opener(self, value: int) -> Callable[[int], TensorSource]:
-        def open_part(number: int) -> TensorSource:
-            part = self.union.parts[number]
-            return part.dump.open_tensor(part.frame["file_name"][int(self.union.index[value, number])])
-
-        return open_part
 
     # notes
 
@@ -442,30 +401,11 @@ class _Merging:
     def errors_by_part(self, name: str, golden: TensorSource) -> Sequence[float]:
         """Return the relative error of each part of a row."""
         value = self._value_of(name)
-        recipe = None if value is None else self._recipes.get(value)
-        if recipe is None or recipe[0].reduction is not None or golden.shape != recipe[0].shape:
-            return []
-        own, other = (
-            Reader(source, CHUNK) for source in (Assembled(recipe[0], self._opener(recipe[1]), golden.dtype), golden)
-        )
-        sums: Array = np.zeros((len(recipe[0].pieces), 2))
-        for begin, sizes in chunk_ranges(golden.shape, CHUNK):
-            target, trusted = (np.asarray(reader.take(sizes), np.complex128) for reader in (own, other))
-            for number, piece in enumerate(recipe[0].pieces):
-                for block in piece.blocks:
-                    inside = overlap(begin, sizes, block)
-                    if inside is not None:
-                        sums[number] += [_square(target[inside] - trusted[inside]), _square(trusted[inside])]
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return np.where(sums[:, 0] == 0, 0.0, np.sqrt(sums[:, 0] / sums[:, 1])).tolist()
+        return [] if value is None else self.files.errors_by_part(value, golden)
 
     def _value_of(self, name: str) -> int | None:
         found = self.frame.with_row_index("row").filter(pl.col("name") == name)["row"].to_list()
         return int(self._kept[found[0]]) if found else None
-
-
-def _square(values: Array) -> float:
-    return float((np.abs(values) ** 2).sum())
 
 
 def _where(assembly: Assembly, blocks: Sequence[Any]) -> str:
