@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
-import polars as pl
 
 from msprobe_core._version import __version__
 from msprobe_core.compare.layouts.rules import Ranks
-from msprobe_core.compare.pairs import Chosen, UnitPair, find_pairs
+from msprobe_core.compare.pairs import find_pairs
 from msprobe_core.errors import CompareError, ConfigError, DumpError, MsprobeError
 from msprobe_core.execute.units import run_units
 from msprobe_core.findings import Finding, noted
@@ -28,17 +27,13 @@ from msprobe_core.locate.engine import Extraction, extract_all
 from msprobe_core.model import TaskLost
 from msprobe_core.overflow import search
 from msprobe_core.overflow.result import OverflowResult
-from msprobe_core.protocols.storage import Dump
-from msprobe_core.store.kernel_files import find_kernel_units
-from msprobe_core.store.reading import check_exists, is_dump, read_dump
-from msprobe_core.store.runs import steps_of_run, units_of_step
+from msprobe_core.store.reading import check_exists, read_dump
 from msprobe_core.untrusted.paths import shown
 from msprobe_core.view.calls import GOLDEN_MARK, Calls
-from msprobe_core.view.checks import CheckFile, check_files_of, checks_alone, shown_checks, verdict_with
+from msprobe_core.view.checks import checks_alone, verdict_with
 from msprobe_core.view.communication import Communication
 from msprobe_core.view.configuration import facts_beside
 from msprobe_core.view.data import (
-    CheckedDump,
     Configured,
     Counts,
     Culprit,
@@ -49,7 +44,6 @@ from msprobe_core.view.data import (
     Said,
     Side,
     Sides,
-    TensorMap,
     Unit,
     Verdict,
     ViewData,
@@ -57,7 +51,6 @@ from msprobe_core.view.data import (
 )
 from msprobe_core.view.graph import UnitGraph, graph_of
 from msprobe_core.view.graph_cache import GraphCache
-from msprobe_core.view.heatmaps import axes_of, map_of
 from msprobe_core.view.overview import Overview
 from msprobe_core.view.packed_calls import DumpTask, packed_dump, packed_pair, unpacked
 from msprobe_core.view.sensitivity import sensitivity_data
@@ -71,13 +64,14 @@ from msprobe_core.view.suspects import (
     verdict_of,
 )
 from msprobe_core.view.trends import MonitorFindings, findings_of, holds_monitored_alone, monitored_data
+from msprobe_core.view.unit_checks import UnitChecks
+from msprobe_core.view.unit_maps import TensorMaps, has_files
+from msprobe_core.view.unit_tasks import UnitTask, tasks_of_run
 from msprobe_core.view.view_codes import ViewCode
 
 ViewProgress: TypeAlias = Callable[[int, int, str], None]
 """Called with the number of finished units, their total number, and the label of the last one."""
 
-MAX_MAPS = 24
-_MAX_MAPS_OF_CULPRITS, _MAX_MAPS_OF_OTHERS = 8, 2
 _MAX_NOTES = 50
 
 _CONFIRM = "msprobe confirm {target} {golden} {node}"
@@ -96,17 +90,6 @@ class ViewOptions:
     locate: LocateOptions = field(default_factory=LocateOptions)
     ranks: Ranks | None = None
     has_maps: bool = True
-
-
-@dataclass(frozen=True)
-class _Task:
-    """One unit to be shown."""
-
-    label: str
-    step: int | None
-    rank: int | None
-    target: Path
-    pair: UnitPair | None = None
 
 
 def build(
@@ -159,8 +142,7 @@ class _Builder:
         self, cache: GraphCache, options: ViewOptions, progress: ViewProgress, checks: Path | None = None
     ) -> None:
         self._cache = cache
-        self._given_checks = checks
-        self._checks: list[CheckFile] = []
+        self._checks = UnitChecks(checks)
         self._options = options
         self._progress = progress
         self._overview = Overview()
@@ -170,7 +152,7 @@ class _Builder:
         self._said: set[str] = set()
         self._failed: dict[int, str] = {}
         self._incomplete: list[Finding] = []
-        self._maps: list[TensorMap] = []
+        self._maps = TensorMaps()
         self._counts = Counts()
         self._culprits: list[Culprit] = []
         self._configured: Configured | None = None
@@ -181,7 +163,7 @@ class _Builder:
     # --- one run ------------------------------------------------------------------------------------------------------
 
     def of_run(self, target: Path) -> ViewData:
-        tasks, notes = _tasks_of_run(target, self._options.locate.chosen)
+        tasks, notes = tasks_of_run(target, self._options.locate.chosen)
         self._notes += map(noted, notes)
         self._read_all([DumpTask(task.label or str(task.target), task.target) for task in tasks])
         self._add_all(tasks)
@@ -189,9 +171,9 @@ class _Builder:
         self._culprits = [] if found is None else overflow_culprits(found, self._places)
         incomplete = self._incomplete if found is None else found.incomplete
         verdict = overflow_verdict(found, self._counts, incomplete, has_values=self._has_values)
-        self._read_checks(target, [task.target for task in tasks])
+        self._notes += self._checks.read(target, [task.target for task in tasks])
         self._read_manifest(tasks[0].target)
-        verdict = verdict_with(verdict, self._checks)
+        verdict = verdict_with(verdict, self._checks.files)
         return self._data(Kind.DUMP, target, None, verdict, {})
 
     def _read_all(self, tasks: Sequence[DumpTask]) -> None:
@@ -230,7 +212,7 @@ class _Builder:
             extract_all(pairing, options, extraction, self._progress)
         if len(numbers) == len(self._failed) == 1:
             raise CompareError(self._failed[0])
-        tasks = [_Task(pair.label, pair.step, pair.rank, pair.target, pair) for pair in pairing.pairs]
+        tasks = [UnitTask(pair.label, pair.step, pair.rank, pair.target, pair) for pair in pairing.pairs]
         self._places = {(task.step, task.rank): i for i, task in enumerate(tasks)}
         self._culprits = culprits_of(location, self._places)
         self._configured = configured_of(location)
@@ -240,7 +222,7 @@ class _Builder:
         self._said.update(note.text for note in location.noted())
         self._add_all(tasks)
         self._notes = [*map(noted, pairing.missing), *location.noted(), *self._notes]
-        self._read_checks(target, [task.target for task in tasks])
+        self._notes += self._checks.read(target, [task.target for task in tasks])
         commands = {"confirm": _CONFIRM} if self._keeps_tensors else {}
         return self._data(Kind.COMPARISON, target, golden, verdict_of(location, self._counts), commands)
 
@@ -252,7 +234,7 @@ class _Builder:
 
     # --- all of them --------------------------------------------------------------------------------------------------
 
-    def _add_all(self, tasks: Sequence[_Task]) -> None:
+    def _add_all(self, tasks: Sequence[UnitTask]) -> None:
         failed = {
             number: Finding(ViewCode.UNREADABLE, fields={"unit": tasks[number].label, "why": reason})
             for number, reason in self._failed.items()
@@ -270,7 +252,7 @@ class _Builder:
                 self._add(task, self._calls_of(task, number), peers)
         self._notes += failed.values()
 
-    def _calls_of(self, task: _Task, number: int) -> Calls | None:
+    def _calls_of(self, task: UnitTask, number: int) -> Calls | None:
         content = self._cache.take_calls(number)
         if content is None:
             return None
@@ -279,7 +261,7 @@ class _Builder:
         self._incomplete += unit.incomplete
         return unit.calls
 
-    def _communication(self, tasks: Sequence[_Task], offset: int) -> Communication | None:
+    def _communication(self, tasks: Sequence[UnitTask], offset: int) -> Communication | None:
         """Return who communicates with whom in a step; ``None`` if there is one rank, or if ranks were merged."""
         units = {task.rank: offset + i for i, task in enumerate(tasks) if task.rank is not None}
         paths = {task.rank: task.target for task in tasks if task.rank is not None}
@@ -290,7 +272,7 @@ class _Builder:
         self._notes += [note if step is None else _of(f"step{step}", note) for note in found.notes]
         return found
 
-    def _add(self, task: _Task, calls: Calls | None, peers: Communication | None) -> None:
+    def _add(self, task: UnitTask, calls: Calls | None, peers: Communication | None) -> None:
         number = len(self._units)
         self._places[task.step, task.rank] = number
         if calls is None:
@@ -306,11 +288,12 @@ class _Builder:
             own.nodes + made.num_calls, own.flagged + made.num_flagged, own.unmatched + made.num_unmatched
         )
         self._has_values = self._has_values or "max" in calls.statistics
-        self._keeps_tensors = self._keeps_tensors or _has_files(calls)
-        if self._options.has_maps and task.pair is not None and _has_files(calls):
-            self._add_maps(number, task.pair, calls)
+        self._keeps_tensors = self._keeps_tensors or has_files(calls)
+        if self._options.has_maps and task.pair is not None and has_files(calls):
+            culprits = [each.node for each in self._culprits if each.unit == number]
+            self._notes += self._maps.add(number, task.pair, calls, culprits)
 
-    def _unit(self, task: _Task, made: UnitGraph | None) -> Unit:
+    def _unit(self, task: UnitTask, made: UnitGraph | None) -> Unit:
         return Unit(
             label=task.label,
             step=task.step,
@@ -332,47 +315,11 @@ class _Builder:
         except ConfigError:
             return {}
 
-    def _note(self, task: _Task, notes: Iterable[Finding]) -> None:
+    def _note(self, task: UnitTask, notes: Iterable[Finding]) -> None:
         """Keep each finding once, with the first unit that reported it."""
         new = {note.text: note for note in notes if note.text not in self._said}
         self._said.update(new)
         self._notes += [_of(task.label, note) if task.label else note for note in new.values()]
-
-    # --- maps ---------------------------------------------------------------------------------------------------------
-
-    def _add_maps(self, number: int, pair: UnitPair, calls: Calls) -> None:
-        culprits = [each.node for each in self._culprits if each.unit == number]
-        room = min(_MAX_MAPS_OF_CULPRITS if culprits else _MAX_MAPS_OF_OTHERS, MAX_MAPS - len(self._maps))
-        wanted = _worth_a_map(calls, culprits, room)
-        if not wanted or pair.target_parts or pair.golden_parts:
-            return
-        target, golden = read_dump(pair.target), read_dump(pair.golden)
-        for node, slot, target_file, golden_file in wanted:
-            try:
-                self._maps += _maps(number, node, slot, (target, target_file), (golden, golden_file))
-            except DumpError as error:  # noqa: PERF203  # reading a tensor costs more than the try
-                self._notes.append(Finding(ViewCode.NO_MAP, fields={"entry": node, "slot": slot, "why": str(error)}))
-
-    # --- checked calls ------------------------------------------------------------------------------------------------
-
-    def _read_checks(self, target: Path, units: Sequence[Path]) -> None:
-        """Read the checks of the units; problems with files that were not asked for become notes."""
-        given = [] if self._given_checks is None else [self._given_checks]
-        for path in dict.fromkeys([*given, *check_files_of(target, units)]):
-            try:
-                self._checks.append(CheckFile.read(path))
-            except CompareError as error:  # noqa: PERF203  # there are a few files at most
-                if path in given:
-                    raise
-                self._notes.append(Finding(ViewCode.NO_CHECKS, fields={"why": str(error)}))
-
-    def _checked(self) -> list[CheckedDump]:
-        places = [Path(unit.paths[0]) for unit in self._units]
-        units = {
-            (place if place.is_dir() else place.parent).resolve(): number
-            for number, place in reversed(list(enumerate(places)))
-        }
-        return [shown_checks(file, units) for file in self._checks]
 
     # --- the configuration of a single run ---------------------------------------------------------------------------
 
@@ -409,9 +356,9 @@ class _Builder:
             layers=self._overview.layers(),
             heat=self._overview.heat(),
             trends=trends,
-            tensors=self._maps,
+            tensors=self._maps.made,
             monitor=None if monitored is None else monitored.dashboard,
-            checked=self._checked(),
+            checked=self._checks.shown([Path(unit.paths[0]) for unit in self._units]),
             configured=self._configured,
             manifest=self._manifest,
             commands=dict(commands),
@@ -443,47 +390,6 @@ class _Builder:
         )
 
 
-def _tasks_of_run(target: Path, chosen: Chosen) -> tuple[list[_Task], Sequence[str]]:
-    """Return the units of a run, and messages about parts of the run that were skipped.
-
-    Raises:
-        CompareError: the run is empty, or has none of the selected steps and ranks.
-        DumpError: it cannot be read, or holds no dump.
-    """
-    check_exists(target)
-    if is_dump(target):
-        return [_Task("", None, None, target)], []
-    notes: list[str] = []
-    if kernels := find_kernel_units(target):
-        tasks = [
-            _Task(f"step{unit.iteration}/rank{unit.rank}", unit.iteration, unit.rank, unit.directory)
-            for unit in kernels
-        ]
-    else:
-        found, said = steps_of_run(target)
-        steps: dict[int | None, Path] = {**found} or {None: target}
-        looked_at = {
-            step: units_of_step(directory)
-            for step, directory in steps.items()
-            if step is None or not chosen.steps or step in chosen.steps
-        }
-        notes = [*said, *(note for step in looked_at.values() for note in step.notes)]
-        tasks = [
-            _Task(unit.label if step is None else f"step{step}/{unit.label}", step, unit.rank, unit.directory)
-            for step, own in looked_at.items()
-            for unit in own.units
-        ]
-    wanted = [
-        task
-        for task in tasks
-        if (not chosen.steps or task.step is None or task.step in chosen.steps)
-        and (not chosen.ranks or task.rank in chosen.ranks)
-    ]
-    if not wanted:
-        raise CompareError(f"{target}: has none of the steps and ranks that were asked for")
-    return wanted, notes
-
-
 def _placed(culprit: Culprit, graph: Graph) -> Culprit:
     """Return a culprit with its node's name in the graph; ``None`` as name if there is no such node."""
     known = set(graph.name)
@@ -495,27 +401,3 @@ def _placed(culprit: Culprit, graph: Graph) -> Culprit:
 
 def _of(unit: str, note: Finding) -> Finding:
     return Finding(ViewCode.UNIT_NOTE, note.level, {"unit": unit, "note": note})
-
-
-def _has_files(calls: Calls) -> bool:
-    column = calls.values["file_target"]
-    return column.null_count() < column.len()
-
-
-def _worth_a_map(calls: Calls, culprits: Sequence[str | None], room: int) -> list[tuple[str, str, str, str]]:
-    """Return node, slot and files of the values most worth a map: those of culprits, then those with largest error."""
-    if room <= 0:
-        return []
-    names = calls.calls.select("name", "excess").with_row_index("call")
-    has_files = pl.all_horizontal(*[pl.col(f"file_{side}").is_not_null() for side in ("target", "golden")])
-    own = calls.values.filter(has_files & (pl.col("verdict") == "error")).join(names, on="call", how="left")
-    is_culprit = pl.col("name").is_in([name for name in culprits if name is not None])
-    is_made = pl.col("role").cast(pl.String) != "input"
-    ordered = own.sort(is_culprit & is_made, is_culprit, is_made, "error", descending=True, nulls_last=True)
-    return ordered.head(room).select("name", "slot", "file_target", "file_golden").rows()
-
-
-def _maps(unit: int, node: str, slot: str, target: tuple[Dump, str], golden: tuple[Dump, str]) -> list[TensorMap]:
-    sources = [dump.open_tensor(file) for dump, file in (target, golden)]
-    made = [map_of(unit, node, slot, sources[0], sources[1], axes) for axes in axes_of(sources[0].shape)]
-    return [each for each in made if each is not None]
