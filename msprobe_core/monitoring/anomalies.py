@@ -18,7 +18,7 @@ from typing import Any
 import polars as pl
 
 from msprobe_core.findings import Field, Finding, Level
-from msprobe_core.monitoring.certain_signs import always_zero, unchanged, with_decades
+from msprobe_core.monitoring.certain_signs import always_zero, unchanged, with_repeats
 from msprobe_core.monitoring.history import ID, SCHEMA, Monitored, Place, in_order, place_of, with_ids
 from msprobe_core.monitoring.limits import largest_of, limits_by_past, past_median
 from msprobe_core.monitoring.monitoring_codes import AnomalyCode
@@ -126,7 +126,7 @@ def anomalies_of_ranks(
         statistics = [name for name in JUDGED if name in run.statistics]
         if not statistics or not run.frame.height:
             continue
-        rows = with_decades(with_ids(run.frame), statistics, run.resolution)
+        rows = with_repeats(with_ids(run.frame), statistics, run.resolution)
         replicas.add(rows, statistics, run.resolution)
         found += [
             _named(part, statistics[0])
@@ -137,9 +137,7 @@ def anomalies_of_ranks(
         rows = _with_distances(rows, statistics[0])
         num_judged += rows["_distance"].count()
         largest.append(largest_of(rows))
-        # What a limit can never exceed is not kept.
-        kept = rows.filter(pl.col("_is_broken") | (pl.col("_distance") > LEAST_LIMIT))
-        far.append(_named(kept, statistics[0]))
+        far.append(_named(_far(rows), statistics[0]))
     if not far:
         return Anomalies(found=[], num_found=0, num_judged=0)
     of_replicas = replicas.found(false_alarms / 2)
@@ -158,7 +156,7 @@ def anomalies_of_ranks(
 def _with_distances(rows: pl.DataFrame, statistic: str) -> pl.DataFrame:
     """Return rows of `with_ids`, in the order of steps, with what each value is compared with.
 
-    Adds ``_value``; ``_before``, the median of its past; ``_distance``, null without enough of a past; ``_is_broken``:
+    Adds ``_log``; ``_distance``, null without enough of a past; ``_is_broken``:
     it is no longer finite, or has become zero.
     """
     value = pl.col(statistic)
@@ -168,7 +166,7 @@ def _with_distances(rows: pl.DataFrame, statistic: str) -> pl.DataFrame:
     # What is infinite from the first is meant, as a mask is.
     is_meant = value.is_infinite() & (before.is_null() | before.is_infinite())
     became_zero = (value == 0) & (before != 0) & has_past
-    rows = rows.with_columns(_value=value, _log=pl.when(is_finite & (value != 0)).then(value.abs().log()))
+    rows = rows.with_columns(_log=pl.when(is_finite & (value != 0)).then(value.abs().log()))
     is_smooth = pl.col("quantity").is_in(SMOOTH)
     change = pl.col("_log") - pl.col("_log").shift(1).over(ID)
     rows = rows.with_columns(_judged=pl.when(is_smooth).then(change).otherwise("_log"))
@@ -177,10 +175,16 @@ def _with_distances(rows: pl.DataFrame, statistic: str) -> pl.DataFrame:
     spread = pl.max_horizontal(TO_DEVIATION * past_median("_apart").over(ID), least)
     is_judged = has_past & (pl.col("quantity") != SQUARED)
     return rows.with_columns(
-        _before=past_median("_log").over(ID).exp(),
         _distance=pl.when(is_judged).then(pl.col("_apart") / spread),
         _is_broken=((~is_finite | nans) & ~is_meant) | became_zero.fill_null(False),
     )
+
+
+def _far(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows that a limit may call unusual, with ``_before``, the median of each one's past."""
+    is_far = pl.col("_is_broken") | (pl.col("_distance") > LEAST_LIMIT)
+    series = rows.filter(is_far)[ID].unique()
+    return rows.filter(pl.col(ID).is_in(series)).with_columns(_before=past_median("_log").over(ID).exp()).filter(is_far)
 
 
 def _named(rows: pl.DataFrame, statistic: str) -> pl.DataFrame:

@@ -7,7 +7,7 @@ times the least difference that its number can show, one step in a million repea
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import polars as pl
 
@@ -44,39 +44,49 @@ _MARGIN = 1000
 """Times the least difference of a file that other layers must have where one layer is zero: files round."""
 
 
-def with_decades(rows: pl.DataFrame, statistics: list[str], resolution: float) -> pl.DataFrame:
-    """Return rows of `with_ids` of one rank, in the order of steps, with ``_decades`` and ``_is_same``.
+def with_repeats(rows: pl.DataFrame, statistics: Sequence[str], resolution: float) -> pl.DataFrame:
+    """Return rows of `with_ids` of one rank, in the order of steps, with ``_is_same`` and ``_recent``.
 
-    ``_decades`` says how unlikely it is that the statistics of a value repeat by chance, as a power of ten;
-    ``_recent`` the same by its changes in the last steps; ``_is_same`` whether they repeat those of the step before.
+    ``_is_same`` says whether the statistics of a value repeat those of the step before; ``_recent`` how unlikely that
+    is by chance, as a power of ten, by their changes in the last steps.
+    """
+    same = pl.all_horizontal((_change(name) == 0).fill_null(False) for name in statistics)
+    rows = rows.with_columns(_is_same=same.over(ID))
+    if not rows["_is_same"].any():  # what follows is a third of the work
+        return rows.with_columns(_recent=pl.lit(0.0))
+    # A schedule lets changes shrink.
+    last = {name: _change(name).rolling_min(_RECENT, min_samples=1).shift(1).over(ID) for name in statistics}
+    return rows.with_columns(_recent=_told(last, resolution))
+
+
+def decades_of(rows: pl.DataFrame, statistics: Sequence[str], resolution: float) -> pl.Series:
+    """Return how unlikely it is that the statistics of each value repeat by chance, as a power of ten.
+
+    Args:
+        rows: Of `with_ids`, in the order of steps.
+        statistics: Names of their columns.
+        resolution: Least difference that the files can show.
     """
     changes = {name: f"_change_{name}" for name in statistics}
-    rows = rows.with_columns(
-        (pl.col(name) - pl.col(name).shift(1).over(ID)).abs().alias(change) for name, change in changes.items()
-    )
-    usual = rows.group_by(ID).agg(pl.col(change).median().alias(f"{change}_usual") for change in changes.values())
+    rows = rows.with_columns(_change(name).over(ID).alias(change) for name, change in changes.items())
+    usual = rows.group_by(ID).agg(pl.col(*changes.values()).median().name.suffix("_usual"))
     rows = rows.join(usual, on=ID, how="left", maintain_order="left")
-    same = pl.all_horizontal((pl.col(change) == 0).fill_null(False) for change in changes.values())
-    rows = rows.with_columns(_is_same=same)
-    # A schedule lets changes shrink.
-    last = {change: pl.col(change).rolling_min(_RECENT, min_samples=1).shift(1).over(ID) for change in changes.values()}
-    usually = {change: pl.col(f"{change}_usual") for change in changes.values()}
-    rows = rows.with_columns(
-        _decades=_told(changes, usually, resolution),
-        # It is a third of the work, and only asked for where a value repeats.
-        _recent=_told(changes, last, resolution) if rows["_is_same"].any() else pl.lit(0.0),
-    )
-    return rows.drop(*changes.values(), *(f"{change}_usual" for change in changes.values()))
+    told = _told({name: pl.col(f"{each}_usual") for name, each in changes.items()}, resolution)
+    return rows.select(told.cast(pl.Float32)).to_series()
 
 
-def _told(changes: Mapping[str, str], sizes: Mapping[str, pl.Expr], resolution: float) -> pl.Expr:
+def _change(name: str) -> pl.Expr:
+    return (pl.col(name) - pl.col(name).shift(1)).abs()
+
+
+def _told(sizes: Mapping[str, pl.Expr], resolution: float) -> pl.Expr:
     """Return how unlikely it is, in decades, that all statistics repeat that change by some sizes."""
     found: list[pl.Expr] = []
-    for name, change in changes.items():
+    for name, size in sizes.items():
         least = pl.max_horizontal(pl.col(name).abs() * _SINGLE, pl.lit(max(resolution, 1e-30)))
-        found.append((sizes[change] / least).log10().clip(0.0, TELLING).fill_nan(0.0).fill_null(0.0))
+        found.append((size / least).log10().clip(0.0, TELLING).fill_nan(0.0).fill_null(0.0))
     # A tensor of one element, or of equal ones, has one number to tell, however many statistics say it.
-    is_one = pl.col("min") == pl.col("max") if {"min", "max"} <= {*changes} else pl.lit(False)
+    is_one = pl.col("min") == pl.col("max") if {"min", "max"} <= {*sizes} else pl.lit(False)
     return pl.when(is_one).then(pl.max_horizontal(found)).otherwise(pl.sum_horizontal(found))
 
 

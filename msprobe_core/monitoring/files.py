@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import io
 from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -42,6 +42,7 @@ _DESCRIBING = frozenset({"shape", "dtype", "id", "caller"})
 _NAMES = ("name", "module_name")
 _COMMON = ("norm", "max", "min", "mean", "nans", "zeros")
 _ABSENT = "nan"
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _ABSENT_COLUMN = "is_absent"
 _MAX_STEP = (1 << 62) - 1
 _MAX_DECIMALS = 300
@@ -112,17 +113,24 @@ def read_monitored(
 def read_ranks(path: Path) -> Iterator[Monitored]:
     """Read one rank after the other, so that not all of them are in memory; ranks without rows are left out.
 
+    While one is worked on, the next one is read.
+
     Args:
         path: A directory with one directory per rank, or the directory of one rank.
 
     Raises:
         DumpError: a file cannot be read.
     """
-    directories = rank_directories(path)
-    for rank in sorted({each.rank for each in directories}):
-        found = _read([each for each in directories if each.rank == rank], ())
-        if found is not None and found.frame.height:
-            yield found
+    by_rank: dict[int, list[RankDirectory]] = {}
+    for directory in rank_directories(path):
+        by_rank.setdefault(directory.rank, []).append(directory)
+    with ThreadPoolExecutor(1) as reader:
+        ahead: Future[Monitored | None] | None = None
+        for rank in (*sorted(by_rank), None):
+            ready, ahead = ahead, None if rank is None else reader.submit(_read, by_rank[rank], ())
+            found = None if ready is None else ready.result()
+            if found is not None and found.frame.height:
+                yield found
 
 
 def _read(
@@ -234,49 +242,61 @@ def _read_file(path: Path, quantity: str, notes: list[Finding]) -> _Content | No
         DumpError: it cannot be read, or is not a file of a monitor.
     """
     try:
-        text = read_plain(path).removeprefix(b"\xef\xbb\xbf").decode()
+        content = read_plain(path).removeprefix(_BYTE_ORDER_MARK)
     except OSError as error:
         raise DumpError(f"{path}: cannot be read ({error.strerror})") from error
-    except UnicodeDecodeError as error:
-        raise DumpError(f"{path}: is not text in UTF-8, as files of a monitor are ({error.reason})") from error
-    whole, _, rest = text.rpartition("\n")
-    if rest:
+    begin, end = content.find(b"\n") + 1, content.rfind(b"\n")
+    if end + 1 < len(content):
         fields = {"file": path.name, "directory": path.parent.name}
         notes.append(Finding(MonitoringCode.CUT_LINE, fields=fields))
-    first, _, body = whole.partition("\n")
-    if not whole.strip():
-        return None
+    body = content[begin : max(begin, end)]
     try:
-        (header,) = csv.reader([first])
+        first = (content[:begin] or content).decode()
+        if not begin or not content[:end].strip():
+            return None
+        (header,) = csv.reader([first.removesuffix("\n")])
         _check_header(path, header)
         frame, num_lines = _fitting(body, header)
+    except UnicodeDecodeError as error:
+        raise DumpError(f"{path}: is not text in UTF-8, as files of a monitor are ({error.reason})") from error
     except (csv.Error, ValueError) as error:
         raise DumpError(f"{path}: is not a table of comma-separated values ({error})") from error
     kept = _typed(frame, header, quantity)
     if num_odd := num_lines - kept.height:
         fields = {"file": path.name, "directory": path.parent.name, "count": num_odd}
         notes.append(Finding(MonitoringCode.ODD_LINES, fields=fields))
-    return _Content(kept.filter(~pl.col(_ABSENT_COLUMN)).drop(_ABSENT_COLUMN), _decimals(frame, header))
+    return _Content(kept.filter(~pl.col(_ABSENT_COLUMN)).drop(_ABSENT_COLUMN), _decimals(body, header))
 
 
-def _fitting(body: str, header: list[str]) -> tuple[pl.DataFrame, int]:
-    """Return the lines that fit a header, as text, and the number of lines that are not empty.
+def _fitting(body: bytes, header: list[str]) -> tuple[pl.DataFrame, int]:
+    """Return the lines that fit a header, as numbers or text, and the number of lines that are not empty.
 
     Raises:
         csv.Error: it is no table.
+        UnicodeDecodeError: it is not UTF-8.
     """
-    schema = dict.fromkeys(header, pl.String)
-    num_lines = body.count("\n") + bool(body)
+    num_lines = body.count(b"\n") + bool(body)
     # Where each line has as many commas as the first, outside of quotes, the fast reader sees what the other does.
     with contextlib.suppress(pl.exceptions.PolarsError):
-        if body and "\r" not in body and not body.startswith("\n") and "\n\n" not in body:
-            frame = pl.read_csv(io.BytesIO(body.encode()), has_header=False, schema=schema)
+        if body and b"\r" not in body:
+            frame = pl.read_csv(body, has_header=False, schema=_fast_schema(header))
             is_whole = frame.height == num_lines and not frame[header[-1]].null_count()
-            if is_whole and frame.select(pl.max_horizontal(pl.all().str.len_bytes()).max()).item() < _LONG:
-                return frame.fill_null(""), num_lines
-    rows = list(csv.reader(body.splitlines()))
+            texts = pl.col(pl.String)
+            if is_whole and frame.select(pl.max_horizontal(texts.str.len_bytes()).max()).item() < _LONG:
+                return frame.with_columns(texts.fill_null("")), num_lines
+    return _carefully(body, header)
+
+
+def _fast_schema(header: list[str]) -> dict[str, type[pl.DataType]]:
+    """Return the columns as the fast reader is to have them: as numbers what is nearly always a number."""
+    telling = _telling(header)
+    return {name: pl.String if name in _TEXTS or name == telling else pl.Float64 for name in header}
+
+
+def _carefully(body: bytes, header: list[str]) -> tuple[pl.DataFrame, int]:
+    rows = list(csv.reader(body.decode().splitlines()))
     fitting = [row for row in rows if len(row) == len(header)]
-    return pl.DataFrame(fitting, schema=schema, orient="row"), sum(map(bool, rows))
+    return pl.DataFrame(fitting, schema=dict.fromkeys(header, pl.String), orient="row"), sum(map(bool, rows))
 
 
 def _check_header(path: Path, header: list[str]) -> None:
@@ -288,26 +308,34 @@ def _check_header(path: Path, header: list[str]) -> None:
 
 
 _KEYS = frozenset({*SCHEMA, *_NAMES, "vpp_stage", "scope", *_DESCRIBING, _ABSENT_COLUMN})
+_TEXTS = _KEYS - {"vpp_stage", "step", "micro_step"}
 
 
-def _decimals(frame: pl.DataFrame, header: Collection[str]) -> int:
+def _decimals(body: bytes, header: list[str]) -> int:
     """Return the maximum number of decimals: a monitor rounds all numbers to the same number of decimals.
 
     Some hundred lines show it.
     """
-    found = 0
-    frame = frame.gather_every(max(1, frame.height // _SAMPLED))
-    for name in header:
-        if name not in _KEYS:
-            decimals = pl.col(name).str.extract(r"\.(\d+)").str.len_chars().cast(pl.Int64)
-            exponent = pl.col(name).str.extract(r"[eE]([-+]?\d+)$").cast(pl.Int64, strict=False).fill_null(0)
-            found = max(found, frame.select((decimals - exponent).max()).item() or 0)
-    return min(found, _MAX_DECIMALS)
+    frame, _ = _carefully(_sampled(body), header)
+    statistics = pl.col([name for name in header if name not in _KEYS])
+    decimals = statistics.str.extract(r"\.(\d+)").str.len_chars().cast(pl.Int64)
+    exponent = statistics.str.extract(r"[eE]([-+]?\d+)$").cast(pl.Int64, strict=False).fill_null(0)
+    found = frame.select((decimals - exponent).max())
+    return min(max((each or 0 for each in found.row(0)), default=0), _MAX_DECIMALS) if found.width else 0
+
+
+def _sampled(body: bytes) -> bytes:
+    """Return some lines at about equal distances, of few lines all."""
+    if body.count(b"\n") < _SAMPLED:
+        return body
+    begins = {body.rfind(b"\n", 0, len(body) * i // _SAMPLED) + 1 for i in range(_SAMPLED)}
+    return b"\n".join(body[begin : body.find(b"\n", begin)] for begin in begins)
 
 
 def _typed(frame: pl.DataFrame, header: list[str], quantity: str) -> pl.DataFrame:
     """Return rows with the columns of `SCHEMA` except the rank, and statistics; rows without a step are left out."""
     scope = pl.lit(quantity) if "scope" not in header else pl.col("scope").replace(_SCOPES)
+    suffix = f".{quantity}" if "scope" not in header else pl.concat_str(pl.lit("."), scope)
     name = pl.col(next(name for name in _NAMES if name in header))
 
     def integer(name: str) -> pl.Expr:
@@ -319,7 +347,7 @@ def _typed(frame: pl.DataFrame, header: list[str], quantity: str) -> pl.DataFram
     typed = frame.select(
         quantity=scope,
         stage=pl.when(stage >= 0).then(stage),  # -1: no virtual pipeline
-        name=name.str.strip_suffix(pl.concat_str(pl.lit("."), scope)),  # fc1.weight.exp_avg of scope exp_avg
+        name=name.str.strip_suffix(suffix),  # fc1.weight.exp_avg of scope exp_avg
         # Version 2 gives reduced gradients that of the last micro-batch.
         micro_step=pl.when(scope != Quantity.GRADIENT_REDUCED.value).then(integer("micro_step")),
         step=integer("step"),
@@ -332,5 +360,9 @@ def _typed(frame: pl.DataFrame, header: list[str], quantity: str) -> pl.DataFram
 
 def _is_absent(header: list[str]) -> pl.Expr:
     """Whether a row has no value at all: its shape, or its count of NaN, is NaN itself."""
-    telling = next((name for name in ("shape", "nans") if name in header), None)
+    telling = _telling(header)
     return pl.lit(False) if telling is None else pl.col(telling).str.to_lowercase() == _ABSENT
+
+
+def _telling(header: list[str]) -> str | None:
+    return next((name for name in ("shape", "nans") if name in header), None)

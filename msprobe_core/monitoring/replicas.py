@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from msprobe_core.monitoring.certain_signs import TELLING
+from msprobe_core.monitoring.certain_signs import TELLING, decades_of
 from msprobe_core.monitoring.cumulative_sums import Floats, Risen, height_of, median, risen_lines
 from msprobe_core.monitoring.history import ID
 from msprobe_core.monitoring.monitoring_codes import AnomalyCode
@@ -67,7 +67,7 @@ class _Alike:
         ranks: The ranks.
         digests: Of all statistics, by rank and row.
         logs: Of the norm, by rank and row; NaN where it is zero or not finite.
-        decades: See `certain_signs.with_decades`, by row, of the first rank.
+        decades: See `certain_signs.decades_of`, by row, of the first rank.
     """
 
     index: pl.DataFrame
@@ -90,7 +90,7 @@ class Replicas:
         """Take a rank.
 
         Args:
-            rows: Of `with_decades`, in the order of steps.
+            rows: Of `with_ids`, in the order of steps.
             statistics: Names of the columns that are compared; the first is the norm, or what there is instead.
             resolution: Least difference that the files can show.
         """
@@ -105,9 +105,7 @@ class Replicas:
         alike = self._found.get(kind)
         if alike is None:
             index = rows.select("quantity", "stage", "name", "micro_step", "step", "place", ID)
-            alike = self._found[kind] = _Alike(
-                index, rows.select(pl.col("_decades").cast(pl.Float32)).to_series().to_numpy()
-            )
+            alike = self._found[kind] = _Alike(index, decades_of(rows, statistics, resolution).to_numpy())
         elif not own.select(ID, "step").equals(alike.index.select(ID, "step")):
             own = alike.index.select(ID, "step").join(own, on=[ID, "step"], how="left", maintain_order="left")
         alike.ranks.append(rank)

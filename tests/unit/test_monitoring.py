@@ -7,6 +7,7 @@ import shutil
 from contextlib import closing
 from pathlib import Path
 
+import polars as pl
 import pytest
 from click.testing import CliRunner
 from dumps import tensor, write_dump
@@ -109,6 +110,20 @@ def test_lines_that_do_not_fit_their_header_are_counted(tmp_path):
     assert run.frame["norm"].to_list() == [2.5]
     fields = {"file": "other_0-0.csv", "directory": "a-rank0-x", "count": 2}
     assert list(run.notes) == [Finding(MonitoringCode.ODD_LINES, fields=fields)]
+
+
+VALUES = "1.25", "inf", "nan", "1.5e-3", ""
+
+
+def test_a_word_where_numbers_are_changes_no_other_value(tmp_path):
+    lines = [f"0,w,{step},{value},[3],torch.float32\n" for step, value in enumerate(VALUES)]
+    write(tmp_path / "a-rank0-x", HEADER + "".join(lines))
+    write(tmp_path / "b-rank0-x", HEADER + "".join([*lines, "0,w,9,off,[3],torch.float32\n"]))
+    fast, careful = (read_monitored(each) for each in sorted(tmp_path.iterdir()))
+    assert careful.frame.filter(pl.col("step") < 9).equals(fast.frame)
+    assert careful.frame["norm"].to_list()[-1] is None
+    assert fast.frame["norm"].to_list()[:2] == [1.25, math.inf]
+    assert fast.resolution == careful.resolution == pytest.approx(1e-4)
 
 
 @pytest.mark.parametrize(
