@@ -11,7 +11,8 @@ Stages of a comparison: read dumps as frames, join them, add measures, judge by 
 * Weights: `compare_prints` compares the fingerprints of two models, tensor by tensor; a `TensorRow` has the `Relation`.
 * Results: a `msprobe_core.plugin.Table` is written by `write_table`; `whole_file` writes a file as a
   whole or not at all.
-* Commands: the options, the progress bar and the exit status that all comparing commands share.
+* Commands: the options, the progress bar and the exit status that all comparing commands share; `rl_compare` and
+  `rl_check` are the commands for runs of RL trainers, which a trainer's plugin may offer in a group of its own.
 
 Names are imported on first use: this module imports neither polars nor click.
 """
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from msprobe_core.cli.incomplete import allow_incomplete_option, exit_status
     from msprobe_core.cli.output import output_option, overwrite_option
     from msprobe_core.cli.progress import progress_bar
+    from msprobe_core.cli.rl_check import rl_check
+    from msprobe_core.cli.rl_compare import rl_compare
     from msprobe_core.cli.show import show
     from msprobe_core.compare.layouts.serving import served_path
     from msprobe_core.compare.mapping_files import read_matching
@@ -60,6 +63,8 @@ else:
             "msprobe_core.cli.incomplete": "allow_incomplete_option exit_status",
             "msprobe_core.cli.output": "output_option overwrite_option",
             "msprobe_core.cli.progress": "progress_bar",
+            "msprobe_core.cli.rl_check": "rl_check",
+            "msprobe_core.cli.rl_compare": "rl_compare",
             "msprobe_core.cli.show": "show",
             "msprobe_core.compare.layouts.serving": "served_path",
             "msprobe_core.compare.mapping_files": "read_matching",
@@ -101,4 +106,5 @@ __all__ = [  # noqa: RUF022  # by purpose
     "whole_file",
     # Commands
     "allow_incomplete_option", "exit_status", "output_option", "overwrite_option", "progress_bar", "show",
+    "rl_check", "rl_compare",
 ]  # fmt: skip

@@ -976,7 +976,7 @@ TARGETS = {
     "gradient sketches": Target(
         ["monitoring/sketch_files"], _sketches, command("monitor", "reduction-check", "{}"), "*/*.msgpack"
     ),
-    "verl": Target(["verl/_files", "store/json_structs", "store/samples"], _verl, _use_verl),
+    "verl": Target(["rl/files", "store/json_structs", "store/samples"], _verl, _use_verl),
     "updates": Target(["store/training_metrics"], _updates, _use_updates),
     "reactions": Target(["free_benchmark/ranking"], _reactions, _use_reactions, "**/*.jsonl"),
     "stored calls": Target(["api_check/call_files"], _stored_calls, _use_stored_calls, "calls/*"),

@@ -9,31 +9,25 @@ from pathlib import Path
 
 import numpy as np
 from dumps import tensor, write_dump
-from msprobe.verl._files import (
-    BatchFile,
-    BatchLayout,
-    BatchRow,
-    CallPhase,
-    MicroBatch,
-    Reward,
-    RewardWriter,
-    Row,
-    RunInfo,
-    Sampling,
-    StageSamples,
-    Weight,
-    WeightsFile,
-    rank_directory,
-    sample_id,
-    save_batch,
-    save_run,
-    save_samples,
-    save_weights,
-    trainer_directory,
-)
 
 from msprobe_core.fingerprint import NumpyArrays, Sketcher, hash_of
 from msprobe_core.recording import ModelSizes, other_dtypes, parts_of
+from msprobe_core.rl.files import (
+    BatchFile,
+    BatchRow,
+    Reward,
+    RewardWriter,
+    RunInfo,
+    Sampling,
+    Weight,
+    WeightsFile,
+    rank_directory,
+    save_batch,
+    save_run,
+    save_weights,
+    trainer_directory,
+)
+from msprobe_core.store import BatchLayout, CallPhase, MicroBatch, Row, StageSamples, sample_id, save_samples
 
 WORDS, HIDDEN, LAYERS, EXPERTS = 24, 8, 2, 4
 PROMPTS, SAMPLES = 3, 2

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from msprobe.verl._compare.log_probs import Tokens, tokens_of
+
+from msprobe_core.rl.log_probs import Tokens, tokens_of
 
 
 @dataclass

@@ -5,8 +5,8 @@ It finds nothing in a healthy run, and a planted fault by its name.
 
 import numpy as np
 import pytest
-from msprobe.verl import _files as files
 
+from msprobe_core.rl import files
 from msprobe_core.store.manifest_file import MANIFEST_FILE, read_manifest
 
 STAGES = [

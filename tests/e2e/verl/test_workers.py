@@ -7,8 +7,8 @@ import sys
 import numpy as np
 import pytest
 import torch
-from msprobe.verl import _files as files
 
+from msprobe_core.rl import files
 from msprobe_core.store.manifest_file import MANIFEST_FILE, read_manifest
 from msprobe_core.store.training_metrics import load_updates
 

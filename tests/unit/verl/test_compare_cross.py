@@ -8,8 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from msprobe.verl._compare.cross_outcome import CELLS, Component, component_at_fault, shares
 from rl_runs import Recipe, make_weights, write_run
+
+from msprobe_core.rl.cross_outcome import CELLS, Component, component_at_fault, shares
 
 Run = Callable[..., tuple[int, str, str]]
 NAME = "model.layers.0.self_attn.o_proj.weight"

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import openpyxl
 import pytest
-from msprobe.verl._compare.weights import assumed_precision
 from rl_runs import Recipe, write_run
 
 from msprobe_core.judge.limits import Precision
+from msprobe_core.rl.weights import assumed_precision
 
 UNSENT = "model.layers.1.mlp.down_proj.weight"
 Run = Callable[..., tuple[int, str, str]]

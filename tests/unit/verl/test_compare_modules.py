@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-from msprobe.verl._compare.modules import chosen_experts
-from msprobe.verl._files import BatchLayout
 from rl_runs import Recipe, Sample, make_weights, write_run
+
+from msprobe_core.rl.modules import chosen_experts
+from msprobe_core.store import BatchLayout
 
 UNSENT = "model.layers.1.mlp.down_proj.weight"
 FIRST = "model.layers.1.mlp.down_proj"
@@ -85,7 +86,8 @@ class TestLayersMore:
 
     @staticmethod
     def _rows(root: Path) -> list:
-        from msprobe.verl._files import load_samples, rank_directory
+        from msprobe_core.rl.files import rank_directory
+        from msprobe_core.store import load_samples
 
         calls = load_samples(rank_directory(root, "actor_compute_log_prob", 1, 0)).micro_batches
         return [row for call in calls for row in call.rows]

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from msprobe.verl._compare.recorded import open_run
-from msprobe.verl._compare.weights import Transfer, syncs
-from msprobe.verl._compare.weights_outcome import compare_weights
-from msprobe.verl._files import RunInfo, Weight, WeightsFile, rank_directory, save_run, save_weights
 from rl_runs import make_weights, updated, write_weights
 
 from msprobe_core.checkpoint.canonical import Heads
 from msprobe_core.errors import CompareError
 from msprobe_core.recording import ModelSizes
+from msprobe_core.rl.files import RunInfo, Weight, WeightsFile, rank_directory, save_run, save_weights
+from msprobe_core.rl.recorded import open_run
+from msprobe_core.rl.weights import Transfer, syncs
+from msprobe_core.rl.weights_outcome import compare_weights
 
 Weights = dict[str, np.ndarray]
 Engine = Callable[[Weights, list[Weights]], Weights]

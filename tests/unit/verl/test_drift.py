@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from msprobe.verl import _files as files
-from msprobe.verl._compare.drift import drift_of
+
+from msprobe_core.rl import files
+from msprobe_core.rl.drift import drift_of
 
 Run = Callable[..., tuple[int, str, str]]
 STEPS = range(1, 31)

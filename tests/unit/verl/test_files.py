@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from msprobe.verl import _files as files
 
 from msprobe_core.errors import DumpError, StoreError
+from msprobe_core.rl import files
 
 
 def one_row(**changes):

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from msprobe.verl._files import load_batch, save_batch
 from rl_runs import Recipe, write_run
 
 from msprobe_core.errors import DumpError
+from msprobe_core.rl.files import load_batch, save_batch
 
 Run = Callable[..., tuple[int, str, str]]
 SAMPLES = "actor_compute_log_prob/step1/rank0/samples.json"

@@ -8,29 +8,33 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from msprobe.verl._compare.advantages import gae, grpo
-from msprobe.verl._compare.invariants_outcome import check_run
-from msprobe.verl._compare.recorded import open_run
-from msprobe.verl._compare.weights_outcome import compare_weights
-from msprobe.verl._files import (
+from rl_runs import BatchLayout, make_weights, updated, write_weights
+
+from msprobe_core.rl.advantages import gae, grpo
+from msprobe_core.rl.files import (
     BatchFile,
     BatchRow,
-    CallPhase,
-    MicroBatch,
     Reward,
     RewardWriter,
-    Row,
     RunInfo,
-    StageSamples,
     rank_directory,
     save_batch,
     save_run,
-    save_samples,
     trainer_directory,
 )
-from rl_runs import BatchLayout, make_weights, updated, write_weights
-
-from msprobe_core.store import MicroLoss, StageUpdates, save_updates
+from msprobe_core.rl.invariants_outcome import check_run
+from msprobe_core.rl.recorded import open_run
+from msprobe_core.rl.weights_outcome import compare_weights
+from msprobe_core.store import (
+    CallPhase,
+    MicroBatch,
+    MicroLoss,
+    Row,
+    StageSamples,
+    StageUpdates,
+    save_samples,
+    save_updates,
+)
 
 Batch = dict[str, np.ndarray]
 ROWS, PROMPT, RESPONSE = 8, 4, 6

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msprobe.verl._compare.floors import Floor, log_prob_floor, log_prob_scores, module_floor, module_score
-from msprobe.verl._compare.hypotheses import Cause, Diagnosis, Evidence, examine, rounded
-from msprobe.verl._compare.log_probs import Tokens, by_group, frame_of, measure, tokens_of
 from rl_tokens import Policy, kept, make_policy
 
 from msprobe_core.errors import CompareError
 from msprobe_core.judge.limits import Precision
+from msprobe_core.rl.floors import Floor, log_prob_floor, log_prob_scores, module_floor, module_score
+from msprobe_core.rl.hypotheses import Cause, Diagnosis, Evidence, examine, rounded
+from msprobe_core.rl.log_probs import Tokens, by_group, frame_of, measure, tokens_of
 
 NOISES = {Precision.FLOAT32: 4e-7, Precision.BFLOAT16: 0.02}
 

@@ -10,7 +10,6 @@ import msgspec
 import numpy as np
 import pytest
 from msprobe.verl import Part, watch_engine
-from msprobe.verl import _files as files
 from msprobe.verl import hooks as verl_hooks
 from msprobe.verl._config import check_verl_config, inherited_environment, load_verl_config
 from msprobe.verl._doctor import check
@@ -22,6 +21,7 @@ from msprobe.verl.boot import boot
 from numpy_layers import Array, ArrayFramework, Network, train_step
 
 from msprobe_core.errors import ConfigError
+from msprobe_core.rl import files
 from msprobe_core.store.manifest_file import MANIFEST_FILE, read_manifest
 from msprobe_core.store.training_metrics import load_updates
 

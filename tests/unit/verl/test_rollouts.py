@@ -10,8 +10,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from msprobe.verl import _files as files
 from rl_runs import Recipe, make_weights, write_run
+
+from msprobe_core.rl import files
 
 Run = Callable[..., tuple[int, str, str]]
 EVERYTHING = tuple(make_weights())

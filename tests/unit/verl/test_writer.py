@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from msprobe.verl import RunWriter
-from msprobe.verl._compare.advantages import grpo
 
 from msprobe_core.errors import StoreError
+from msprobe_core.rl import RunWriter
+from msprobe_core.rl.advantages import grpo
 
 torch = pytest.importorskip("torch")
 Run = Callable[..., tuple[int, str, str]]
@@ -55,8 +55,17 @@ def write_batch(run: RunWriter, step: int, advantage: float) -> None:
 
 @pytest.mark.parametrize("command", [("compare", "weights"), ("compare", "logprob"), ("check",)])
 def test_a_healthy_run_agrees(run: Run, tmp_path: Path, command: tuple[str, ...]) -> None:
-    code, out, err = run("verl", *command, write(tmp_path / "run"), "-o", tmp_path)
+    code, out, err = run("rl", *command, write(tmp_path / "run"), "-o", tmp_path)
     assert code == 0, out + err
+    assert (tmp_path / f"rl_{command[-1]}.json").exists()
+
+
+def test_the_commands_of_verl_are_the_same(run: Run, tmp_path: Path) -> None:
+    root = write(tmp_path / "run", stale=True)
+    answers = [run(group, "compare", "weights", root, "-o", tmp_path / group) for group in ("rl", "verl")]
+    assert answers[0][0] == answers[1][0] == 1
+    results = [(tmp_path / group / f"{group}_weights.json").read_text() for group in ("rl", "verl")]
+    assert results[0].partition('"tables"')[0] == results[1].partition('"tables"')[0]
 
 
 def test_faults_are_named_as_in_runs_of_verl(run: Run, tmp_path: Path) -> None:

@@ -14,10 +14,10 @@ from msprobe_core.plugin import lazy_names, refuse_shadowing
 
 if TYPE_CHECKING:
     from msprobe.verl.rollout import EngineProbe, Part, watch_engine
-    from msprobe.verl.writer import RunWriter
+    from msprobe_core.rl import RunWriter
 else:
     __getattr__ = lazy_names(
-        __name__, {"msprobe.verl.rollout": "EngineProbe Part watch_engine", "msprobe.verl.writer": "RunWriter"}
+        __name__, {"msprobe.verl.rollout": "EngineProbe Part watch_engine", "msprobe_core.rl": "RunWriter"}
     )
 
 __all__ = ["EngineProbe", "Part", "RunWriter", "__version__", "watch_engine"]

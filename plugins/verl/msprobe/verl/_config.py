@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import msgspec
 
-from msprobe.verl._files import Stage
 from msprobe_core.plugin import ConfigError
 from msprobe_core.recording import StageConfig, check_stage_config, read_fields, without_comments
+from msprobe_core.rl import RLStage
 
 SWITCH = "MSPROBE_VERL"
 """Environment variable that names the configuration file."""
@@ -74,7 +74,7 @@ def check_verl_config(fields: dict[str, Any], where: str) -> VerlConfig:
     fields = without_comments(fields)
     own = {name: fields[name] for name in _OWN if fields.get(name) is not None}
     rest = {name: value for name, value in fields.items() if name not in _OWN}
-    stages = check_stage_config(rest, where, [stage.value for stage in Stage], further=_OWN)
+    stages = check_stage_config(rest, where, [stage.value for stage in RLStage], further=_OWN)
     checked = {name: _checked(name, value, where) for name, value in own.items()}
     return VerlConfig(stages, **checked)
 

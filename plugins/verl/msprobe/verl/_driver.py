@@ -12,21 +12,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msprobe.verl._config import inherited_environment
-from msprobe.verl._files import (
+from msprobe.verl._probe import STEP_KEY, Probe
+from msprobe.verl._settings import container
+from msprobe_core.plugin import DumpError
+from msprobe_core.rl import (
     VERSION,
     BatchFile,
     BatchRow,
     PolicyVersions,
+    RLStage,
     Sampling,
-    Stage,
     load_batch,
-    sample_id,
     save_batch,
     trainer_directory,
 )
-from msprobe.verl._probe import STEP_KEY, Probe
-from msprobe.verl._settings import container
-from msprobe_core.plugin import DumpError
+from msprobe_core.store import sample_id
 
 Method = Callable[..., Any]
 Array = NDArray[Any]
@@ -64,7 +64,7 @@ def update_method(original: Method) -> Method:
         result = tells(self, batch, *args, **kwargs)
         probe = Probe.current()
         if probe is not None and probe.config.batch and probe.is_open:
-            with probe.guard(Stage.TRAINER.value):
+            with probe.guard(RLStage.TRAINER.value):
                 _save_batch(probe, self, batch)
         return result
 
@@ -144,7 +144,7 @@ def sampling_of(config: Any) -> Sampling:
 
 def _save_batch(probe: Probe, trainer: Any, batch: Any) -> None:
     step = int(trainer.global_steps)
-    if not probe.config.stages.selects(Stage.TRAINER.value, step, 0):
+    if not probe.config.stages.selects(RLStage.TRAINER.value, step, 0):
         return
     if hasattr(batch, "keys") and hasattr(batch, "partition_id"):
         tensors, others = _queued(batch)
@@ -264,7 +264,7 @@ def _versions(others: Mapping[str, Any]) -> PolicyVersions | None:
 
 def _add_metrics(probe: Probe, data: Any, step: int) -> None:
     directory = trainer_directory(probe.out, step)
-    if not probe.config.stages.selects(Stage.TRAINER.value, step, 0) or not directory.is_dir():
+    if not probe.config.stages.selects(RLStage.TRAINER.value, step, 0) or not directory.is_dir():
         return
     try:
         batch, tensors = load_batch(directory)

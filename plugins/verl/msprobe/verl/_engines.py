@@ -13,9 +13,9 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from msprobe.verl._files import CallPhase
 from msprobe.verl._probe import Probe
 from msprobe.verl.rollout import EngineProbe, Part, watch_engine
+from msprobe_core.store import CallPhase
 
 Method = Callable[..., Any]
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from msprobe.verl._files import HookStatus, Stage
 from msprobe.verl._probe import Probe
+from msprobe_core.rl import HookStatus, RLStage
 
 Method = Callable[..., Any]
 Wrap = Callable[[Method], Method]
@@ -121,7 +121,7 @@ def _reward() -> Wrap:
     return score_method
 
 
-def _stage(stage: Stage) -> Loader:
+def _stage(stage: RLStage) -> Loader:
     return _worker("stage_method", stage.value)
 
 
@@ -157,10 +157,10 @@ def _driver_points(module: str, owner: str, since: str) -> list[HookPoint]:
 def _older_points(module: str) -> list[HookPoint]:
     """Return the stages of workers before 0.8, which have one class per role."""
     actor = {
-        "compute_log_prob": Stage.ACTOR_LOG_PROB, "compute_ref_log_prob": Stage.REF_LOG_PROB,
-        "update_actor": Stage.ACTOR_UPDATE,
+        "compute_log_prob": RLStage.ACTOR_LOG_PROB, "compute_ref_log_prob": RLStage.REF_LOG_PROB,
+        "update_actor": RLStage.ACTOR_UPDATE,
     }  # fmt: skip
-    critic = {"compute_values": Stage.VALUES, "update_critic": Stage.CRITIC_UPDATE}
+    critic = {"compute_values": RLStage.VALUES, "update_critic": RLStage.CRITIC_UPDATE}
     return [
         HookPoint("stage", module, owner, name, _worker("older_stage_method", stage.value), "0.6-0.7")
         for owner, methods in (("ActorRolloutRefWorker", actor), ("CriticWorker", critic))
@@ -169,12 +169,12 @@ def _older_points(module: str) -> list[HookPoint]:
 
 
 HOOK_POINTS: Sequence[HookPoint] = (
-    HookPoint("stage", _WORKERS, _ACTOR, "compute_log_prob", _stage(Stage.ACTOR_LOG_PROB)),
-    HookPoint("stage", _WORKERS, _ACTOR, "compute_ref_log_prob", _stage(Stage.REF_LOG_PROB)),
-    HookPoint("stage", _WORKERS, _ACTOR, "update_actor", _stage(Stage.ACTOR_UPDATE)),
-    HookPoint("stage", _WORKERS, "TrainingWorker", "infer_batch", _worker("critic_method", Stage.VALUES.value)),
+    HookPoint("stage", _WORKERS, _ACTOR, "compute_log_prob", _stage(RLStage.ACTOR_LOG_PROB)),
+    HookPoint("stage", _WORKERS, _ACTOR, "compute_ref_log_prob", _stage(RLStage.REF_LOG_PROB)),
+    HookPoint("stage", _WORKERS, _ACTOR, "update_actor", _stage(RLStage.ACTOR_UPDATE)),
+    HookPoint("stage", _WORKERS, "TrainingWorker", "infer_batch", _worker("critic_method", RLStage.VALUES.value)),
     HookPoint(
-        "stage", _WORKERS, "TrainingWorker", "train_mini_batch", _worker("critic_method", Stage.CRITIC_UPDATE.value)
+        "stage", _WORKERS, "TrainingWorker", "train_mini_batch", _worker("critic_method", RLStage.CRITIC_UPDATE.value)
     ),
     HookPoint("weights sent", _WORKERS, _ACTOR, "update_weights", _worker("send_method"), "0.9"),
     HookPoint("mini-batches", f"{_ENGINES}.base", "BaseEngine", "train_batch", _worker("batch_method")),

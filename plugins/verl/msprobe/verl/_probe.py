@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from msprobe.verl._config import VerlConfig
-from msprobe.verl._files import Capability, HookStatus, ProcessInfo, RunInfo, Sampling, save_process, save_run
 from msprobe.verl._versions import installed_versions
 from msprobe_core.plugin import Framework, PluginError, registry
 from msprobe_core.recording import Stage as OpenStage
 from msprobe_core.recording import StageRecorder
+from msprobe_core.rl import Capability, HookStatus, ProcessInfo, RunInfo, Sampling, save_process, save_run
 
 _logger = logging.getLogger(__name__)
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from msprobe.verl._config import check_verl_config
-from msprobe.verl._files import Stage
 from msprobe.verl._probe import Probe
 from msprobe.verl._switch import switch_on
 from msprobe_core.plugin import ConfigError
 from msprobe_core.recording import read_fields
+from msprobe_core.rl import RLStage
 
 _NOT_OURS = ("dump_path", "step", "rank")
 """Fields of a debugger's file that verl's keys replace: `save_path`, `steps` and `ranks` of `global_profiler`."""
@@ -71,7 +71,7 @@ def _fields(settings: Mapping[str, Any], save_path: str) -> dict[str, Any]:
     path = settings.get("config_path")
     fields = read_fields(Path(str(path))) if path else {}
     fields = {name: value for name, value in fields.items() if name not in _NOT_OURS}
-    known = {stage.value for stage in Stage}
+    known = {stage.value for stage in RLStage}
     stages = settings.get("stages")
     if stages:
         unknown = [stage for stage in stages if stage not in known]

@@ -8,10 +8,10 @@ import platform
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from msprobe.verl._files import Reward, RewardWriter, Stage
 from msprobe.verl._probe import Probe
 from msprobe.verl._samples import policy_version_of
 from msprobe_core.recording import ProcessManifest
+from msprobe_core.rl import Reward, RewardWriter, RLStage
 from msprobe_core.store import sample_id
 
 Method = Callable[..., Any]
@@ -26,7 +26,7 @@ def score_method(original: Method) -> Method:
         result = await original(self, data, *args, **kwargs)
         probe = Probe.current()
         if probe is not None and probe.is_open:
-            with probe.guard(Stage.REWARD.value):
+            with probe.guard(RLStage.REWARD.value):
                 _save(probe, writers, data, result)
         return result
 
@@ -39,7 +39,7 @@ def _save(probe: Probe, writers: dict[int, RewardWriter], data: Any, result: Map
     if step is None:
         version = policy_version_of({"extra_fields": others.get("tool_extra_fields")})
         step = 0 if version is None else version + 1
-    if not probe.config.stages.selects(Stage.REWARD.value, int(step), 0):
+    if not probe.config.stages.selects(RLStage.REWARD.value, int(step), 0):
         return
     if probe.role == "process":
         probe.act_as("reward")

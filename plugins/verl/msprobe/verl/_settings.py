@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from msprobe.verl._files import recorded_config
 from msprobe.verl._probe import Probe
 from msprobe_core.manifest import Scalar, flattened
+from msprobe_core.rl import recorded_config
 
 
 def settings_of_process() -> Mapping[str, Scalar] | None:

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from types import ModuleType
 
 from msprobe.verl._config import VerlConfig
-from msprobe.verl._files import HookStatus
 from msprobe.verl._hooks import HOOK_POINTS, HookPoint, attach_all
 from msprobe.verl._import_hooks import AfterImport, ImportWatch, after_import
 from msprobe.verl._probe import Probe
+from msprobe_core.rl import HookStatus
 
 
 def switch_on(config: VerlConfig, others: Mapping[str, AfterImport] | None = None) -> ImportWatch:

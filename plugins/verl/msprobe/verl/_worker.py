@@ -11,11 +11,21 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from msprobe.verl._files import VERSION, Stage, WeightsFile, announce_policy_version, rank_directory, save_weights
 from msprobe.verl._probe import Probe
 from msprobe.verl._samples import layout_of, plain, policy_version_of, rows_of, slice_of, trainer_step_of
-from msprobe.verl._weights import WeightDigests, placements_of, sizes_of, tee
 from msprobe_core.recording import Stage as OpenStage
+from msprobe_core.rl import (
+    VERSION,
+    RLStage,
+    WeightDigests,
+    WeightsFile,
+    announce_policy_version,
+    placements_of,
+    rank_directory,
+    save_weights,
+    sizes_of,
+    tee,
+)
 from msprobe_core.store import Row
 
 Method = Callable[..., Any]
@@ -40,11 +50,11 @@ def stage_method(name: str) -> Callable[[Method], Method]:
 
 
 _OLDER_MODELS = {
-    Stage.ACTOR_LOG_PROB.value: ("actor_module_fsdp", "actor_module"),
-    Stage.ACTOR_UPDATE.value: ("actor_module_fsdp", "actor_module"),
-    Stage.REF_LOG_PROB.value: ("ref_module_fsdp", "ref_module"),
-    Stage.VALUES.value: ("critic_module",),
-    Stage.CRITIC_UPDATE.value: ("critic_module",),
+    RLStage.ACTOR_LOG_PROB.value: ("actor_module_fsdp", "actor_module"),
+    RLStage.ACTOR_UPDATE.value: ("actor_module_fsdp", "actor_module"),
+    RLStage.REF_LOG_PROB.value: ("ref_module_fsdp", "ref_module"),
+    RLStage.VALUES.value: ("critic_module",),
+    RLStage.CRITIC_UPDATE.value: ("critic_module",),
 }
 """Attributes in which workers before 0.8 keep the model of a stage."""
 
@@ -101,8 +111,8 @@ def critic_method(name: str) -> Callable[[Method], Method]:
 def _correct(stage: OpenStage, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Rename the stage if a flag in the data asks for the reference policy, which may be the actor without adapter."""
     data = args[0] if args else kwargs.get("data")
-    if stage.name == Stage.ACTOR_LOG_PROB.value and hasattr(data, "get") and plain(data, "no_lora_adapter"):
-        stage.name = Stage.REF_LOG_PROB.value
+    if stage.name == RLStage.ACTOR_LOG_PROB.value and hasattr(data, "get") and plain(data, "no_lora_adapter"):
+        stage.name = RLStage.REF_LOG_PROB.value
 
 
 def batch_method(original: Method) -> Method:
@@ -175,7 +185,7 @@ def _own_rows(engine: Any, micro_batch: Any) -> list[Row]:
 
 def _take_loss(stage: OpenStage, result: Any) -> None:
     output = result[1] if isinstance(result, tuple) and len(result) == 2 else None  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-    is_training = stage.name in {Stage.ACTOR_UPDATE.value, Stage.CRITIC_UPDATE.value}
+    is_training = stage.name in {RLStage.ACTOR_UPDATE.value, RLStage.CRITIC_UPDATE.value}
     if is_training and isinstance(output, dict) and isinstance(output.get("loss"), float):  # pyright: ignore[reportUnknownMemberType]
         stage.loss(output["loss"])  # pyright: ignore[reportUnknownArgumentType]
 
@@ -266,12 +276,12 @@ def export_method(original: Method) -> Method:
 
 
 def _sent(engine: Any, probe: Probe, parameters: Any) -> Any:
-    step = _Transfer.step if _Transfer.step is not None else probe.next_step(Stage.WEIGHTS_SENT.value)
+    step = _Transfer.step if _Transfer.step is not None else probe.next_step(RLStage.WEIGHTS_SENT.value)
     digests: WeightDigests | None = None
     rank = 0
-    with probe.guard(Stage.WEIGHTS_SENT.value):
+    with probe.guard(RLStage.WEIGHTS_SENT.value):
         rank = probe.framework.rank() or 0
-        if probe.config.selects_weights(Stage.WEIGHTS_SENT.value, step, rank):
+        if probe.config.selects_weights(RLStage.WEIGHTS_SENT.value, step, rank):
             models = models_of(engine)
             digests = WeightDigests(probe.framework, sizes_of(models), placements_of(models), is_sender=True)
     if digests is None:
@@ -280,12 +290,12 @@ def _sent(engine: Any, probe: Probe, parameters: Any) -> Any:
     taken = digests
 
     def take(name: str, tensor: Any) -> None:
-        with probe.guard(f"{Stage.WEIGHTS_SENT.value}, {name}"):
+        with probe.guard(f"{RLStage.WEIGHTS_SENT.value}, {name}"):
             taken.take(name, tensor)
 
     yield from tee(parameters, take)
-    with probe.guard(Stage.WEIGHTS_SENT.value):
+    with probe.guard(RLStage.WEIGHTS_SENT.value):
         save_weights(
-            rank_directory(probe.out, Stage.WEIGHTS_SENT.value, step, rank),
+            rank_directory(probe.out, RLStage.WEIGHTS_SENT.value, step, rank),
             WeightsFile(version=VERSION, step=step, rank=rank, policy_version=step, parameters=digests.finish()),
         )

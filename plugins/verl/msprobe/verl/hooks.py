@@ -60,6 +60,6 @@ def msprobe_register_commands() -> Sequence[click.Command]:
 @hookimpl
 def msprobe_register_module_maps() -> Sequence[ModuleMap]:
     """Offer the names that FSDP and Megatron give to modules of a serving engine."""
-    from msprobe.verl._module_maps import FSDP, MEGATRON
+    from msprobe_core.rl import FSDP, MEGATRON
 
     return [FSDP, MEGATRON]

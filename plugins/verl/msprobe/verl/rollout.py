@@ -22,21 +22,19 @@ from typing import Any
 import msgspec
 
 from msprobe.verl._config import RolloutConfig
-from msprobe.verl._files import (
+from msprobe.verl._probe import Probe
+from msprobe_core.recording import Stage as OpenStage
+from msprobe_core.rl import (
     VERSION,
-    CallPhase,
-    Row,
-    Stage,
+    RLStage,
+    WeightDigests,
     WeightsFile,
     announced_policy_version,
     rank_directory,
-    sample_id,
     save_weights,
+    sizes_of,
 )
-from msprobe.verl._probe import Probe
-from msprobe.verl._weights import WeightDigests, sizes_of
-from msprobe_core.recording import Stage as OpenStage
-from msprobe_core.store import BatchLayout
+from msprobe_core.store import BatchLayout, CallPhase, Row, sample_id
 
 __all__ = ["EngineProbe", "Part", "watch_engine"]
 
@@ -91,7 +89,7 @@ class EngineProbe:
         """Record the forward that runs in the block, if the configuration selects it."""
         probe = Probe.current()
         if probe is not None:
-            with probe.guard(Stage.ROLLOUT.value):
+            with probe.guard(RLStage.ROLLOUT.value):
                 self._before(probe, parts, CallPhase(phase))
         yield
 
@@ -104,7 +102,7 @@ class EngineProbe:
         probe = Probe.current()
         if probe is None:
             return
-        with probe.guard(Stage.ROLLOUT.value):
+        with probe.guard(RLStage.ROLLOUT.value):
             self._running.discard(request)
             self._num_decoded.pop(request, None)
             prompt, tokens = list(prompt_ids), [*prompt_ids, *response_ids]
@@ -126,14 +124,14 @@ class EngineProbe:
         probe = Probe.current()
         if probe is None:
             return
-        with probe.guard(Stage.WEIGHTS_RECEIVED.value):
+        with probe.guard(RLStage.WEIGHTS_RECEIVED.value):
             if version is None:
                 version = announced_policy_version(probe.out)
             if version is None:
                 version = 0 if self._policy_version is None else self._policy_version + 1
             self.set_policy_version(version)
             self._introduce(probe)
-            stage = Stage.WEIGHTS_RECEIVED.value
+            stage = RLStage.WEIGHTS_RECEIVED.value
             if not probe.config.selects_weights(stage, version, self._replica):
                 return
             given = list(parameters)
@@ -165,7 +163,7 @@ class EngineProbe:
         # The step of these responses, as long as nothing runs ahead: the one after the last update.
         step = 1 if self._policy_version is None else self._policy_version + 1
         if self._stage is None:
-            self._stage, self._is_paused = probe.recorder.open(Stage.ROLLOUT.value, has_fixed_parameters=True), False
+            self._stage, self._is_paused = probe.recorder.open(RLStage.ROLLOUT.value, has_fixed_parameters=True), False
             self._stage.begin([self._model], step=step, policy_version=self._policy_version, rank=self._replica)
         elif self._is_paused:
             self._stage.resume([self._model])

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import click
 
-from msprobe.verl._cli.check import check
-from msprobe.verl._cli.compare import compare
 from msprobe.verl._cli.doctor import doctor
+from msprobe_core.comparison import rl_check, rl_compare
 
 __all__ = ["verl"]
 
@@ -16,6 +15,6 @@ def verl() -> None:
     """Compare what the verl plugin has recorded, stage by stage, and show what it can record."""
 
 
-verl.add_command(check)
-verl.add_command(compare)
+verl.add_command(rl_check)
+verl.add_command(rl_compare)
 verl.add_command(doctor)

@@ -9,20 +9,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from msprobe_core.comparison import (
-    ALPHA,
-    CLOSED_NULLS,
-    EXTREME_LIMIT,
-    LEAST_LIMITS,
-    UNIT_ROUNDOFF,
-    Measure,
-    NoiseSource,
-    Precision,
-    Verdict,
-    closed_distance,
-    conventional,
-    precision_of,
-)
+from msprobe_core.judge.limits import UNIT_ROUNDOFF, Precision, conventional, precision_of
+from msprobe_core.judge.noise.closed_form import CLOSED_NULLS, closed_distance
+from msprobe_core.judge.noise.measures import Measure
+from msprobe_core.judge.noise.model import ALPHA, NoiseSource
+from msprobe_core.judge.noise.null_distribution import EXTREME_LIMIT, LEAST_LIMITS
+from msprobe_core.judge.verdict import Verdict
 
 DEFAULT_DEPTH = 400
 """Number of module calls before the log-probs in a model of 28 layers, for use when it is not known.

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from msprobe.verl._compare.floors import Floor
-from msprobe.verl._compare.invariants import has_updated
-from msprobe.verl._compare.modules import (
+from msprobe_core.errors import CompareError
+from msprobe_core.judge.noise.model import NoiseSource
+from msprobe_core.judge.verdict import Verdict
+from msprobe_core.rl.files import RLStage
+from msprobe_core.rl.floors import Floor
+from msprobe_core.rl.invariants import has_updated
+from msprobe_core.rl.modules import (
     Baseline,
     ModuleDifference,
     Progress,
@@ -19,19 +23,10 @@ from msprobe.verl._compare.modules import (
     compare_modules,
     is_given_wrong,
 )
-from msprobe.verl._compare.outcome import Finding, Outcome, listed_steps, table_of
-from msprobe.verl._compare.recorded import (
-    RecordedRun,
-    chosen_steps,
-    policy_versions,
-    rollouts_of,
-    trainer_version,
-)
-from msprobe.verl._compare.stage_statistics import StatisticsDifference, ValueDifference, compare_statistics
-from msprobe.verl._compare.stage_tensors import StageTensors, StatisticsOnlyError
-from msprobe.verl._files import Stage
-from msprobe_core.comparison import NoiseSource, Verdict
-from msprobe_core.plugin import CompareError
+from msprobe_core.rl.outcome import Finding, Outcome, listed_steps, table_of
+from msprobe_core.rl.recorded import RecordedRun, chosen_steps, policy_versions, rollouts_of, trainer_version
+from msprobe_core.rl.stage_statistics import StatisticsDifference, ValueDifference, compare_statistics
+from msprobe_core.rl.stage_tensors import StageTensors, StatisticsOnlyError
 
 _EXPERTS = ("num_experts_per_tok", "moe_topk", "moe_router_topk", "num_experts_per_token")
 """Names in configurations for the number of experts that a router chooses."""
@@ -51,7 +46,7 @@ class ModulesOptions:
     """
 
     steps: Collection[int] = ()
-    training: str = Stage.ACTOR_LOG_PROB.value
+    training: str = RLStage.ACTOR_LOG_PROB.value
     experts: int | None = None
     baseline: RecordedRun | None = None
 
@@ -82,7 +77,7 @@ def compare_layers(
         DumpError: a file cannot be read.
     """
     options = options or ModulesOptions()
-    stages = Stage.ROLLOUT.value, options.training
+    stages = RLStage.ROLLOUT.value, options.training
     chosen = _steps_of_both(run, stages[::-1], options.steps)
     experts, note = _experts(run, options.experts)
     baseline = None if options.baseline is None else _baseline(options.baseline, stages, experts)
@@ -101,7 +96,7 @@ def _older_policies(run: RecordedRun, steps: Sequence[int]) -> list[str]:
     """Return a note for each step with samples that were drawn by an older policy than the trainer's."""
     notes: list[str] = []
     for step in steps:
-        if step not in run.steps(Stage.TRAINER.value):
+        if step not in run.steps(RLStage.TRAINER.value):
             continue
         batch, _ = run.batch(step)
         newest = trainer_version(run, step)
@@ -130,7 +125,8 @@ def _stages(
     target = StageTensors(run, stages[1], step, minis=minis)
     golden = StageTensors(run, stages[0], step, also=_earlier(run, stages[0], step, target))
     found = compare_modules(target, golden, step, experts=experts, baseline=baseline, progress=progress)
-    firsts = sorted((m for phase in found.phases if (m := found.first(phase)) is not None), key=lambda m: m.order)
+    of_phases = [found.first(phase) for phase in found.phases]
+    firsts = sorted((first for first in of_phases if first is not None), key=lambda first: first.order)
     given = [is_given_wrong(found, first, target, golden) for first in firsts]
     return _Compared(
         difference=found,
@@ -141,7 +137,7 @@ def _stages(
 
 def _earlier(run: RecordedRun, stage: str, step: int, target: StageTensors) -> list[int]:
     """Return the earlier steps under which rollouts of a stage's samples are recorded: generation may run ahead."""
-    return rollouts_of(run, step, list(target.places)) if stage == Stage.ROLLOUT.value else []
+    return rollouts_of(run, step, list(target.places)) if stage == RLStage.ROLLOUT.value else []
 
 
 def _batch_sizes(stage: StageTensors, other: StageTensors) -> Counter[int]:
@@ -150,7 +146,7 @@ def _batch_sizes(stage: StageTensors, other: StageTensors) -> Counter[int]:
 
 def _steps_of_both(run: RecordedRun, stages: Sequence[str], asked: Collection[int]) -> list[int]:
     both = [set(run.need(stage, "which is to be compared")) for stage in stages]
-    if stages[-1] == Stage.ROLLOUT.value:  # rollouts of a step may be of an earlier policy
+    if stages[-1] == RLStage.ROLLOUT.value:  # rollouts of a step may be of an earlier policy
         both[1] |= {step for step in both[0] if min(both[1], default=step) <= step}
     what = " and ".join(stages)
     if not both[0] & both[1]:
@@ -169,12 +165,13 @@ def _experts(run: RecordedRun, given: int | None) -> tuple[int, str]:
 
 def _search(config: Any) -> int | None:
     if isinstance(config, dict):
-        for key, value in config.items():
+        fields = cast("dict[str, Any]", config)
+        for key, value in fields.items():
             if key in _EXPERTS and isinstance(value, int) and value > 0:
                 return value
-        return next((found for value in config.values() if (found := _search(value)) is not None), None)
+        return next((found for value in fields.values() if (found := _search(value)) is not None), None)
     if isinstance(config, list):
-        return next((found for value in config if (found := _search(value)) is not None), None)
+        return next((found for value in cast("list[Any]", config) if (found := _search(value)) is not None), None)
     return None
 
 
@@ -312,11 +309,11 @@ class _TrainingPair:
 
 
 _ACTOR_REF = _TrainingPair(
-    "actor-vs-ref", (Stage.ACTOR_LOG_PROB.value, Stage.REF_LOG_PROB.value), "actor and reference"
+    "actor-vs-ref", (RLStage.ACTOR_LOG_PROB.value, RLStage.REF_LOG_PROB.value), "actor and reference"
 )
 _ON_POLICY = _TrainingPair(
     "onpolicy",
-    (Stage.ACTOR_LOG_PROB.value, Stage.ACTOR_UPDATE.value),
+    (RLStage.ACTOR_LOG_PROB.value, RLStage.ACTOR_UPDATE.value),
     "log-probs and first mini-batch of the update",
     (0,),
 )
@@ -359,9 +356,9 @@ def _with_aliases(outcome: Outcome, run: RecordedRun, steps: Sequence[int]) -> O
 
 def _was_updated(run: RecordedRun, step: int) -> bool:
     """Whether the actor was updated before a step: by the metrics of the step before, or by the weights it sent."""
-    before = [other for other in run.steps(Stage.TRAINER.value) if other < step]
+    before = [other for other in run.steps(RLStage.TRAINER.value) if other < step]
     known = has_updated(run.batch(before[-1])[0]) if before else None
-    sent = [run.weights(Stage.WEIGHTS_SENT, other) for other in run.steps(Stage.WEIGHTS_SENT.value) if other < step]
+    sent = [run.weights(RLStage.WEIGHTS_SENT, other) for other in run.steps(RLStage.WEIGHTS_SENT.value) if other < step]
     if known is None and len(sent) > 1:
         first, last = ([weight.identity for weight in files[min(files)].parameters] for files in (sent[0], sent[-1]))
         return first != last

@@ -11,12 +11,16 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from msprobe.verl._compare.recorded import RecordedRun
-from msprobe.verl._files import BatchLayout, CallPhase, Row, StageSamples
-from msprobe.verl._module_maps import FSDP, MEGATRON
-from msprobe_core.comparison import RowKind, parse_entry, served_path
-from msprobe_core.plugin import CompareError, Dump, DumpError, EntryNameError, Phase, Role, SiteKind
+from msprobe_core.compare.layouts.serving import served_path
+from msprobe_core.errors import CompareError, DumpError, EntryNameError
+from msprobe_core.model import Phase, Role, SiteKind
+from msprobe_core.names import parse_entry
+from msprobe_core.protocols.storage import Dump
+from msprobe_core.rl.files import BatchLayout, CallPhase, Row, StageSamples
+from msprobe_core.rl.module_maps import FSDP, MEGATRON
+from msprobe_core.rl.recorded import RecordedRun
 from msprobe_core.store import read_whole
+from msprobe_core.store.frame import RowKind
 
 Array: TypeAlias = NDArray[Any]
 
@@ -230,11 +234,12 @@ class StageTensors:
         values: list[Array] = []
         for place in self.places.get(sample, ()):
             stored = self._stored[value].get((place.rank, place.call))
-            part = None if stored is None else _part(self._read(place.rank, stored), place)
+            part: Any = None if stored is None else _part(self._read(place.rank, stored), place)
             if part is None or (values and part.shape[1:] != values[0].shape[1:]):
                 continue
-            numbers.append(np.arange(place.row.start, place.row.start + part.shape[0]))
-            decoded.append(np.full(part.shape[0], place.phase is CallPhase.DECODE))
+            count = int(part.shape[0])
+            numbers.append(np.arange(place.row.start, place.row.start + count))
+            decoded.append(np.full(count, place.phase is CallPhase.DECODE))
             values.append(part)
         if not values:
             return Positions(np.empty(0, np.int64), np.empty(0, bool), np.empty(0))
@@ -273,7 +278,7 @@ def module_of(entry: str) -> tuple[str, str, int] | None:
     return (site.path, site.type_name, site.index) if site.kind is SiteKind.MODULE else None
 
 
-def _part(whole: Array, place: Place) -> Array | None:
+def _part(whole: Any, place: Place) -> Array | None:
     """Return ``[positions, …]`` of a sample; ``None`` if the tensor has no such positions."""
     row = place.row
     end = row.offset + row.length
@@ -309,7 +314,7 @@ def common_samples(target: StageTensors, golden: StageTensors) -> list[str]:
 def matched(target: StageTensors, golden: StageTensors) -> Sequence[tuple[ModuleValue, ModuleValue]]:
     """Return the outputs that both stages have, in the order of the target: modules are paired by path, of any class.
 
-    A serving engine may have other names, and one module for several: see `msprobe.verl._module_maps`.
+    A serving engine may have other names, and one module for several: see `msprobe_core.rl.module_maps`.
     """
     others = {(value.path, value.place): value for value in golden.values}
     own = {(value.path, value.place) for value in target.values}

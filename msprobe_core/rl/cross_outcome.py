@@ -1,4 +1,4 @@
-"""``msprobe verl compare cross``: which component of B is at fault.
+"""``msprobe rl compare cross``: which component of B is at fault.
 
 Two systems are compared, a trusted one, A, and one under test, B. Each consists of an engine that generates rollouts
 and a trainer with its checkpoint. Four runs combine each engine's rollouts with each trainer; two of them replay the
@@ -15,12 +15,12 @@ from typing import Any
 
 import polars as pl
 
-from msprobe.verl._compare.log_prob_steps import LogProbOptions, StepLogProbs, compare_step
-from msprobe.verl._compare.outcome import VERDICT, Finding, Outcome
-from msprobe.verl._compare.recorded import RecordedRun, chosen_steps
-from msprobe.verl._files import Stage
-from msprobe_core.comparison import Verdict
-from msprobe_core.plugin import CompareError
+from msprobe_core.errors import CompareError
+from msprobe_core.judge.verdict import Verdict
+from msprobe_core.rl.files import RLStage
+from msprobe_core.rl.log_prob_steps import LogProbOptions, StepLogProbs, compare_step
+from msprobe_core.rl.outcome import VERDICT, Finding, Outcome
+from msprobe_core.rl.recorded import RecordedRun, chosen_steps
 
 CELLS = ("aa", "ab", "ba", "bb")
 """Combinations: first the system of the rollouts, then that of the training."""
@@ -103,7 +103,8 @@ def compare_crossed(
         DumpError: a file cannot be read.
     """
     options = options or LogProbOptions()
-    common = set.intersection(*(set(run.need(Stage.TRAINER.value, "the batches")) for run in runs.values()))
+    steps_of_all = [set(run.need(RLStage.TRAINER.value, "the batches")) for run in runs.values()]
+    common = steps_of_all[0].intersection(*steps_of_all[1:])
     if not common:
         raise CompareError("the four runs have no step in common")
     chosen = chosen_steps(common, steps, "the four runs") if steps else [min(common)]
@@ -143,9 +144,9 @@ def _crossed(runs: Mapping[str, RecordedRun], step: int, options: LogProbOptions
 
 
 _REASONS = {
-    Component.ROLLOUT: "the difference goes with the rollouts of B, whoever trains on them; go on with `msprobe verl "
+    Component.ROLLOUT: "the difference goes with the rollouts of B, whoever trains on them; go on with `msprobe rl "
     "compare weights` and `layers` of B",
-    Component.TRAINING: "the difference goes with the training of B, whoever has drawn; go on with `msprobe verl "
+    Component.TRAINING: "the difference goes with the training of B, whoever has drawn; go on with `msprobe rl "
     "compare runs` of AB and AA, which have the same rollouts",
     Component.BOTH: "both the rollouts and the training of B have differences",
     Component.WEIGHTS: "each fits itself and neither the other; begin both with one checkpoint",

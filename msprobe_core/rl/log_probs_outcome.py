@@ -1,4 +1,4 @@
-"""``msprobe verl compare logprob``: log-probs of trainer and engine, token by token, and causes of differences."""
+"""``msprobe rl compare logprob``: log-probs of trainer and engine, token by token, and causes of differences."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from msprobe.verl._compare.drift import Drift, drift_of
-from msprobe.verl._compare.hypotheses import Diagnosis
-from msprobe.verl._compare.log_prob_steps import LogProbOptions, StepLogProbs, baseline_floor, compare_step
-from msprobe.verl._compare.log_probs import Tokens, by_group, frame_of
-from msprobe.verl._compare.outcome import VERDICT, Finding, Outcome, listed_steps, table_of
-from msprobe.verl._compare.recorded import RecordedRun, chosen_steps
-from msprobe.verl._files import Stage
-from msprobe_core.comparison import Verdict
+from msprobe_core.judge.verdict import Verdict
+from msprobe_core.rl.drift import Drift, drift_of
+from msprobe_core.rl.files import RLStage
+from msprobe_core.rl.hypotheses import Diagnosis
+from msprobe_core.rl.log_prob_steps import LogProbOptions, StepLogProbs, baseline_floor, compare_step
+from msprobe_core.rl.log_probs import Tokens, by_group, frame_of
+from msprobe_core.rl.outcome import VERDICT, Finding, Outcome, listed_steps, table_of
+from msprobe_core.rl.recorded import RecordedRun, chosen_steps
 
 _WORST = 200
 """Number of tokens per step in the table of the worst ones."""
@@ -41,8 +41,8 @@ def compare_log_probs(
         DumpError: a file cannot be read.
     """
     options = options or LogProbOptions()
-    available = run.need(Stage.TRAINER.value, "the trainer's batch, which has the log-probs")
-    chosen = chosen_steps(available, options.steps, f"{Stage.TRAINER.value} of {run.path}")
+    available = run.need(RLStage.TRAINER.value, "the trainer's batch, which has the log-probs")
+    chosen = chosen_steps(available, options.steps, f"{RLStage.TRAINER.value} of {run.path}")
     floor = None if options.baseline is None else baseline_floor(options.baseline, options)
     compared: list[StepLogProbs] = []
     for number, step in enumerate(chosen):
@@ -196,7 +196,7 @@ def _headline(compared: Sequence[StepLogProbs], worst: StepLogProbs | None, over
     named = [d.cause.value for d in worst.diagnoses if d.is_named]
     why = (
         f"{' and '.join(named)} explain{'s' * (len(named) == 1)} it" if named
-        else "none of the known causes explains it; go on with `msprobe verl compare weights` and `layers`"
+        else "none of the known causes explains it; go on with `msprobe rl compare weights` and `layers`"
     )  # fmt: skip
     return f"DIFFERENT: the log-probs of step {worst.step} are apart by more than rounding; {why}."
 

@@ -97,7 +97,8 @@ def _whitened(values: Array, counts: Array) -> Array:
 
 KL: Mapping[str, Callable[[Array], Array]] = {
     "kl": lambda d: d, "k1": lambda d: d, "abs": np.abs, "mse": lambda d: 0.5 * d * d, "k2": lambda d: 0.5 * d * d,
-    "low_var_kl": lambda d: np.clip(np.expm1(-d) + d, -10, 10), "k3": lambda d: np.clip(np.expm1(-d) + d, -10, 10),
+    "low_var_kl": lambda d: np.minimum(np.maximum(np.expm1(-d) + d, -10), 10),
+    "k3": lambda d: np.minimum(np.maximum(np.expm1(-d) + d, -10), 10),
 }  # fmt: skip
 """Estimates of KL(policy || reference) of a token from ``d = log p - log p_ref``; ``kl_penalty`` of verl 0.9.1."""
 

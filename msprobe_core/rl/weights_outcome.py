@@ -1,4 +1,4 @@
-"""``msprobe verl compare weights``: whether the engine has what the trainer sent, and changes between steps."""
+"""``msprobe rl compare weights``: whether the engine has what the trainer sent, and changes between steps."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 import polars as pl
 
-from msprobe.verl._compare.invariants import RecordedStep, export
-from msprobe.verl._compare.outcome import VERDICT, Finding, Outcome, listed_steps
-from msprobe.verl._compare.recorded import RecordedRun, chosen_steps
-from msprobe.verl._compare.weights import Sync, Transfer, syncs
-from msprobe.verl._files import Stage, WeightsFile
-from msprobe_core.comparison import Verdict
-from msprobe_core.plugin import CompareError
+from msprobe_core.errors import CompareError
+from msprobe_core.judge.verdict import Verdict
+from msprobe_core.rl.files import RLStage, WeightsFile
+from msprobe_core.rl.invariants import RecordedStep, export
+from msprobe_core.rl.outcome import VERDICT, Finding, Outcome, listed_steps
+from msprobe_core.rl.recorded import RecordedRun, chosen_steps
+from msprobe_core.rl.weights import Sync, Transfer, syncs
 
 _MAX_NAMES = 5
 
@@ -55,19 +55,19 @@ def compare_weights(run: RecordedRun, steps: Collection[int] = ()) -> Outcome:
         CompareError: nothing was sent, or there is neither a receiver nor a second step to compare with.
         DumpError: a file cannot be read.
     """
-    available = run.need(Stage.WEIGHTS_SENT.value, "the weights that were sent")
-    chosen = chosen_steps(available, steps, f"{Stage.WEIGHTS_SENT.value} of {run.path}")
-    sent = {step: run.weights(Stage.WEIGHTS_SENT, step) for step in chosen}
+    available = run.need(RLStage.WEIGHTS_SENT.value, "the weights that were sent")
+    chosen = chosen_steps(available, steps, f"{RLStage.WEIGHTS_SENT.value} of {run.path}")
+    sent = {step: run.weights(RLStage.WEIGHTS_SENT, step) for step in chosen}
     for step, files in sent.items():
         if not any(file.parameters for file in files.values()):
             raise CompareError(
-                f"{run.path}: {Stage.WEIGHTS_SENT.value} of step {step} names no parameter; record again"
+                f"{run.path}: {RLStage.WEIGHTS_SENT.value} of step {step} names no parameter; record again"
             )
     found = {step: syncs(run, step) for step in chosen}
     if not any(found.values()) and len(available) < 2:
         raise CompareError(
             f"{run.path}: holds the weights that were sent in one step, and none that were received; record "
-            f"{Stage.WEIGHTS_RECEIVED.value} too, or a second step"
+            f"{RLStage.WEIGHTS_RECEIVED.value} too, or a second step"
         )
     _refuse_unknown(run, [sync for own in found.values() for sync in own])
     findings: list[Finding] = []
@@ -165,7 +165,7 @@ def _disagreeing_senders(step: int, sent: Mapping[int, WeightsFile]) -> list[Fin
 
 def _stale_exports(run: RecordedRun, steps: Sequence[int]) -> list[Finding]:
     """Return findings for steps after whose update, by the trainer's metrics, nothing new was sent."""
-    known = [step for step in run.steps(Stage.TRAINER.value) if step in steps]
+    known = [step for step in run.steps(RLStage.TRAINER.value) if step in steps]
     return [finding for step in known for finding in export(RecordedStep(run, step, *run.batch(step)))]
 
 
@@ -173,11 +173,11 @@ def _changes(run: RecordedRun, steps: Sequence[int]) -> tuple[list[str], list[st
     """Return, as texts, how many parameters changed from each step to the next, and which ones did not."""
     lines: list[str] = []
     notes: list[str] = []
-    available = run.steps(Stage.WEIGHTS_SENT.value)
+    available = run.steps(RLStage.WEIGHTS_SENT.value)
     for before, step in itertools.pairwise(available):
         if step not in steps:
             continue
-        files = [run.weights(Stage.WEIGHTS_SENT, number) for number in (before, step)]
+        files = [run.weights(RLStage.WEIGHTS_SENT, number) for number in (before, step)]
         if not all(files):
             continue
         old, new = ({w.name: w.identity for w in file[min(file)].parameters} for file in files)

@@ -10,10 +10,12 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from msprobe.verl._compare.floors import Floor, Score, module_floor, module_score, precision_named
-from msprobe.verl._compare.stage_tensors import ModuleValue, StageTensors, common_samples, matched
-from msprobe_core.comparison import Precision, Verdict
-from msprobe_core.plugin import CompareError, Role
+from msprobe_core.errors import CompareError
+from msprobe_core.judge.limits import Precision
+from msprobe_core.judge.verdict import Verdict
+from msprobe_core.model import Role
+from msprobe_core.rl.floors import Floor, Score, module_floor, module_score, precision_named
+from msprobe_core.rl.stage_tensors import ModuleValue, StageTensors, common_samples, matched
 
 Array: TypeAlias = NDArray[Any]
 Progress: TypeAlias = Callable[[int, int, str], None]
@@ -39,7 +41,7 @@ class _Sums:
     golden: float = 0.0
     max_abs: float = 0.0
     positions: int = 0
-    samples: set[str] = field(default_factory=set)
+    samples: set[str] = field(default_factory=set[str])
     is_equal: bool = True
     is_finite: bool = True
     worst: tuple[float, str, int] = (-1.0, "", -1)
@@ -249,7 +251,7 @@ def chosen_experts(scores: Array, number: int) -> Array:
     return np.sort(np.argsort(-scores, axis=-1, kind="stable")[:, :number], axis=-1)
 
 
-def _add(sums: _Sums, target: Array, golden: Array, sample: str, positions: Array) -> None:
+def _add(sums: _Sums, target: Any, golden: Any, sample: str, positions: Array) -> None:
     """Add the positions of one sample, ``[n, …]`` on both sides."""
     sums.positions += positions.size
     sums.samples.add(sample)

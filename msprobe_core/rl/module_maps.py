@@ -7,7 +7,7 @@ own, https://github.com/NVIDIA/Megatron-LM, ``megatron/core/transformer``.
 
 from __future__ import annotations
 
-from msprobe_core.plugin import ModuleMap
+from msprobe_core.protocols.trainers import ModuleMap
 
 FSDP = ModuleMap(
     name="fsdp",

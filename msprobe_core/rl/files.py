@@ -1,4 +1,4 @@
-"""Files of a recorded run of verl other than the dumps of its stages; `docs/verl.md` shows the directory tree.
+"""Files of a recorded run of an RL trainer other than the dumps of its stages; `docs/verl.md` shows the directory tree.
 
 Imports neither torch nor verl: runs are read on machines that have neither.
 """
@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from msprobe_core.plugin import DumpError, StoreError
+from msprobe_core.errors import DumpError, StoreError
 from msprobe_core.store import (
     DTYPES,
     SAFETENSORS_DTYPES,
@@ -41,12 +41,47 @@ from msprobe_core.store import (
 )
 
 __all__ = [
-    "BATCH_FILE", "RUN_FILE", "SAMPLES_FILE", "TENSORS_FILE", "VERSION", "WEIGHTS_FILE", "BatchFile", "BatchLayout",
-    "BatchRow", "CallPhase", "Capability", "HookStatus", "MicroBatch", "ProcessInfo", "Reward", "RewardWriter", "Row",
-    "RunInfo", "Sampling", "Stage", "StageSamples", "Weight", "WeightsFile", "announce_policy_version",
-    "announced_policy_version", "load_batch", "load_rewards", "load_run", "load_samples", "load_weights",
-    "rank_directory", "ranks_of", "sample_id", "save_batch", "save_process", "save_run", "save_samples",
-    "save_weights", "stages_of", "steps_of", "trainer_directory",
+    "BATCH_FILE",
+    "RUN_FILE",
+    "SAMPLES_FILE",
+    "TENSORS_FILE",
+    "VERSION",
+    "WEIGHTS_FILE",
+    "BatchFile",
+    "BatchLayout",
+    "BatchRow",
+    "CallPhase",
+    "Capability",
+    "HookStatus",
+    "MicroBatch",
+    "ProcessInfo",
+    "RLStage",
+    "Reward",
+    "RewardWriter",
+    "Row",
+    "RunInfo",
+    "Sampling",
+    "StageSamples",
+    "Weight",
+    "WeightsFile",
+    "announce_policy_version",
+    "announced_policy_version",
+    "load_batch",
+    "load_rewards",
+    "load_run",
+    "load_samples",
+    "load_weights",
+    "rank_directory",
+    "ranks_of",
+    "sample_id",
+    "save_batch",
+    "save_process",
+    "save_run",
+    "save_samples",
+    "save_weights",
+    "stages_of",
+    "steps_of",
+    "trainer_directory",
 ]  # fmt: skip
 
 VERSION = 1
@@ -59,7 +94,7 @@ _PROCESSES = "processes"
 Array: TypeAlias = NDArray[Any]
 
 
-class Stage(str, Enum):
+class RLStage(str, Enum):
     """The stages of a step, in the order in which a trainer runs them."""
 
     ROLLOUT = "rollout_generate"
@@ -294,7 +329,7 @@ def rank_directory(run: Path, stage: str, step: int, rank: int) -> Path:
 
 def trainer_directory(run: Path, step: int) -> Path:
     """Return the directory of a step's batch, which the driver writes."""
-    return run / Stage.TRAINER.value / f"step{step}"
+    return run / RLStage.TRAINER.value / f"step{step}"
 
 
 def stages_of(run: Path) -> list[str]:
@@ -307,7 +342,7 @@ def stages_of(run: Path) -> list[str]:
         found = {path.name for path in run.iterdir() if path.is_dir() and find_steps(path)}
     except OSError as error:
         raise DumpError(f"{run}: cannot be read ({error.strerror}); give the directory of a recorded run") from error
-    known = [stage.value for stage in Stage]
+    known = [stage.value for stage in RLStage]
     return [name for name in known if name in found] + sorted(found - set(known))
 
 
@@ -349,7 +384,7 @@ def load_run(run: Path) -> RunInfo:
     """Return ``run.json`` with all processes; its fields are empty if only workers recorded.
 
     Raises:
-        DumpError: ``run`` holds no recorded run of verl, or a file in it cannot be read.
+        DumpError: ``run`` holds no recorded run of an RL trainer, or a file in it cannot be read.
     """
     processes = tuple(load_struct(path, ProcessInfo) for path in sorted((run / _PROCESSES).glob("*.json")))
     if not (run / RUN_FILE).exists() and not processes:
@@ -395,7 +430,7 @@ class RewardWriter:
         Raises:
             StoreError: the file cannot be created.
         """
-        directory = run / Stage.REWARD.value / f"step{step}"
+        directory = run / RLStage.REWARD.value / f"step{step}"
         make_directory(directory, below=run)
         self._path = directory / f"{tensor_file_name(name, '')}.jsonl"
         create_file(self._path).close()
@@ -424,7 +459,7 @@ def load_rewards(run: Path, step: int) -> list[Reward]:
     Raises:
         DumpError: a file cannot be read.
     """
-    paths = sorted((run / Stage.REWARD.value / f"step{step}").glob("*.jsonl"))
+    paths = sorted((run / RLStage.REWARD.value / f"step{step}").glob("*.jsonl"))
     return [reward for path in paths for reward in _rewards_in(path)]
 
 
@@ -475,7 +510,7 @@ def save_batch(directory: Path, batch: BatchFile, tensors: Mapping[str, Array]) 
     header, end = dict[str, Any](), 0
     for name, array in arrays.items():
         header[name] = {
-            "dtype": _SAFETENSORS[array.dtype.str],
+            "dtype": _SAFETENSORS[_code(array)],
             "shape": array.shape,
             "data_offsets": (end, end + array.nbytes),
         }
@@ -514,13 +549,19 @@ def _read_tensor(path: Path, name: str) -> Array:
 
 
 _SAFETENSORS = {
-    DTYPES[dtype]: name for name, dtype in SAFETENSORS_DTYPES.items() if np.dtype(DTYPES[dtype]).name == dtype
+    DTYPES[dtype]: name for name, dtype in SAFETENSORS_DTYPES.items() if str(np.dtype(DTYPES[dtype])) == dtype
 }
 """NumPy dtypes by their names in the file's header, for those that NumPy has."""
 
 
 def _contiguous(path: Path, name: str, array: Array) -> Array:
     array = np.asarray(array)
-    if array.dtype.str not in _SAFETENSORS:
+    if _code(array) not in _SAFETENSORS:
         raise StoreError(f"{path}: the tensor {name!r} is of dtype {array.dtype}, which safetensors does not have")
-    return np.ascontiguousarray(array).reshape(array.shape)
+    # A scalar would get a dimension.
+    return np.require(array, requirements="C")
+
+
+def _code(array: Array) -> str:
+    dtype: Any = array.dtype
+    return dtype.str

@@ -11,10 +11,10 @@ from enum import Enum
 
 import numpy as np
 
-from msprobe.verl._compare.recorded import Array, RecordedRun, rollouts_of
-from msprobe.verl._compare.stage_tensors import StageTensors
-from msprobe.verl._files import BatchFile, Stage
-from msprobe_core.plugin import CompareError, DumpError
+from msprobe_core.errors import CompareError, DumpError
+from msprobe_core.rl.files import BatchFile, RLStage
+from msprobe_core.rl.recorded import Array, RecordedRun, rollouts_of
+from msprobe_core.rl.stage_tensors import StageTensors
 
 _HEADS = ("lm_head", "output_layer", "logits_processor")
 """Last parts of the paths of modules whose output are logits."""
@@ -99,7 +99,7 @@ def logits_of(
     if responses is None or mask is None:
         return None
     try:
-        also = rollouts_of(run, step, [row.id for row in batch.samples]) if stage == Stage.ROLLOUT.value else []
+        also = rollouts_of(run, step, [row.id for row in batch.samples]) if stage == RLStage.ROLLOUT.value else []
         own = StageTensors(run, stage, step, minis=minis, also=also)
         heads = [value for value in own.values if value.path.rpartition(".")[2] in _HEADS]
         if not heads:
@@ -139,7 +139,7 @@ class _Side:
 def refit_of(run: RecordedRun, step: int, batch: BatchFile, tensors: Mapping[str, Array]) -> Refit | None:
     """Return how the sides differ, if temperature or vocabulary explain it; ``None`` if the logits are not recorded."""
     given = (
-        ("the trainer", Stage.ACTOR_LOG_PROB, "old_log_probs"), ("the engine", Stage.ROLLOUT, "rollout_log_probs"),
+        ("the trainer", RLStage.ACTOR_LOG_PROB, "old_log_probs"), ("the engine", RLStage.ROLLOUT, "rollout_log_probs"),
     )  # fmt: skip
     sides: list[_Side] = []
     for name, stage, tensor in given:
@@ -151,8 +151,8 @@ def refit_of(run: RecordedRun, step: int, batch: BatchFile, tensors: Mapping[str
     return _difference(sides[0], sides[1])
 
 
-def _steps(run: RecordedRun, stage: Stage, step: int) -> list[int]:
-    return [step] if stage is Stage.ROLLOUT else run.steps(stage.value)
+def _steps(run: RecordedRun, stage: RLStage, step: int) -> list[int]:
+    return [step] if stage is RLStage.ROLLOUT else run.steps(stage.value)
 
 
 def _fitted(name: str, logits: Logits, recorded: Array, temperature: float) -> _Side | None:

@@ -12,17 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 import msgspec
 import polars as pl
 
-from msprobe_core.comparison import (
-    MAX_SHEET_ROWS,
-    TableForm,
-    Verdict,
-    time_stamp,
-    unused_paths,
-    whole_file,
-    write_table,
-)
-from msprobe_core.plugin import Column, Table, Width
+from msprobe_core.judge.verdict import Verdict
+from msprobe_core.protocols.presentation import Column, Table, Width
+from msprobe_core.report.files import TableForm, time_stamp, write_table
+from msprobe_core.report.sheet import MAX_SHEET_ROWS
 from msprobe_core.store import encode_json, make_directory, refuse_foreign_json
+from msprobe_core.store.atomic_file import unused_paths, whole_file
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -125,20 +120,28 @@ def listed_steps(steps: Sequence[int]) -> str:
 
 
 def write_outcome(
-    outcome: Outcome, directory: Path, form: TableForm = TableForm.CSV, *, overwrites: bool = False
+    outcome: Outcome, directory: Path, form: TableForm = TableForm.CSV, *, overwrites: bool = False, group: str = "rl"
 ) -> list[Path]:
-    """Write the tables and ``verl_{command}.json``; return their paths, the latter last.
+    """Write the tables and ``{group}_{command}.json``; return their paths, the latter last.
+
+    Args:
+        outcome: The result.
+        directory: Where they are written.
+        form: What tables are.
+        overwrites: Whether to replace a file that msprobe has not written.
+        group: Name of the group of commands: ``rl``, or that of a trainer's plugin.
 
     Raises:
-        StoreError: they cannot be written, or ``verl_{command}.json`` exists and was not written by msprobe.
+        StoreError: they cannot be written, or ``{group}_{command}.json`` exists and was not written by msprobe.
     """
     make_directory(directory)
-    path = directory / f"verl_{outcome.command}.json"
+    path = directory / f"{group}_{outcome.command}.json"
     if not overwrites:
-        refuse_foreign_json(path, f"msprobe verl {_command_line(outcome.command)}", ("version", "command", "headline"))
+        fields = ("version", "command", "headline")
+        refuse_foreign_json(path, f"msprobe {group} {_command_line(outcome.command)}", fields)
     stamp = time_stamp()
     written = {
-        name: _write_table(rows, directory, f"verl_{outcome.command}_{name}_{stamp}", form)
+        name: _write_table(rows, directory, f"{group}_{outcome.command}_{name}_{stamp}", form)
         for name, rows in outcome.tables.items()
     }
     content = {

@@ -7,18 +7,19 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from msprobe.verl._compare.drift import MAX_GROWTH
-from msprobe.verl._compare.floors import Floor, Score, log_prob_floor, log_prob_scores, precision_named
-from msprobe.verl._compare.hypotheses import Diagnosis, Evidence, examine
-from msprobe.verl._compare.invariants import is_bypassed
-from msprobe.verl._compare.log_probs import LogProbMeasures, Tokens, measure, tokens_of
-from msprobe.verl._compare.logits import logits_of, refit_of
-from msprobe.verl._compare.recorded import Array, RecordedRun, policy_versions, retokenised_rows, trainer_version
-from msprobe.verl._compare.weights import Transfer, coarser_of
-from msprobe.verl._compare.weights_outcome import Sync, syncs
-from msprobe.verl._files import BatchFile, Sampling, Stage
-from msprobe_core.comparison import NoiseSource, Precision, precision_of
-from msprobe_core.plugin import CompareError
+from msprobe_core.errors import CompareError
+from msprobe_core.judge.limits import Precision, precision_of
+from msprobe_core.judge.noise.model import NoiseSource
+from msprobe_core.rl.drift import MAX_GROWTH
+from msprobe_core.rl.files import BatchFile, RLStage, Sampling
+from msprobe_core.rl.floors import Floor, Score, log_prob_floor, log_prob_scores, precision_named
+from msprobe_core.rl.hypotheses import Diagnosis, Evidence, examine
+from msprobe_core.rl.invariants import is_bypassed
+from msprobe_core.rl.log_probs import LogProbMeasures, Tokens, measure, tokens_of
+from msprobe_core.rl.logits import logits_of, refit_of
+from msprobe_core.rl.recorded import Array, RecordedRun, policy_versions, retokenised_rows, trainer_version
+from msprobe_core.rl.weights import Transfer, coarser_of
+from msprobe_core.rl.weights_outcome import Sync, syncs
 
 MASK = "response_mask"
 _NEEDED_FOR = {
@@ -89,7 +90,7 @@ def baseline_floor(run: RecordedRun, options: LogProbOptions) -> Floor:
     """Return the largest difference of all steps of a healthy run, as a floor."""
     sizes = [
         measure(_tokens(run, step, options, run.batch(step)[1])).rms
-        for step in run.need(Stage.TRAINER.value, "the batches")
+        for step in run.need(RLStage.TRAINER.value, "the batches")
     ]
     return Floor(size=max(sizes), source=NoiseSource.BASELINE)
 
@@ -133,10 +134,10 @@ def _recomputed(
     counts = np.asarray(mask) != 0
     if old.shape != rollout.shape or old.shape != counts.shape or not (old[counts] == rollout[counts]).all():
         return tensors, []
-    has_own = step in run.steps(Stage.ACTOR_LOG_PROB.value)
+    has_own = step in run.steps(RLStage.ACTOR_LOG_PROB.value)
     if has_own and not is_bypassed(run):
         return tensors, []  # two passes that agree to the bit
-    stage = Stage.ACTOR_LOG_PROB if has_own else Stage.ACTOR_UPDATE
+    stage = RLStage.ACTOR_LOG_PROB if has_own else RLStage.ACTOR_UPDATE
     made = None
     if step in run.steps(stage.value):
         logits = logits_of(run, stage.value, step, batch, tensors, minis=(0,) if not has_own else None)
@@ -211,7 +212,7 @@ def compare_step(run: RecordedRun, step: int, options: LogProbOptions, floor: Fl
 
 def _weights_in_use(run: RecordedRun, step: int) -> list[Sync]:
     """Return the transfers that brought the weights for a step's tokens to the engines: the last ones before it."""
-    before = [number for number in run.steps(Stage.WEIGHTS_SENT.value) if number < step]
+    before = [number for number in run.steps(RLStage.WEIGHTS_SENT.value) if number < step]
     return syncs(run, before[-1]) if before else []
 
 

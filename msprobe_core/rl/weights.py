@@ -11,19 +11,14 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from msprobe.verl._compare.recorded import RecordedRun
-from msprobe.verl._files import Stage, Weight, WeightsFile
-from msprobe_core.comparison import (
-    CheckpointPrint,
-    Kind,
-    Precision,
-    Relation,
-    TensorPrint,
-    TensorRow,
-    compare_prints,
-    precision_of,
-)
-from msprobe_core.recording import key_of
+from msprobe_core.checkpoint.canonical import key_of
+from msprobe_core.checkpoint.contents import Kind
+from msprobe_core.checkpoint.fingerprints import CheckpointPrint, TensorPrint, compare_prints
+from msprobe_core.checkpoint.result import TensorRow
+from msprobe_core.checkpoint.structure import Relation
+from msprobe_core.judge.limits import Precision, precision_of
+from msprobe_core.rl.files import RLStage, Weight, WeightsFile
+from msprobe_core.rl.recorded import RecordedRun
 
 
 class Transfer(str, Enum):
@@ -216,16 +211,16 @@ def syncs(run: RecordedRun, step: int) -> list[Sync]:
     Raises:
         DumpError: a file cannot be read.
     """
-    sent = run.weights(Stage.WEIGHTS_SENT, step)
+    sent = run.weights(RLStage.WEIGHTS_SENT, step)
     if not sent:
         return []
     first = sent[min(sent)]
     earlier = [
         files[min(files)]
-        for other in run.steps(Stage.WEIGHTS_SENT.value)
-        if other < step and (files := run.weights(Stage.WEIGHTS_SENT, other))
+        for other in run.steps(RLStage.WEIGHTS_SENT.value)
+        if other < step and (files := run.weights(RLStage.WEIGHTS_SENT, other))
     ]
-    received = run.weights(Stage.WEIGHTS_RECEIVED, step)
+    received = run.weights(RLStage.WEIGHTS_RECEIVED, step)
     num_shards = run.number("actor_rollout_ref.rollout.tensor_model_parallel_size") or 1
     return [
         Sync(step=step, replica=replica, parameters=tuple(transfers(first, file, earlier, num_shards=int(num_shards))))

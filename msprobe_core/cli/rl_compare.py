@@ -1,4 +1,4 @@
-"""``msprobe verl compare``: whether training and rollout of recorded RL runs agree, and where they do not."""
+"""``msprobe rl compare``: whether training and rollout of recorded RL runs agree, and where they do not."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import click
 
-from msprobe_core.comparison import allow_incomplete_option, exit_status, output_option, overwrite_option
+from msprobe_core.cli.incomplete import allow_incomplete_option, exit_status
+from msprobe_core.cli.output import output_option, overwrite_option
 
 if TYPE_CHECKING:
-    from msprobe.verl._compare.outcome import Outcome
-    from msprobe.verl._compare.recorded import RecordedRun
+    from msprobe_core.rl.outcome import Outcome
+    from msprobe_core.rl.recorded import RecordedRun
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 _Parameter: TypeAlias = Callable[[_Command], _Command]
@@ -22,8 +23,8 @@ Comparison: TypeAlias = "Callable[[Callable[[int, int, str], None]], Outcome]"
 """Compares, and reports its progress to the given callable."""
 
 
-@click.group()
-def compare() -> None:
+@click.group("compare")
+def rl_compare() -> None:
     """Compare stages of a recorded RL run with each other, or two runs.
 
     Exit status of each: 0 if they agree, 1 if they differ, 2 if some or all of them could not be compared.
@@ -55,7 +56,7 @@ _DTYPE = click.option(
 
 
 def comparison_command(
-    *parameters: Any, name: str | None = None, group: click.Group | None = compare
+    *parameters: Any, name: str | None = None, group: click.Group | None = rl_compare
 ) -> Callable[[Callable[..., Comparison]], click.Command]:
     """Make a command of a function that gets opened runs and the options, and returns the comparison.
 
@@ -71,9 +72,11 @@ def comparison_command(
             *, output_path: Path, form: str | None, xlsx: bool, overwrites: bool, allows_incomplete: bool,
             steps: str | None, baseline: Path | None = None, **given: Any,
         ) -> int:  # fmt: skip
-            from msprobe.verl._compare.outcome import print_outcome, write_outcome
-            from msprobe.verl._compare.recorded import open_run
-            from msprobe_core.comparison import TableForm, progress_bar, show
+            from msprobe_core.cli.progress import progress_bar
+            from msprobe_core.cli.show import show
+            from msprobe_core.report.files import TableForm
+            from msprobe_core.rl.outcome import print_outcome, write_outcome
+            from msprobe_core.rl.recorded import open_run
 
             if baseline is not None:
                 given["baseline"] = open_run(baseline)
@@ -85,7 +88,7 @@ def comparison_command(
                 raise click.UsageError(f"--xlsx and --format {form} contradict each other; give one of them")
             outcome = replace(outcome, incomplete=[line for run in runs.values() for line in run.incomplete])
             table_form = TableForm(form or ("xlsx" if xlsx else "csv"))
-            files = write_outcome(outcome, output_path, table_form, overwrites=overwrites)
+            files = write_outcome(outcome, output_path, table_form, overwrites=overwrites, group=_group_name())
             show(lambda console: print_outcome(outcome, files, console), f"it is in {files[-1]}")
             return exit_status(
                 is_wrong=not outcome.agrees, incomplete=outcome.incomplete, allows_incomplete=allows_incomplete
@@ -99,8 +102,13 @@ def comparison_command(
     return decorate
 
 
+def _group_name() -> str:
+    """Return the name of the group that the command was called in: ``rl``, or that of a trainer's plugin."""
+    return click.get_current_context().command_path.split()[1]
+
+
 def _numbers(text: str | None) -> tuple[int, ...]:
-    from msprobe_core.recording import parse_ranges
+    from msprobe_core.config.ranges import parse_ranges
 
     if text is None:
         return ()
@@ -135,8 +143,8 @@ def logprob(*, run: RecordedRun, **options: Any) -> Comparison:
 
     RUN is the directory of a recorded run that has the stage trainer.
     """
-    from msprobe.verl._compare.log_prob_steps import LogProbOptions
-    from msprobe.verl._compare.log_probs_outcome import compare_log_probs
+    from msprobe_core.rl.log_prob_steps import LogProbOptions
+    from msprobe_core.rl.log_probs_outcome import compare_log_probs
 
     return lambda progress: compare_log_probs(run, LogProbOptions(**options), progress)
 
@@ -147,7 +155,7 @@ def weights(*, run: RecordedRun, steps: tuple[int, ...]) -> Comparison:
 
     RUN is the directory of a recorded run that has the stages update_weights_send and update_weights_recv.
     """
-    from msprobe.verl._compare.weights_outcome import compare_weights
+    from msprobe_core.rl.weights_outcome import compare_weights
 
     return lambda _: compare_weights(run, steps)
 
@@ -165,7 +173,7 @@ def layers(*, run: RecordedRun, **options: Any) -> Comparison:
     Prompts and decoded tokens are compared separately. RUN is the directory of a recorded run that has the stages
     rollout_generate and actor_compute_log_prob, with tensors.
     """
-    from msprobe.verl._compare.modules_outcome import ModulesOptions, compare_layers
+    from msprobe_core.rl.modules_outcome import ModulesOptions, compare_layers
 
     return lambda progress: compare_layers(run, ModulesOptions(**options), progress)
 
@@ -176,7 +184,7 @@ def actor_vs_ref(*, run: RecordedRun, **options: Any) -> Comparison:
 
     RUN is the directory of a recorded run that has the stages actor_compute_log_prob and ref_compute_log_prob.
     """
-    from msprobe.verl._compare.modules_outcome import ModulesOptions, compare_actor_ref
+    from msprobe_core.rl.modules_outcome import ModulesOptions, compare_actor_ref
 
     return lambda progress: compare_actor_ref(run, ModulesOptions(**options), progress)
 
@@ -187,7 +195,7 @@ def onpolicy(*, run: RecordedRun, **options: Any) -> Comparison:
 
     RUN is the directory of a recorded run that has the stages actor_compute_log_prob and actor_update.
     """
-    from msprobe.verl._compare.modules_outcome import ModulesOptions, compare_on_policy
+    from msprobe_core.rl.modules_outcome import ModulesOptions, compare_on_policy
 
     return lambda progress: compare_on_policy(run, ModulesOptions(**options), progress)
 
@@ -205,7 +213,7 @@ def runs(*, target: RecordedRun, golden: RecordedRun, **options: Any) -> Compari
 
     TARGET is the directory of the run under test, GOLDEN that of the trusted one.
     """
-    from msprobe.verl._compare.runs_outcome import RunsOptions, compare_runs
+    from msprobe_core.rl.runs_outcome import RunsOptions, compare_runs
 
     return lambda progress: compare_runs(target, golden, RunsOptions(**options), progress)
 
@@ -227,7 +235,7 @@ def cross(*, steps: tuple[int, ...], dtype: str | None, **cells: RecordedRun) ->
 
     The four directories are runs that combine each engine's rollouts with each trainer.
     """
-    from msprobe.verl._compare.cross_outcome import compare_crossed
-    from msprobe.verl._compare.log_prob_steps import LogProbOptions
+    from msprobe_core.rl.cross_outcome import compare_crossed
+    from msprobe_core.rl.log_prob_steps import LogProbOptions
 
     return lambda _: compare_crossed(cells, steps, LogProbOptions(dtype=dtype))

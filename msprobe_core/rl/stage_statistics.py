@@ -8,20 +8,16 @@ from typing import TypeAlias
 
 import polars as pl
 
-from msprobe.verl._compare.floors import module_floor, module_score, precision_named
-from msprobe.verl._compare.recorded import RecordedRun
-from msprobe.verl._compare.stage_tensors import module_of
-from msprobe_core.comparison import (
-    STATISTICS,
-    Measure,
-    Precision,
-    RowKind,
-    Verdict,
-    add_statistics,
-    is_equal,
-    with_measures,
-)
-from msprobe_core.plugin import CompareError, Phase, Role
+from msprobe_core.errors import CompareError
+from msprobe_core.judge.limits import Precision
+from msprobe_core.judge.noise.measures import Measure, with_measures
+from msprobe_core.judge.statistics_columns import STATISTICS, add_statistics, is_equal
+from msprobe_core.judge.verdict import Verdict
+from msprobe_core.model import Phase, Role
+from msprobe_core.rl.floors import module_floor, module_score, precision_named
+from msprobe_core.rl.recorded import RecordedRun
+from msprobe_core.rl.stage_tensors import module_of
+from msprobe_core.store.frame import RowKind
 
 Call: TypeAlias = tuple[int, int]
 """Rank, and index of the call."""

@@ -11,14 +11,19 @@ from typing import TypeAlias
 
 import numpy as np
 
-from msprobe.verl._compare.modules import compare_modules
-from msprobe.verl._compare.recorded import Array, RecordedRun
-from msprobe.verl._compare.stage_tensors import StageTensors
-from msprobe.verl._compare.weights import assumed_precision
-from msprobe.verl._files import BatchFile, Stage, StageSamples, WeightsFile, load_rewards
-from msprobe_core import compare_dumps
-from msprobe_core.comparison import UNIT_ROUNDOFF, PairSums, UnitResult, Workspace, conventional, differs, is_dump, said
-from msprobe_core.plugin import CompareError, DumpError
+from msprobe_core.compare import compare_dumps
+from msprobe_core.compare.result import UnitResult
+from msprobe_core.compare.tensor_metrics import PairSums, Workspace
+from msprobe_core.errors import CompareError, DumpError
+from msprobe_core.judge.limits import UNIT_ROUNDOFF, conventional
+from msprobe_core.judge.row_findings import said
+from msprobe_core.judge.verdict import differs
+from msprobe_core.rl.files import BatchFile, RLStage, StageSamples, WeightsFile, load_rewards
+from msprobe_core.rl.modules import compare_modules
+from msprobe_core.rl.recorded import Array, RecordedRun
+from msprobe_core.rl.stage_tensors import StageTensors
+from msprobe_core.rl.weights import assumed_precision
+from msprobe_core.store.reading import is_dump
 
 _Batch: TypeAlias = tuple[BatchFile, Mapping[str, Array]]
 
@@ -29,14 +34,14 @@ BEFORE = (
 """Tensors of the batch that exist when the rollout has ended."""
 
 _STAGE_OF = {
-    "token_level_scores": Stage.REWARD, "rm_scores": Stage.REWARD, "old_log_probs": Stage.ACTOR_LOG_PROB,
-    "entropys": Stage.ACTOR_LOG_PROB, "ref_log_prob": Stage.REF_LOG_PROB, "values": Stage.VALUES,
+    "token_level_scores": RLStage.REWARD, "rm_scores": RLStage.REWARD, "old_log_probs": RLStage.ACTOR_LOG_PROB,
+    "entropys": RLStage.ACTOR_LOG_PROB, "ref_log_prob": RLStage.REF_LOG_PROB, "values": RLStage.VALUES,
 }  # fmt: skip
 """Stages that compute tensors of the batch; all others are in `BEFORE` or computed by the trainer."""
 
 _ORDER = (
-    Stage.ROLLOUT, Stage.REWARD, Stage.ACTOR_LOG_PROB, Stage.REF_LOG_PROB, Stage.VALUES, Stage.TRAINER,
-    Stage.CRITIC_UPDATE, Stage.ACTOR_UPDATE,
+    RLStage.ROLLOUT, RLStage.REWARD, RLStage.ACTOR_LOG_PROB, RLStage.REF_LOG_PROB, RLStage.VALUES, RLStage.TRAINER,
+    RLStage.CRITIC_UPDATE, RLStage.ACTOR_UPDATE,
 )  # fmt: skip
 """Causes before effects."""
 
@@ -92,25 +97,25 @@ def check_step(target: RecordedRun, golden: RecordedRun, step: int) -> list[Chec
     """
     found: list[CheckResult] = []
     of_batch: list[CheckResult] = []
-    rollouts = [run.samples(Stage.ROLLOUT.value, step) for run in (target, golden)]
+    rollouts = [run.samples(RLStage.ROLLOUT.value, step) for run in (target, golden)]
     if all(rollouts):
-        found.append(_same_samples(step, Stage.ROLLOUT, [_ids(own) for own in rollouts]))
-    if all(step in run.steps(Stage.TRAINER.value) for run in (target, golden)):
+        found.append(_same_samples(step, RLStage.ROLLOUT, [_ids(own) for own in rollouts]))
+    if all(step in run.steps(RLStage.TRAINER.value) for run in (target, golden)):
         batches = target.batch(step), golden.batch(step)
         dtypes = target.dtypes() | golden.dtypes()
-        found.append(_same_samples(step, Stage.TRAINER, [{row.id for row in batch.samples} for batch, _ in batches]))
+        found.append(_same_samples(step, RLStage.TRAINER, [{row.id for row in batch.samples} for batch, _ in batches]))
         of_batch += _tensors(step, *batches, dtypes)
         if not _are_other(found):  # metrics over other samples cannot be compared
             of_batch += _metrics(step, batches[0][0], batches[1][0], dtypes)
     are_other = _are_other(found)
-    found += [one for one in of_batch if one.stage == Stage.ROLLOUT.value]
+    found += [one for one in of_batch if one.stage == RLStage.ROLLOUT.value]
     for stage in _ORDER:
-        if stage is Stage.REWARD:
+        if stage is RLStage.REWARD:
             found += _rewards(target, golden, step)
-        elif stage is not Stage.TRAINER:
+        elif stage is not RLStage.TRAINER:
             found += _dumps(target, golden, stage, step, are_other=are_other)
-        found += [one for one in of_batch if one.stage == stage.value and stage is not Stage.ROLLOUT]
-    for stage in (Stage.WEIGHTS_SENT, Stage.WEIGHTS_RECEIVED):
+        found += [one for one in of_batch if one.stage == stage.value and stage is not RLStage.ROLLOUT]
+    for stage in (RLStage.WEIGHTS_SENT, RLStage.WEIGHTS_RECEIVED):
         found += _weights(step, stage, target.weights(stage, step), golden.weights(stage, step))
     return found
 
@@ -124,7 +129,7 @@ def _rewards(target: RecordedRun, golden: RecordedRun, step: int) -> Iterator[Ch
     own, other = ({reward.id: reward.score for reward in load_rewards(run.path, step)} for run in (target, golden))
     common = [sample for sample in own if sample in other]
     unequal = [sample for sample in common if own[sample] != other[sample]]
-    check = partial(CheckResult, step, Stage.REWARD.value, "scores", num_values=len(common))
+    check = partial(CheckResult, step, RLStage.REWARD.value, "scores", num_values=len(common))
     if unequal:
         first = f"{own[unequal[0]]} and {other[unequal[0]]} for sample {unequal[0][:12]}"
         reason = f"{len(unequal)} of {len(common)} differ, {first}"
@@ -137,7 +142,7 @@ def _ids(samples: Mapping[int, StageSamples]) -> set[str]:
     return {row.id for own in samples.values() for call in own.micro_batches for row in call.rows}
 
 
-def _same_samples(step: int, stage: Stage, ids: Sequence[set[str]]) -> CheckResult:
+def _same_samples(step: int, stage: RLStage, ids: Sequence[set[str]]) -> CheckResult:
     most = max(map(len, ids))
     if ids[0] == ids[1]:
         return CheckResult(step, stage.value, "samples", Agreement.EQUAL, most)
@@ -154,7 +159,7 @@ def _tensors(step: int, target: _Batch, golden: _Batch, dtypes: Collection[str])
     made = list(_STAGE_OF)
     names = {**target[1], **golden[1]}
     for name in sorted(names, key=lambda name: (_place(name, BEFORE), _place(name, made), name)):
-        stage = Stage.ROLLOUT if name in BEFORE else _STAGE_OF.get(name, Stage.TRAINER)
+        stage = RLStage.ROLLOUT if name in BEFORE else _STAGE_OF.get(name, RLStage.TRAINER)
         check = partial(CheckResult, step, stage.value, name)
         if name not in target[1] or name not in golden[1]:
             side = "target" if name in target[1] else "golden"
@@ -217,8 +222,8 @@ def _metrics(step: int, target: BatchFile, golden: BatchFile, dtypes: Collection
         if own is None or other is None or not _is_result(name):
             continue
         is_of_critic = name.startswith("critic/") and any(word in name for word in _OF_CRITIC)
-        of_actor = Stage.ACTOR_UPDATE if name.startswith("actor/") else Stage.TRAINER
-        stage = Stage.CRITIC_UPDATE if is_of_critic else of_actor
+        of_actor = RLStage.ACTOR_UPDATE if name.startswith("actor/") else RLStage.TRAINER
+        stage = RLStage.CRITIC_UPDATE if is_of_critic else of_actor
         check = partial(CheckResult, step, stage.value, f"metric {name}", num_values=1)
         error = abs(own - other) / max(abs(other), _SMALL) if own != other else 0.0
         if error:
@@ -236,7 +241,9 @@ def _is_result(name: str) -> bool:
 # --- dumps and weights -----------------------------------------------------------------------------------------------
 
 
-def _dumps(target: RecordedRun, golden: RecordedRun, stage: Stage, step: int, *, are_other: bool) -> list[CheckResult]:
+def _dumps(
+    target: RecordedRun, golden: RecordedRun, stage: RLStage, step: int, *, are_other: bool
+) -> list[CheckResult]:
     """Compare what modules and APIs made in a stage.
 
     If both have cut and ordered their samples equally, the core compares everything that was recorded; otherwise the
@@ -257,7 +264,7 @@ def _dumps(target: RecordedRun, golden: RecordedRun, stage: Stage, step: int, *,
         return [check("modules", Agreement.INCOMPARABLE, reason=str(error))]
 
 
-def _cut(run: RecordedRun, stage: Stage, step: int) -> set[tuple[int, int, str, int, int, int, int]]:
+def _cut(run: RecordedRun, stage: RLStage, step: int) -> set[tuple[int, int, str, int, int, int, int]]:
     """Return the place of every sample in the calls of a stage."""
     return {
         (rank, call.call, row.id, row.row, row.offset, row.length, row.start)
@@ -267,13 +274,13 @@ def _cut(run: RecordedRun, stage: Stage, step: int) -> set[tuple[int, int, str, 
     }
 
 
-def recut_stage(target: RecordedRun, golden: RecordedRun, step: int) -> Stage | None:
+def recut_stage(target: RecordedRun, golden: RecordedRun, step: int) -> RLStage | None:
     """Return the first stage of a step that takes the same samples in other micro-batches or another order.
 
     Sums over samples, such as losses and gradients, are then added in another order, and cannot be equal to the bit.
     """
     for stage in _ORDER:
-        if stage in {Stage.ROLLOUT, Stage.REWARD, Stage.TRAINER}:
+        if stage in {RLStage.ROLLOUT, RLStage.REWARD, RLStage.TRAINER}:
             continue
         cuts = [_cut(run, stage, step) for run in (target, golden)]
         if all(cuts) and cuts[0] != cuts[1] and {cut[2] for cut in cuts[0]} == {cut[2] for cut in cuts[1]}:
@@ -282,7 +289,7 @@ def recut_stage(target: RecordedRun, golden: RecordedRun, step: int) -> Stage | 
 
 
 def _by_samples(
-    check: Callable[..., CheckResult], target: RecordedRun, golden: RecordedRun, stage: Stage, step: int
+    check: Callable[..., CheckResult], target: RecordedRun, golden: RecordedRun, stage: RLStage, step: int
 ) -> CheckResult:
     sides = [StageTensors(run, stage.value, step) for run in (target, golden)]
     found = compare_modules(sides[0], sides[1], step)
@@ -298,7 +305,7 @@ def _by_samples(
 
 
 def _by_calls(
-    check: Callable[..., CheckResult], target: RecordedRun, golden: RecordedRun, stage: Stage, step: int
+    check: Callable[..., CheckResult], target: RecordedRun, golden: RecordedRun, stage: RLStage, step: int
 ) -> list[CheckResult]:
     result = compare_dumps(*(run.path / stage.value / f"step{step}" for run in (target, golden)))
     target.note_incomplete(f"{stage.value}, {line}" for unit in result.units for line in unit.incomplete)
@@ -321,7 +328,7 @@ def _unit(check: Callable[..., CheckResult], unit: UnitResult) -> CheckResult:
 
 
 def _weights(
-    step: int, stage: Stage, target: Mapping[int, WeightsFile], golden: Mapping[int, WeightsFile]
+    step: int, stage: RLStage, target: Mapping[int, WeightsFile], golden: Mapping[int, WeightsFile]
 ) -> Iterator[CheckResult]:
     if not target or not golden:
         return

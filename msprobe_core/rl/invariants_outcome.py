@@ -1,13 +1,13 @@
-"""``msprobe verl check``: what must hold in a run without another one to compare with."""
+"""``msprobe rl check``: what must hold in a run without another one to compare with."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from msprobe.verl._compare.invariants import CHECKS, RecordedStep
-from msprobe.verl._compare.outcome import Finding, Outcome, listed_steps
-from msprobe.verl._compare.recorded import RecordedRun, chosen_steps
-from msprobe.verl._files import Stage
+from msprobe_core.rl.files import RLStage
+from msprobe_core.rl.invariants import CHECKS, RecordedStep
+from msprobe_core.rl.outcome import Finding, Outcome, listed_steps
+from msprobe_core.rl.recorded import RecordedRun, chosen_steps
 
 
 def check_run(
@@ -19,8 +19,8 @@ def check_run(
         CompareError: there is no batch.
         DumpError: a file cannot be read.
     """
-    available = run.need(Stage.TRAINER.value, "the batches, which are to be checked")
-    chosen = chosen_steps(available, steps, f"{Stage.TRAINER.value} of {run.path}")
+    available = run.need(RLStage.TRAINER.value, "the batches, which are to be checked")
+    chosen = chosen_steps(available, steps, f"{RLStage.TRAINER.value} of {run.path}")
     findings: list[Finding] = []
     for number, step in enumerate(chosen):
         if progress is not None:

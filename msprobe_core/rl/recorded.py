@@ -1,4 +1,4 @@
-"""Access to recorded runs of verl, for comparisons."""
+"""Access to recorded runs of RL trainers, for comparisons."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from msprobe.verl._files import (
+from msprobe_core.errors import CompareError, DumpError
+from msprobe_core.protocols.storage import Dump
+from msprobe_core.rl.files import (
     SAMPLES_FILE,
     WEIGHTS_FILE,
     BatchFile,
+    RLStage,
     RunInfo,
-    Stage,
     StageSamples,
     WeightsFile,
     load_batch,
@@ -28,9 +30,8 @@ from msprobe.verl._files import (
     steps_of,
     trainer_directory,
 )
-from msprobe_core.comparison import check_exists, read_dump
-from msprobe_core.plugin import CompareError, Dump, DumpError
 from msprobe_core.store import ending_of, sentence, units_of_step
+from msprobe_core.store.reading import check_exists, read_dump
 
 Array: TypeAlias = NDArray[Any]
 
@@ -105,7 +106,7 @@ class RecordedRun:
         ranks = self.ranks(stage, step)
         return {rank: load_samples(path) for rank, path in ranks.items() if (path / SAMPLES_FILE).exists()}
 
-    def weights(self, stage: Stage, step: int) -> dict[int, WeightsFile]:
+    def weights(self, stage: RLStage, step: int) -> dict[int, WeightsFile]:
         """Return the weights that were sent or received in a step, by rank; empty if they were not recorded.
 
         Raises:
@@ -134,7 +135,7 @@ class RecordedRun:
         """
         return {
             weight.dtype
-            for stage in (Stage.WEIGHTS_SENT, Stage.WEIGHTS_RECEIVED)
+            for stage in (RLStage.WEIGHTS_SENT, RLStage.WEIGHTS_RECEIVED)
             for step in self.steps(stage.value)[:1]
             for file in self.weights(stage, step).values()
             for weight in file.parameters
@@ -196,10 +197,10 @@ def rollouts_of(run: RecordedRun, step: int, samples: Collection[str]) -> list[i
         DumpError: ``samples.json`` of a replica cannot be read.
     """
     missing, found = set(samples), list[int]()
-    for earlier in sorted((s for s in run.steps(Stage.ROLLOUT.value) if s <= step), reverse=True):
+    for earlier in sorted((s for s in run.steps(RLStage.ROLLOUT.value) if s <= step), reverse=True):
         own = {
             row.id
-            for of_rank in run.samples(Stage.ROLLOUT.value, earlier).values()
+            for of_rank in run.samples(RLStage.ROLLOUT.value, earlier).values()
             for call in of_rank.micro_batches
             for row in call.rows
         }
@@ -223,12 +224,12 @@ def retokenised_rows(
         DumpError: ``samples.json`` of a replica cannot be read.
     """
     generated: Counter[tuple[str, str]] = Counter()
-    for earlier in run.steps(Stage.ROLLOUT.value):
+    for earlier in run.steps(RLStage.ROLLOUT.value):
         if earlier > step:
             continue
         ids = {
             (row.prompt_id, row.id)
-            for samples in run.samples(Stage.ROLLOUT.value, earlier).values()
+            for samples in run.samples(RLStage.ROLLOUT.value, earlier).values()
             for call in samples.micro_batches
             for row in call.rows
         }
@@ -249,7 +250,8 @@ def _turns(batch: BatchFile, tensors: Mapping[str, Array], row: int) -> list[tup
     if ids is None or mask is None or counts is None or counts.shape[1] > ids.shape[1]:
         return whole
     counts = np.asarray(counts[row]) != 0
-    edges = np.flatnonzero(np.diff(np.concatenate([[0], counts, [0]]))).reshape(-1, 2)
+    edges: Any = np.flatnonzero(np.diff(np.concatenate([[0], counts, [0]])))
+    edges = edges.reshape(-1, 2)
     if len(edges) < 2:
         return whole
     shown, begin = np.asarray(mask[row]) != 0, ids.shape[1] - counts.size
@@ -261,7 +263,7 @@ def trainer_version(run: RecordedRun, step: int) -> int | None:
 
     ``None`` if no transfer is recorded.
     """
-    return max((sent for sent in run.steps(Stage.WEIGHTS_SENT.value) if sent < step), default=None)
+    return max((sent for sent in run.steps(RLStage.WEIGHTS_SENT.value) if sent < step), default=None)
 
 
 def policy_versions(run: RecordedRun, step: int, batch: BatchFile) -> list[int | None] | None:
@@ -272,7 +274,7 @@ def policy_versions(run: RecordedRun, step: int, batch: BatchFile) -> list[int |
     """
     found: dict[str, int] = {}
     for earlier in reversed(rollouts_of(run, step, [row.id for row in batch.samples])):
-        for samples in run.samples(Stage.ROLLOUT.value, earlier).values():
+        for samples in run.samples(RLStage.ROLLOUT.value, earlier).values():
             if samples.policy_version is not None:
                 version = samples.policy_version
                 found.update({row.id: version for call in samples.micro_batches for row in call.rows})

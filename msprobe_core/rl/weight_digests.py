@@ -8,9 +8,11 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from msprobe.verl._files import Weight
-from msprobe_core.plugin import Digest, Framework, TensorMeta
-from msprobe_core.recording import ModelSizes, other_dtypes, parts_of, without_wrappers
+from msprobe_core.checkpoint.live import ModelSizes, other_dtypes, parts_of
+from msprobe_core.model import Digest, TensorMeta
+from msprobe_core.names import without_wrappers
+from msprobe_core.protocols.framework import Framework
+from msprobe_core.rl.files import Weight
 
 _MAX_BYTES = 256 << 20
 """Digests are fetched from a device once parameters of this size are pending, since it keeps copies until then."""

@@ -22,16 +22,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msprobe.verl._files import (
+from msprobe_core.errors import PluginError, StoreError
+from msprobe_core.plugins import registry
+from msprobe_core.rl.files import (
     VERSION,
     BatchFile,
     BatchRow,
     PolicyVersions,
     Reward,
     RewardWriter,
+    RLStage,
     RunInfo,
     Sampling,
-    Stage,
     WeightsFile,
     rank_directory,
     sample_id,
@@ -40,8 +42,7 @@ from msprobe.verl._files import (
     save_weights,
     trainer_directory,
 )
-from msprobe.verl._weights import WeightDigests, sizes_of
-from msprobe_core.plugin import PluginError, StoreError, registry
+from msprobe_core.rl.weight_digests import WeightDigests, sizes_of
 
 __all__ = ["RunWriter"]
 
@@ -61,7 +62,7 @@ class RunWriter:
 
         Args:
             out: Directory of the run.
-            config: The trainer's settings under verl's names, as far as they exist, for `msprobe verl check`; given by
+            config: The trainer's settings under verl's names, as far as they exist, for `msprobe rl check`; given by
                 one process only.
             sampling: ``temperature``, ``top_p``, ``top_k``, ``do_sample`` and ``logprobs_mode`` of the rollout.
             framework: The framework of the weights.
@@ -136,15 +137,15 @@ class RunWriter:
             PluginError: the framework's plugin is missing.
             StoreError: the file cannot be written.
         """
-        self._weights(Stage.WEIGHTS_SENT, step, named, rank, model)
+        self._weights(RLStage.WEIGHTS_SENT, step, named, rank, model)
 
     def weights_received(
         self, step: int, named: Iterable[tuple[str, Any]], *, replica: int = 0, model: Any = None
     ) -> None:
         """Write digests of the weights that an engine then has; see `weights_sent`."""
-        self._weights(Stage.WEIGHTS_RECEIVED, step, named, replica, model)
+        self._weights(RLStage.WEIGHTS_RECEIVED, step, named, replica, model)
 
-    def _weights(self, stage: Stage, step: int, named: Iterable[tuple[str, Any]], rank: int, model: Any) -> None:
+    def _weights(self, stage: RLStage, step: int, named: Iterable[tuple[str, Any]], rank: int, model: Any) -> None:
         offers = registry().frameworks()
         if self._framework not in offers:
             raise PluginError(f"the plugin of {self._framework} is missing; `msprobe plugins` says why")
@@ -152,7 +153,7 @@ class RunWriter:
         given = list(named)
         shapes = {name: framework.describe(tensor).shape for name, tensor in given}
         sizes = sizes_of([] if model is None else [model], shapes)
-        digests = WeightDigests(framework, sizes, is_sender=stage is Stage.WEIGHTS_SENT)
+        digests = WeightDigests(framework, sizes, is_sender=stage is RLStage.WEIGHTS_SENT)
         for name, tensor in given:
             digests.take(name, tensor)
         file = WeightsFile(version=VERSION, step=step, rank=rank, policy_version=step, parameters=digests.finish())
@@ -170,6 +171,9 @@ def _samples(arrays: Mapping[str, NDArray[Any]], uids: Sequence[str] | None, ste
     missing = [name for name in ("prompts", "responses", "attention_mask") if name not in arrays]
     if missing:
         raise StoreError(f"the batch of step {step} has no {missing[0]!r}, so its samples have no identity; add it")
+    prompts: Any
+    responses: Any
+    mask: Any
     prompts, responses, mask = (arrays[name] for name in ("prompts", "responses", "attention_mask"))
     width = prompts.shape[1]
     if mask.shape != (len(prompts), width + responses.shape[1]):
@@ -178,7 +182,8 @@ def _samples(arrays: Mapping[str, NDArray[Any]], uids: Sequence[str] | None, ste
             f"responses {list(responses.shape)}"
         )
     rows: list[BatchRow] = []
-    for number, (ids, shown) in enumerate(zip(np.concatenate([prompts, responses], axis=1), mask != 0, strict=True)):
+    whole: Any = np.concatenate([prompts, responses], axis=1)
+    for number, (ids, shown) in enumerate(zip(whole, mask != 0, strict=True)):
         prompt = ids[:width][shown[:width]]
         rows.append(
             BatchRow(

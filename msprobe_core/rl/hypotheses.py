@@ -12,14 +12,14 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from msprobe.verl._compare.log_probs import Floats, Integers, Tokens
-from msprobe.verl._compare.logits import Refit, RefitKind
-from msprobe_core.comparison import Precision
+from msprobe_core.judge.limits import Precision
+from msprobe_core.rl.log_probs import Floats, Integers, Tokens
+from msprobe_core.rl.logits import Refit, RefitKind
 
 Flags: TypeAlias = NDArray[np.bool_]
 
@@ -402,7 +402,8 @@ def _cast(tokens: Tokens, floor: float, evidence: Evidence) -> _Tested:
 
 def _cast_of(own: Floats, other: Floats, precision: Precision, sentence: str) -> tuple[float, float, str]:
     """Return the share of the difference that rounding the other side removes, and the share of rounded values."""
-    exact = float(np.mean(rounded(own, precision) == own))
+    is_rounded: Any = rounded(own, precision) == own
+    exact = float(is_rounded.mean())
     if exact < _ONE_SIDED:
         return 0.0, exact, ""
     explained = _explained(rounded(other, precision) - own, other - own)
@@ -419,11 +420,11 @@ def rounded(values: Floats, precision: Precision) -> Floats:
 
     Source: bfloat16 is the upper half of a float32: adding half of its last place, and one if that is odd, rounds.
     """
-    single = values.astype(np.float32)
+    single: Any = values.astype(np.float32)
     if precision is Precision.FLOAT16:
         with np.errstate(over="ignore"):
             return single.astype(np.float16).astype(np.float64)
-    bits = single.view(np.uint32)
+    bits: Any = single.view(np.uint32)
     bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
     return bits.view(np.float32).astype(np.float64)
 

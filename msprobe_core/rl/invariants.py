@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from msprobe.verl._compare.advantages import KL, Array, Variants, gae, grpo, weights_of_tokens
-from msprobe.verl._compare.outcome import Finding
-from msprobe.verl._compare.recorded import RecordedRun
-from msprobe.verl._files import BatchFile, Stage, load_rewards
-from msprobe_core.comparison import Verdict
-from msprobe_core.plugin import DumpError
+from msprobe_core.errors import DumpError
+from msprobe_core.judge.verdict import Verdict
+from msprobe_core.rl.advantages import KL, Array, Variants, gae, grpo, weights_of_tokens
+from msprobe_core.rl.files import BatchFile, RLStage, load_rewards
+from msprobe_core.rl.outcome import Finding
+from msprobe_core.rl.recorded import RecordedRun
 from msprobe_core.store import load_updates
 
 _RTOL = 1e-3
@@ -109,11 +110,15 @@ def masks(own: RecordedStep) -> Iterator[Finding]:
         right = np.maximum(np.cumsum(whole, axis=1) - 1, 0)
         off = (positions != right) & whole
         if off.any():
-            ramp = (positions == np.arange(whole.shape[1])) | ~whole
-            why = ": they count padding on the left too" if ramp.all() else ""
+            why = ": they count padding on the left too" if _counts_padding(positions, whole) else ""
             yield own.wrong(
                 "position_ids", f"position_ids are shifted in {int(off.any(axis=1).sum())} of {len(off)} rows{why}"
             )
+
+
+def _counts_padding(positions: Any, whole: Any) -> bool:
+    width: int = whole.shape[1]
+    return bool(((positions == np.arange(width)) | ~whole).all())
 
 
 def _row(flags: Array) -> int:
@@ -216,7 +221,7 @@ def _factor(found: Array, right: Array, mask: Array) -> float | None:
 def reference(own: RecordedStep) -> Iterator[Finding]:
     """The reference does not follow the policy."""
     old, ref, mask = own.tensors.get("old_log_probs"), own.tensors.get("ref_log_prob"), own.mask
-    steps = own.run.steps(Stage.TRAINER.value)
+    steps = own.run.steps(RLStage.TRAINER.value)
     before = [step for step in steps if step < own.step]
     if old is None or ref is None or mask is None or not before or old.shape != mask.shape:
         return
@@ -296,7 +301,7 @@ def micro_losses(own: RecordedStep) -> Iterator[Finding]:
     if len(pairs) < 2 or square < 1e-12:
         return
     factor = float(made @ logged) / square
-    num_ranks = len(own.run.ranks(Stage.ACTOR_UPDATE.value, own.step))
+    num_ranks = len(own.run.ranks(RLStage.ACTOR_UPDATE.value, own.step))
     is_proportional = float(np.abs(logged - factor * made).max()) <= 0.02 * float(np.abs(made).max()) * abs(factor)
     if is_proportional and not any(abs(factor - right) < 0.05 * right for right in {1, num_ranks}):
         per_rank = len(pairs) / num_ranks
@@ -314,8 +319,8 @@ def _loss_pairs(own: RecordedStep, of_row: Array) -> Iterator[tuple[float, float
     rows: dict[str, list[int]] = {}
     for number, sample in enumerate(own.batch.samples):
         rows.setdefault(sample.id, []).append(number)
-    samples = own.run.samples(Stage.ACTOR_UPDATE.value, own.step)
-    for rank, directory in own.run.ranks(Stage.ACTOR_UPDATE.value, own.step).items():
+    samples = own.run.samples(RLStage.ACTOR_UPDATE.value, own.step)
+    for rank, directory in own.run.ranks(RLStage.ACTOR_UPDATE.value, own.step).items():
         try:
             losses = {(loss.mini, loss.micro): loss.loss for loss in load_updates(directory).losses}
         except DumpError:
@@ -367,11 +372,11 @@ def same_policy(own: RecordedStep) -> Iterator[Finding]:
 
 def export(own: RecordedStep) -> Iterator[Finding]:
     """Weights that were updated are sent with other values than before."""
-    steps = own.run.steps(Stage.WEIGHTS_SENT.value)
+    steps = own.run.steps(RLStage.WEIGHTS_SENT.value)
     before = [step for step in steps if step < own.step]
     if own.step not in steps or not before or has_updated(own.batch) is not True:
         return
-    files = [own.run.weights(Stage.WEIGHTS_SENT, step) for step in (before[-1], own.step)]
+    files = [own.run.weights(RLStage.WEIGHTS_SENT, step) for step in (before[-1], own.step)]
     if not all(files):
         return
     last, now = ({w.name: w.identity for w in file[min(file)].parameters} for file in files)

@@ -1,19 +1,19 @@
-"""``msprobe verl compare runs``: two recorded runs, stage by stage from cause to effect."""
+"""``msprobe rl compare runs``: two recorded runs, stage by stage from cause to effect."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import polars as pl
 
-from msprobe.verl._compare.outcome import VERDICT, Finding, Outcome, listed_steps, table_of
-from msprobe.verl._compare.recorded import RecordedRun, chosen_steps
-from msprobe.verl._compare.runs import Agreement, CheckResult, check_step, recut_stage
-from msprobe_core.comparison import Verdict
-from msprobe_core.plugin import CompareError
+from msprobe_core.errors import CompareError
+from msprobe_core.judge.verdict import Verdict
+from msprobe_core.rl.outcome import VERDICT, Finding, Outcome, listed_steps, table_of
+from msprobe_core.rl.recorded import RecordedRun, chosen_steps
+from msprobe_core.rl.runs import Agreement, CheckResult, check_step, recut_stage
 
 Progress = Callable[[int, int, str], None]
 
@@ -176,7 +176,7 @@ def _unequal(target: Mapping[str, Any], golden: Mapping[str, Any]) -> list[str]:
 
 def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
-        for key, part in value.items():
+        for key, part in cast("Mapping[Any, Any]", value).items():
             yield from _flat(part, f"{prefix}.{key}" if prefix else str(key))
     else:
         yield prefix, value

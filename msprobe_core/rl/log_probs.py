@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from msprobe_core.plugin import CompareError
+from msprobe_core.errors import CompareError
 
 Floats: TypeAlias = NDArray[np.float64]
 Integers: TypeAlias = NDArray[np.int64]
@@ -182,12 +182,12 @@ def measure(tokens: Tokens) -> LogProbMeasures:
     if not n:
         raise CompareError("no token has two finite log-probs; all are NaN or Inf on one side")
     d = finite.difference
-    size = np.abs(d)
+    size: Any = np.abs(d)
     probabilities = np.exp(finite.training), np.exp(finite.rollout)
     with np.errstate(over="ignore"):
         ratio = np.exp(d)
         k3 = float(np.mean(np.expm1(d) - d))
-        chi2 = float(np.mean(np.exp(2 * d)) - 1)
+        chi2 = float(np.exp(2 * d).mean() - 1)
         ppl_ratio = float(np.mean(np.exp(-_sample_means(finite, d))))
     return LogProbMeasures(
         num_tokens=n,
@@ -207,7 +207,7 @@ def measure(tokens: Tokens) -> LogProbMeasures:
         chi2=chi2,
         mean_ratio=float(ratio.mean()),
         ratio_error=float(ratio.std() / math.sqrt(n)),
-        share_over_ln2=float(np.mean(size > math.log(2))),
+        share_over_ln2=float((size > math.log(2)).mean()),
     )
 
 
@@ -215,7 +215,7 @@ def pearson(first: Floats, second: Floats) -> float:
     """Return Pearson's correlation coefficient; NaN if one side does not vary."""
     a, b = first - first.mean(), second - second.mean()
     norm = math.sqrt(float(a @ a) * float(b @ b))
-    return float(np.clip(float(a @ b) / norm, -1.0, 1.0)) if norm else math.nan
+    return float(np.minimum(np.maximum(float(a @ b) / norm, -1.0), 1.0)) if norm else math.nan
 
 
 def _sample_means(tokens: Tokens, values: Floats) -> Floats:

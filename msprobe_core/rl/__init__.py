@@ -1,0 +1,71 @@
+"""Recorded runs of RL trainers: their files, and what they are compared by. These names are public.
+
+* Runs: `RunWriter` writes what a trainer has by itself: batches, rewards, weights. `RLStage` names the stages.
+* Files: the structs of a run's files, and functions that read and write them.
+* Weights: `WeightDigests` takes fingerprints of parameters on their device, one by one as they pass.
+* Names: `FSDP` and `MEGATRON` map modules of training backends to those of serving engines.
+
+Names are imported on first use.
+"""
+
+from typing import TYPE_CHECKING
+
+from msprobe_core.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from msprobe_core.rl.files import (
+        VERSION,
+        BatchFile,
+        BatchRow,
+        Capability,
+        HookStatus,
+        PolicyVersions,
+        ProcessInfo,
+        Reward,
+        RewardWriter,
+        RLStage,
+        RunInfo,
+        Sampling,
+        WeightsFile,
+        announce_policy_version,
+        announced_policy_version,
+        load_batch,
+        rank_directory,
+        recorded_config,
+        save_batch,
+        save_process,
+        save_run,
+        save_weights,
+        trainer_directory,
+    )
+    from msprobe_core.rl.module_maps import FSDP, MEGATRON
+    from msprobe_core.rl.weight_digests import WeightDigests, placements_of, sizes_of, tee
+    from msprobe_core.rl.writer import RunWriter
+else:
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "msprobe_core.rl.files": (
+                "BatchFile BatchRow Capability HookStatus PolicyVersions ProcessInfo RLStage Reward RewardWriter "
+                "RunInfo Sampling VERSION WeightsFile announce_policy_version announced_policy_version load_batch "
+                "rank_directory recorded_config save_batch save_process save_run save_weights trainer_directory"
+            ),
+            "msprobe_core.rl.module_maps": "FSDP MEGATRON",
+            "msprobe_core.rl.weight_digests": "WeightDigests placements_of sizes_of tee",
+            "msprobe_core.rl.writer": "RunWriter",
+        },
+    )
+
+__all__ = [  # noqa: RUF022  # by purpose
+    # Runs
+    "RunWriter",
+    # Files
+    "BatchFile", "BatchRow", "Capability", "HookStatus", "PolicyVersions", "ProcessInfo", "RLStage", "Reward",
+    "RewardWriter", "RunInfo", "Sampling", "VERSION", "WeightsFile", "announce_policy_version",
+    "announced_policy_version", "load_batch", "rank_directory", "recorded_config", "save_batch", "save_process",
+    "save_run", "save_weights", "trainer_directory",
+    # Weights
+    "WeightDigests", "placements_of", "sizes_of", "tee",
+    # Names
+    "FSDP", "MEGATRON",
+]  # fmt: skip
