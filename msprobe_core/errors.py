@@ -33,6 +33,10 @@ class PluginError(MsprobeError, RuntimeError):
     """A plugin is missing, broken or in conflict with another: change what is installed."""
 
 
+class BrokenPluginError(PluginError):
+    """A plugin does not keep its contract: report it to its authors. A training goes on without it."""
+
+
 class UnwrittenError(MsprobeError):
     """A tensor is memory that its kernel has not written: its values are meaningless, and none are recorded."""
 

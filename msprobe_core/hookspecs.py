@@ -34,8 +34,10 @@ class HookSpecs:
 
     Unless a hook says otherwise:
 
-    Order: none. Of two plugins that offer one name the later is left out, with a warning that names both.
-    Errors: any exception disables the plugin, with a warning that names it.
+    Order: none. Of two plugins that offer one name, the offer of the later is left out, with a warning that names both;
+    plugins of this project come first.
+    Errors: any exception, a result that is no list, and offers that are not what they must be, are left out, with a
+    warning that names the plugin.
     Since: 0.1.
     """
 
@@ -93,8 +95,7 @@ class HookSpecs:
         Called: once for each pair of dumps of whole tensors, before the first tensor is read.
         Cost: each pair of tensors is read once more and held in memory whole; pairs of more than 1 GiB are left out.
         Returns: `Metric` objects; each ``name`` is the title of a column, after the core's own columns.
-        Order: that of the plugins. Of two plugins that offer one name the later is left out, with a warning that names
-        both; the name of one of the core's columns is an error.
+        Order: that of the plugins. A metric with the name of one of the core's columns is left out, with a note.
         """
 
     @hookspec
@@ -122,7 +123,7 @@ class HookSpecs:
         Called: once, when the command line starts, on the main thread.
         Cost: start-up of every command; import what a command needs inside it.
         Returns: `click.Command` objects; each ``name`` is what the user types.
-        Order: as listed by ``msprobe --help``: sorted by name. A name that two plugins offer is an error.
+        Order: as listed by ``msprobe --help``: sorted by name.
         """
 
     @hookspec

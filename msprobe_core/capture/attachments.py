@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any, TypeVar
 
 from msprobe_core.errors import PluginError
-from msprobe_core.guard import plugin_call
+from msprobe_core.guard import checked, missing_members, plugin_call
 from msprobe_core.protocols.capabilities import WatchingFramework
 from msprobe_core.protocols.framework import Framework, Removable
 
@@ -38,18 +38,22 @@ class Attachments:
         """Return a context manager in which errors name the framework's plugin."""
         return plugin_call(self._framework_name, doing)
 
-    def put_in_place(self, place: Callable[..., _Placed], *arguments: Any) -> _Placed:
+    def put_in_place(self, place: Callable[..., _Placed], *arguments: Any, expected: type = Removable) -> _Placed:
         """Call ``place``, and return the attachment that it installed.
 
+        Args:
+            place: Installs it.
+            arguments: Of ``place``.
+            expected: What an attachment must be.
+
         Raises:
-            PluginError: ``place`` raises, or returns an object that cannot be removed.
+            BrokenPluginError: ``place`` raises, or returns something else.
         """
         with self.plugin_call("attaching"):
             placed = place(*arguments)
-        if not all(hasattr(placed, name) for name in ("detach", "settle", "release")):
-            raise PluginError(f"{self._framework_name} returned {placed!r} from attaching, which cannot be detached")
-        self._in_place.append(placed)
-        return placed
+        if not missing_members(placed, Removable):
+            self._in_place.append(placed)  # so that it is removed even if it lacks something else
+        return checked(placed, expected, self._framework_name, "attaching")
 
     def detach(self) -> None:
         """Remove all attachments."""

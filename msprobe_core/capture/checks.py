@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from msprobe_core.capture.attachments import not_watched
-from msprobe_core.capture.processors import Fp8Processor, GuardedProcessor, NoDigests
+from msprobe_core.capture.processors import Fp8Processor, NoDigests
 from msprobe_core.capture.schedule import is_number
 from msprobe_core.capture.window import Model, Window
 from msprobe_core.config import Config
@@ -26,33 +26,34 @@ _Offer = TypeVar("_Offer")
 _LEVELS = (Level.L0, Level.L1, Level.MIX, Level.DEBUG)
 
 
-def choose(setting: str, name: str, offers: Mapping[str, _Offer]) -> _Offer:
+def choose(setting: str, name: str, offers: Mapping[str, _Offer], hook: str) -> _Offer:
     """Return the offer that a setting names.
+
+    Args:
+        setting: The setting.
+        name: Its value.
+        offers: What plugins offer.
+        hook: Through which hook.
 
     Raises:
         ConfigError: there is no offer of that name.
+        BrokenPluginError: there is none, and it may be missing because a plugin is broken.
     """
     if name not in offers:
+        registry().refuse_missing(hook, name)
         raise ConfigError(f"'{setting}' is {name!r}; allowed: {', '.join(sorted(offers))}")
     return offers[name]
 
 
 def processor_for(config: Config, processors: Mapping[str, Processor]) -> Processor:
-    """Return the processor of a configuration, whose errors name the plugin that offers it.
+    """Return the processor of a configuration.
 
     Raises:
         ConfigError: there is none of the configured name.
     """
     if config.task in (Task.ACC_CHECK, Task.FREE_BENCHMARK):
         return NoDigests()
-    return guarded_processor(choose("summary_mode", str(config.options.summary_mode), processors))
-
-
-def guarded_processor(processor: Processor) -> Processor:
-    """Return a processor whose errors name the plugin that offers it; processors of the core are returned unchanged."""
-    if registry().provider_of("msprobe_register_processors", processor.name) is None:
-        return processor
-    return GuardedProcessor(processor, registry().described("processor", processor.name))
+    return choose("summary_mode", str(config.options.summary_mode), processors, "msprobe_register_processors")
 
 
 def check_config(config: Config) -> None:

@@ -17,11 +17,12 @@ from msprobe_core.capture.custom_apis import CustomApis
 from msprobe_core.capture.kernel_dump import KernelSession
 from msprobe_core.capture.manifests import Manifests
 from msprobe_core.capture.measure import Measurement, current_order
+from msprobe_core.capture.no_session import NoSession
 from msprobe_core.capture.session import Session
 from msprobe_core.capture.window import Window
 from msprobe_core.config import Config, ConfigWatch, load_config
-from msprobe_core.errors import ConfigError, MsprobeError
-from msprobe_core.guard import described
+from msprobe_core.errors import BrokenPluginError, ConfigError, MsprobeError
+from msprobe_core.guard import described, kept
 from msprobe_core.model import EndState, Level
 from msprobe_core.plugins import registry
 from msprobe_core.protocols.capabilities import KernelDumper
@@ -62,7 +63,7 @@ class Controller:
         if order is None and config.dump_enable and not config.rank:  # otherwise nothing may ever be written here
             check_place(config.directory)
         self.lock = threading.RLock()
-        self.session: Session | KernelSession | None = None
+        self.session: Session | KernelSession | NoSession | None = None
         self.custom_apis = CustomApis(config.listed_apis)
         self.manifests = Manifests()
         self.is_in_window: bool = False
@@ -91,22 +92,33 @@ class Controller:
         except ConfigError:  # ignored like the other arguments: an error must not end a training that is being recorded
             return False
 
-    def opened(self, model: Any = None) -> Session | KernelSession:
+    def opened(self, model: Any = None) -> Session | KernelSession | NoSession:
         """Return the session, created for the framework of ``model`` if there is none yet.
 
         Raises:
-            MsprobeError: the configuration cannot be recorded.
+            MsprobeError: the configuration cannot be recorded. A plugin that is broken is none of these errors: it is
+                logged, and nothing is recorded.
         """
         if self.session is None:
-            framework = self._find_framework(model)
-            config = self.config if self._measurement is None else self._measurement.config
-            if config.level is Level.L2 and isinstance(framework, KernelDumper):
-                self.session = KernelSession(config, framework, framework)
-            else:
-                self.session = self._new_session(config, framework)
+            self.session = self._opened(model)
             if hasattr(os, "register_at_fork"):
                 os.register_at_fork(after_in_child=self._abandon)
         return self.session
+
+    def _opened(self, model: Any) -> Session | KernelSession | NoSession:
+        try:
+            framework = self._find_framework(model)
+            config = self.config if self._measurement is None else self._measurement.config
+            if config.level is Level.L2 and isinstance(framework, KernelDumper):
+                return KernelSession(config, framework, framework)
+            return self._new_session(config, framework)
+        except BaseException as caught:
+            error = kept(caught)
+            if isinstance(error, MsprobeError) and not isinstance(error, BrokenPluginError):
+                raise
+            _logger.error("nothing is recorded, training goes on: %s", _reason(error))  # noqa: TRY400
+            _logger.debug("where the recording failed:", exc_info=error)
+            return NoSession()
 
     def _new_session(self, config: Config, framework: Framework) -> Session:
         writers = registry().writers()

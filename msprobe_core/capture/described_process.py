@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from msprobe_core.guard import kept, reason_of
+from msprobe_core.guard import checked, kept, reason_of
 from msprobe_core.manifest.cleaning import cleaned_optimizers
 from msprobe_core.manifest.facts import Device, Library, Manifest, RunFacts, Scalar
 from msprobe_core.manifest.libraries import installed_libraries
@@ -63,7 +63,8 @@ def _settings(noting: Noting) -> dict[str, Mapping[str, Scalar]]:
         with noting(f"settings of {name}"):
             settings = offer.read()
             if settings is not None:
-                found[name] = flattened(settings)
+                who = registry().described("run_setting", name)
+                found[name] = flattened(checked(settings, Mapping, who, "read"))
     return found
 
 

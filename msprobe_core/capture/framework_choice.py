@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from msprobe_core.errors import PluginError, SessionError
+from msprobe_core.errors import BrokenPluginError, PluginError, SessionError
+from msprobe_core.guard import plugin_call
 from msprobe_core.plugins import refuse_shadowing, registry
 from msprobe_core.protocols.framework import Framework, FrameworkOffer
 
@@ -32,13 +33,7 @@ def find_framework(name: str | None, model: Any) -> Framework:
     in_use = [offer for offer in offers.values() if offer.package in sys.modules]
     names = ", ".join(offer.name for offer in in_use) or "none"
     if model is not None:
-        for offer in in_use:
-            framework = _load(offer)
-            if framework.is_model(model):
-                return framework
-        raise SessionError(
-            f"start() got {type(model).__name__}, which is a model of none of the frameworks in use ({names})"
-        )
+        return _framework_of(model, in_use)
     candidates = in_use or [offer for offer in offers.values() if importlib.util.find_spec(offer.package)]
     if len(candidates) == 1:
         return _load(candidates[0])
@@ -48,9 +43,30 @@ def find_framework(name: str | None, model: Any) -> Framework:
     )
 
 
+def _framework_of(model: Any, in_use: Sequence[FrameworkOffer]) -> Framework:
+    broken: list[BrokenPluginError] = []
+    for offer in in_use:
+        try:
+            framework = _load(offer)
+            with plugin_call(registry().described("framework", offer.name), "is_model"):
+                is_its_model = framework.is_model(model)
+        except BrokenPluginError as error:  # the model may be of another
+            broken.append(error)
+            continue
+        if is_its_model:
+            return framework
+    if broken:
+        raise broken[0]
+    names = ", ".join(offer.name for offer in in_use) or "none"
+    raise SessionError(
+        f"start() got {type(model).__name__}, which is a model of none of the frameworks in use ({names})"
+    )
+
+
 def _named(name: str, offers: Mapping[str, FrameworkOffer]) -> Framework:
     if name in offers:
         return _load(offers[name])
+    registry().refuse_missing("msprobe_register_frameworks", name)
     raise PluginError(
         f"the framework '{name}' is not available; `msprobe plugins` says which plugins work and why others do not"
     )
@@ -59,5 +75,8 @@ def _named(name: str, offers: Mapping[str, FrameworkOffer]) -> Framework:
 def _load(offer: FrameworkOffer) -> Framework:
     try:
         return offer.load()
-    except ImportError as error:
-        raise PluginError(f"the framework '{offer.name}' needs {offer.package}, which is not there: {error}") from error
+    except BrokenPluginError as error:
+        if not isinstance(missing := error.__cause__, ImportError):
+            raise
+        reason = f"the framework '{offer.name}' needs {offer.package}, which is not there: {missing}"
+        raise PluginError(reason) from missing

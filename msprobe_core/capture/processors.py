@@ -5,32 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-from msprobe_core.guard import plugin_call
 from msprobe_core.hookspecs import hookimpl
 from msprobe_core.model import Digest
 from msprobe_core.protocols.capabilities import Fp8Reducer
 from msprobe_core.protocols.framework import Reducer
 from msprobe_core.protocols.storage import Processor
-
-
-class GuardedProcessor:
-    """A plugin's processor whose errors name the plugin."""
-
-    def __init__(self, processor: Processor, who: str) -> None:
-        """Guard a processor.
-
-        Args:
-            processor: The plugin's processor.
-            who: Name for messages.
-        """
-        self.name = processor.name
-        self._reduce = processor.reduce
-        self._who = who
-
-    def reduce(self, tensor: Any, digest: Digest, reducer: Reducer) -> None:
-        """Fill in the digest with the plugin's processor."""
-        with plugin_call(self._who, "reducing a tensor"):
-            self._reduce(tensor, digest, reducer)
 
 
 class NoDigests:

@@ -67,7 +67,7 @@ class Session:
         """The framework that is recorded."""
         self._on_failure = on_failure or Session.log_failure
         processor = checks.processor_for(config, processors)
-        writer = checks.choose("writer", config.writer, writers)
+        writer = checks.choose("writer", config.writer, writers, "msprobe_register_writers")
         writer.check()
         checks.check_config(config)
         checks.check_framework(config, framework, processor)
@@ -244,7 +244,8 @@ class Session:
         Raises:
             SessionError: ``module`` is not a module, or ``name`` is not a valid name.
         """
-        checks.check_model(module, self.framework)
+        with self._guarded():
+            checks.check_model(module, self.framework)
         if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance]  # an argument of the user
             raise SessionError(f"module_dump() got the name {name!r}; give a text, such as 'decoder'")
         self.end_module_dump()
@@ -308,9 +309,9 @@ class Session:
             self._end_step(state)
         self.custom_apis.complain()
         self._recorder.shut()
-        self._output.close()
-        for feature in self._features:
-            feature.close()
+        for end in (self._output.close, *(feature.close for feature in self._features)):
+            with self._guarded():
+                end()
         self._schedule.is_finished = True
 
     def abandon(self) -> None:

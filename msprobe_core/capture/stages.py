@@ -21,11 +21,21 @@ from msprobe_core.capture.manifests import Manifests
 from msprobe_core.capture.session import Session
 from msprobe_core.config.stages import StageConfig
 from msprobe_core.errors import MsprobeError, PluginError
+from msprobe_core.guard import kept
 from msprobe_core.plugins import registry
 from msprobe_core.protocols.framework import Framework
 from msprobe_core.protocols.trainers import TrainerStages
 from msprobe_core.store import layout
-from msprobe_core.store.samples import VERSION, BatchLayout, CallPhase, MicroBatch, Row, StageSamples, save_samples
+from msprobe_core.store.samples import (
+    VERSION,
+    BatchLayout,
+    CallPhase,
+    MicroBatch,
+    Row,
+    StageSamples,
+    readable,
+    save_samples,
+)
 from msprobe_core.store.training_metrics import MicroLoss, StageUpdates, Update, save_updates
 
 _logger = logging.getLogger(__name__)
@@ -115,25 +125,29 @@ class Stage:
         step = self._step
         if step is None:
             return
+        call = len(step.micro_batches)
         micro = MicroBatch(
-            call=len(step.micro_batches), mini=step.num_mini, micro=step.num_micro, layout=layout, phase=phase,
-            rows=tuple(rows),
-        )  # fmt: skip
-        step.micro_batches.append(micro)
+            call=call, mini=step.num_mini, micro=step.num_micro, layout=BatchLayout.PADDED, phase=CallPhase.TRAIN
+        )
+        with self._recorder.guard(f"{self.name}, samples of micro-batch {call}"):
+            micro = readable(msgspec.structs.replace(micro, layout=layout, phase=phase, rows=tuple(rows)))
+        step.micro_batches.append(micro)  # without samples too: those that follow belong to calls with later indices
         step.num_micro += 1
 
     def loss(self, value: float) -> None:
         """Record the loss of the last micro-batch; ``value`` has to be on the host already."""
         step = self._step
         if step is not None and step.num_micro:
-            step.losses.append(MicroLoss(mini=step.num_mini, micro=step.num_micro - 1, loss=float(value)))
+            with self._recorder.guard(f"{self.name}, loss"):
+                step.losses.append(MicroLoss(mini=step.num_mini, micro=step.num_micro - 1, loss=float(value)))
 
     def update(self, grad_norm: float | None) -> None:
         """Record the gradient norm before clipping that the optimizer was given."""
         step = self._step
         if step is not None:
-            norm = None if grad_norm is None else float(grad_norm)
-            step.updates.append(Update(mini=step.num_mini, grad_norm=norm))
+            with self._recorder.guard(f"{self.name}, update"):
+                norm = None if grad_norm is None else float(grad_norm)
+                step.updates.append(Update(mini=step.num_mini, grad_norm=norm))
 
     def pause(self) -> None:
         """Record no calls until ``resume``, for example calls that do not belong to the stage."""
@@ -155,9 +169,11 @@ class Stage:
     def name_samples(self, name: Callable[[Row], Row]) -> None:
         """Replace rows whose samples were unknown when they were recorded."""
         step = self._step
-        if step is not None:
+        if step is None:
+            return
+        with self._recorder.guard(f"{self.name}, names of samples"):
             step.micro_batches = [
-                msgspec.structs.replace(micro, rows=tuple(name(row) for row in micro.rows))
+                readable(msgspec.structs.replace(micro, rows=tuple(name(row) for row in micro.rows)))
                 for micro in step.micro_batches
             ]
 
@@ -237,7 +253,8 @@ class StageRecorder:
         """Keep an error of ours from the training: it is logged once and passed to ``on_failure``."""
         try:
             yield
-        except Exception as error:
+        except BaseException as caught:
+            error = kept(caught)
             if self._config.strict:
                 raise
             self.note_failure(where, error)
@@ -259,8 +276,8 @@ class StageRecorder:
         if self._on_failure is not None:
             try:
                 self._on_failure(message)
-            except Exception as failure:  # noqa: BLE001  # reporting a failure must not raise
-                _logger.warning("msprobe: the failure cannot be noted: %s", failure)
+            except BaseException as failure:  # noqa: BLE001  # reporting a failure must not raise
+                _logger.warning("msprobe: the failure cannot be noted: %s", kept(failure))
 
     def step_of(self, name: str, number: int, rank: int | None) -> _Step | None:
         """Return the recording of a stage in a step, ``None`` if it is not selected."""
@@ -272,6 +289,7 @@ class StageRecorder:
             del self._steps[name]
             step.session.close()
         if not self._config.selects(name, number, rank):
+            self._config.refuse_unknown(name)
             return None
         found = registry()
         session = Session(

@@ -12,9 +12,9 @@ from msprobe_core import names
 from msprobe_core.capture.selection import Selection
 from msprobe_core.capture.slices import Slices, narrowed_shape
 from msprobe_core.errors import UnwrittenError
-from msprobe_core.guard import kept, reason_of
-from msprobe_core.model import Digest, Failure, Stats, TensorValue, Value
-from msprobe_core.protocols.framework import Framework
+from msprobe_core.guard import checked, kept, reason_of
+from msprobe_core.model import Digest, Failure, Stats, TensorMeta, TensorValue, Value
+from msprobe_core.protocols.framework import Framework, Reducer
 from msprobe_core.protocols.storage import Processor
 
 _logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class TensorReader:
         slices: Slices | None,
     ) -> None:
         """Begin; see `Recorder` for the arguments."""
-        self.reducer = framework.reducer()
+        self.reducer = checked(framework.reducer(), Reducer, f"the framework '{framework.name}'", "reducer")
         self.check: CallCheck | None = None
         self.num_failures = 0
         self._describe = framework.describe
@@ -94,7 +94,10 @@ class TensorReader:
     ) -> TensorValue | Failure:
         """Return the record of a tensor with its current value; raises only errors of the program itself."""
         try:
-            value = TensorValue(self._describe(tensor), _NOTHING)
+            meta = self._describe(tensor)
+            if type(meta) is not TensorMeta:
+                checked(meta, TensorMeta, "the framework", "describe")  # raises, or it is of a class derived from it
+            value = TensorValue(meta, _NOTHING)
         except BaseException as caught:  # noqa: BLE001  # a plugin's failure must not reach the training
             error = kept(caught)
             self.note_failure(f"{entry} {category} {path}", error)

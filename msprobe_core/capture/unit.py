@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_core.capture.tensors import TensorStore
-from msprobe_core.errors import PluginError, StoreError
-from msprobe_core.guard import kept, plugin_call
+from msprobe_core.errors import StoreError
+from msprobe_core.guard import checked, kept, plugin_call
 from msprobe_core.model import Batch, Ending, EndState, RunHeader, TensorValue
 from msprobe_core.protocols.storage import EndingWriter, Writer, WriterFactory
 from msprobe_core.store import layout
@@ -54,7 +54,7 @@ class UnitRecording:
         layout.make_unit_directory(directory)
         shutil.rmtree(directory / layout.TENSOR_DIRECTORY, ignore_errors=True)  # of an earlier run in the same place
         with plugin_call(who, "opening a dump"):
-            self._writer = _checked(factory.open(directory, header), who)
+            self._writer = checked(factory.open(directory, header), Writer, who, "opening a dump")
 
     def write(self, batch: Batch) -> None:
         """Enqueue a batch for writing."""
@@ -155,10 +155,3 @@ class UnitRecording:
         for directory in (self.directory / layout.TENSOR_DIRECTORY, self.directory, self.directory.parent):
             with suppress(OSError):  # missing, or not empty
                 directory.rmdir()
-
-
-def _checked(writer: Writer | None, who: str) -> Writer:
-    if not (hasattr(writer, "write") and hasattr(writer, "close")):
-        raise PluginError(f"{who} returned {writer!r}, which is no writer: it lacks write() or close()")
-    assert writer is not None
-    return writer

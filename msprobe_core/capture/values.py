@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 from msprobe_core.capture.arguments import SCALARS, describe_python, describe_scalar, summarise
-from msprobe_core.guard import kept, reason_of
+from msprobe_core.guard import checked, kept, reason_of
 from msprobe_core.interception.containers import children_of
-from msprobe_core.model import MAX_DEPTH, Failure, Value
+from msprobe_core.model import MAX_DEPTH, Argument, Failure, Value
 from msprobe_core.protocols.framework import Framework
 
 Leaf: TypeAlias = Callable[[Any, str], Value]
@@ -71,7 +71,7 @@ class ValueBuilder:
             return None
         # Ask the framework before treating the value as a container: torch.Size is a tuple, but one value.
         if kind not in _PLAIN and (argument := self._describe_argument(value)) is not None:
-            return None if self._tensors_only else argument
+            return None if self._tensors_only else checked(argument, Argument, "the framework", "describe_argument")
         children = children_of(value)
         if isinstance(children, list | tuple) and (summary := summarise(cast("Sequence[Any]", children))) is not None:
             return None if self._tensors_only else summary

@@ -19,7 +19,7 @@ from msprobe_core.config import Config, RiskLevel
 from msprobe_core.model import Level
 from msprobe_core.plugins import registry
 from msprobe_core.protocols.capabilities import CheckingFramework, CompilingFramework
-from msprobe_core.protocols.framework import Framework
+from msprobe_core.protocols.framework import Attachment, Framework
 
 
 @dataclass(frozen=True)
@@ -185,7 +185,9 @@ class Windows:
         self._records = True
         self._recorder.forwards = forwards
         seen = UnwrappingRecorder(self._recorder) if self._unwraps else self._recorder
-        attachment = self._attachments.put_in_place(self._framework.attach, models, self._options, seen)
+        attachment = self._attachments.put_in_place(
+            self._framework.attach, models, self._options, seen, expected=Attachment
+        )
         if self._options.level.has_apis:
             self._custom_apis.attach(attachment)
         if self._single is not None:

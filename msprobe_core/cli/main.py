@@ -13,8 +13,9 @@ from typing import Any
 import click
 
 from msprobe_core._version import __version__
-from msprobe_core.errors import MsprobeError, printable
+from msprobe_core.errors import BrokenPluginError, MsprobeError, printable
 from msprobe_core.former_names.table import COMMANDS
+from msprobe_core.guard import described
 from msprobe_core.interrupts import Interrupts
 
 EXIT_AGREES = 0
@@ -28,11 +29,23 @@ _ALLOCATOR = "_RJEM_MALLOC_CONF", "dirty_decay_ms:100,muzzy_decay_ms:0"
 ends. It is read when polars is imported, here and in the processes that a command starts."""
 
 DEBUG_VARIABLE = "MSPROBE_DEBUG"
+DISABLE_VARIABLE = "MSPROBE_DISABLE_PLUGINS"
+"""See `msprobe_core.plugins.discovery`, which is imported when a command is looked up."""
+
+PLUGIN_LOGGER = "msprobe_core.plugins"
 _OFF = {"", "0", "false", "no", "off"}
 
 
 class _PluginGroup(click.Group):
     """A group whose commands come from plugins, which are loaded when a command is looked up."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (MsprobeError, OSError, click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except Exception as error:
+            raise _named_error(ctx.invoked_subcommand, error) from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return sorted(_commands())
@@ -45,6 +58,26 @@ def _commands() -> dict[str, click.Command]:
     from msprobe_core.plugins import registry
 
     return registry().commands()
+
+
+def _named_error(command: str | None, error: Exception) -> Exception:
+    """Return an error that names the plugin of a command that failed; the error itself if the core has the command."""
+    from msprobe_core.plugins import registry
+
+    plugin = None if command is None else registry().provider_of("msprobe_register_commands", command)
+    if plugin is None:
+        return error
+    return BrokenPluginError(
+        f"the command {command!r} of the plugin '{plugin}' failed ({described(error)}); run it again with "
+        "`msprobe --debug …`, and report the traceback to the plugin's authors"
+    )
+
+
+def _leave_out(_ctx: click.Context, _parameter: click.Parameter, names: tuple[str, ...]) -> None:
+    """Leave plugins out, here and in the processes that a command starts."""
+    if names:
+        given = os.environ.get(DISABLE_VARIABLE, "")
+        os.environ[DISABLE_VARIABLE] = ",".join([*filter(None, [given]), *names])
 
 
 def _former(name: str) -> click.Command | None:
@@ -63,6 +96,15 @@ def _former(name: str) -> click.Command | None:
 @click.group(cls=_PluginGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, "-V", "--version", prog_name="msprobe", message="%(prog)s %(version)s")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.option(
+    "--no-plugin",
+    multiple=True,
+    metavar="NAME",
+    is_eager=True,
+    expose_value=False,
+    callback=_leave_out,
+    help="Leave a plugin out; may be given several times.",
+)
 @click.option(
     "-f",
     "--framework",
@@ -101,6 +143,8 @@ def _run(arguments: list[str]) -> int:
 
 def _status_of(arguments: list[str], interrupts: Interrupts) -> int:
     wants_traceback = "--debug" in arguments or os.environ.get(DEBUG_VARIABLE, "").lower() not in _OFF
+    if wants_traceback:
+        logging.getLogger(PLUGIN_LOGGER).setLevel(logging.DEBUG)  # has the tracebacks of plugins that are left out
     try:
         status: Any = _root.main(arguments, prog_name="msprobe", standalone_mode=False)
     except click.exceptions.Exit as error:

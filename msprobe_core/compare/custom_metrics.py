@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import numbers
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, TypeAlias, cast
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from msprobe_core.errors import PluginError
-from msprobe_core.guard import plugin_call
+from msprobe_core.guard import described, kept
 from msprobe_core.plugins import registry
 from msprobe_core.protocols.comparison import Metric
 from msprobe_core.protocols.storage import TensorSource
+
+_logger = logging.getLogger(__name__)
 
 Cell: TypeAlias = "float | int | str | None"
 
@@ -40,21 +42,13 @@ class CustomMetrics:
         """Take metrics with different names.
 
         Args:
-            metrics: Result of the hook.
+            metrics: Result of the hook; those that have the name of another column are left out, with a note.
             reserved: Names of columns of the rows.
-
-        Raises:
-            PluginError: a metric has the name of another column.
         """
-        self._metrics = list(metrics)
-        taken = {*map(str.casefold, reserved), *(_table_titles() if self._metrics else ())}
-        for metric in self._metrics:
-            name = metric.name.casefold()
-            if not name or name in taken or name.startswith(_SIDES):
-                raise PluginError(
-                    f"the metric {metric.name!r} has the name of a column of the table; give it another, or uninstall "
-                    "its plugin"
-                )
+        offered = list(metrics)
+        taken = {*map(str.casefold, reserved), *(_table_titles() if offered else ())}
+        self._metrics = [each for each in offered if not _is_taken(each.name, taken)]
+        self._left_out = [each for each in offered if each not in self._metrics]
         self._cells: dict[int, list[Cell]] = {}
         self._failures: dict[int, list[tuple[str, str]]] = {}
         self._one_large = threading.Lock()
@@ -85,9 +79,10 @@ class CustomMetrics:
         for metric in self._metrics:
             try:
                 cells.append(_cell(metric.compare(target, golden)))
-            except Exception as error:  # noqa: BLE001, PERF203  # a plugin's metric must not end the comparison
+            except BaseException as error:  # noqa: BLE001, PERF203  # a plugin's metric must not end the comparison
+                reason = kept(error)
                 cells.append(None)
-                failures.append((metric.name, f"{type(error).__name__}: {error}"))
+                failures.append((metric.name, described(reason.__cause__ or reason)))
         self._keep(row, cells, failures)
 
     def _keep(self, row: int, cells: list[Cell], failures: list[tuple[str, str]]) -> None:
@@ -103,7 +98,11 @@ class CustomMetrics:
 
     def notes(self, names: Sequence[str]) -> list[str]:
         """Return a sentence on the failures of each metric; ``names`` are those of the rows."""
-        notes: list[str] = []
+        notes = [
+            f"{registry().described('metric', each.name)} is left out: it has the name of a column of the table; give "
+            "it another"
+            for each in self._left_out
+        ]
         for metric in self._metrics:
             found = [
                 (row, reason) for row, all_ in self._failures.items() for name, reason in all_ if name == metric.name
@@ -117,12 +116,19 @@ class CustomMetrics:
         return notes
 
 
+def _is_taken(name: str, taken: Collection[str]) -> bool:
+    folded = name.casefold()
+    return not folded or folded in taken or folded.startswith(_SIDES)
+
+
 def _table_titles() -> set[str]:
-    """Return the headers of all table formats, casefolded."""
+    """Return the headers of all table formats, casefolded; those of a broken format are not known."""
     found: set[str] = set()
     for offer in registry().tables().values():
-        with plugin_call(registry().described("table", offer.name), "naming its headers"):
-            found.update(map(str.casefold, offer.titles()))
+        try:
+            found.update(title.casefold() for title in offer.titles())
+        except BaseException as error:  # noqa: BLE001, PERF203  # of a plugin, which the user may not even use
+            _logger.warning("the headers of %s are not known: %s", offer.name, kept(error))
     return found
 
 

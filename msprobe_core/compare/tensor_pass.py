@@ -456,9 +456,6 @@ def add_tensor_metrics(
 
     The columns are those of `TensorMetrics`, and for each metric of a plugin one named `custom.PREFIX` and its name.
     The error of the tensors replaces that of the statistics.
-
-    Raises:
-        PluginError: a metric of a plugin has the name of another column.
     """
     post_processing = post_processing or PostProcessing()
     pairs = stored_pairs(rows, target, golden, post_processing)

@@ -30,6 +30,7 @@ class StageConfig:
         stages: Names of the stages that are recorded.
         configs: The configuration of each of them.
         strict: Whether a recording failure ends the training, instead of being a warning.
+        known: Names of all stages that the trainer's plugin has registered; empty if that is not known.
     """
 
     out: Path
@@ -38,6 +39,19 @@ class StageConfig:
     stages: tuple[str, ...]
     configs: Mapping[str, Config]
     strict: bool = False
+    known: tuple[str, ...] = ()
+
+    def refuse_unknown(self, stage: str) -> None:
+        """Raise if a stage is none of those that are registered, so that nothing of it can ever be recorded.
+
+        Raises:
+            ConfigError: it is not.
+        """
+        if self.known and stage not in self.known:
+            raise ConfigError(
+                f"there is no stage {stage!r}; the trainer's plugin has registered {', '.join(self.known)}: correct "
+                "the name, or add it to msprobe_register_stages"
+            )
 
     def selects(self, stage: str, step: int, rank: int) -> bool:
         """Whether this rank records this stage of this step."""
@@ -80,6 +94,7 @@ def check_stage_config(
         stages=stages,
         configs={stage: _config(rest | each.get(stage, {}), where, root / stage) for stage in stages},
         strict=_flag(own.get("strict", False), f"{where}: 'strict'"),
+        known=tuple(known),
     )
 
 

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic
+from typing import Any, Generic, cast
 
-from msprobe_core.errors import ConfigError, MsprobeError
+from msprobe_core.errors import BrokenPluginError, ConfigError, MsprobeError
 from msprobe_core.execute.kept import KeptOutcomes, R, Unit, UnitT, state_of
+from msprobe_core.guard import shown
 from msprobe_core.interrupts import raise_if_interrupted
 from msprobe_core.model import ExecutorOptions, TaskLost
 from msprobe_core.plugins import registry
@@ -81,8 +82,12 @@ def run_units(
     failed: dict[int, str] = {}
     tasks = [_Task(units[number], work, kept) for number in left]
     raise_if_interrupted()  # takes Ctrl-C back from polars; otherwise waiting for workers would ignore it
-    for place, outcome in chosen.run(_outcome_of, tasks, workers):
+    unanswered = set(range(len(left)))
+    for place, outcome in map(_checked_answer, chosen.run(_outcome_of, tasks, workers)):
         raise_if_interrupted()
+        if place not in unanswered:
+            raise BrokenPluginError(f"the executor '{chosen.name}' answered task {place}, of {len(left)}, again")
+        unanswered.discard(place)
         number = left[place]
         if isinstance(outcome, TaskLost):
             failed[number] = outcome.reason
@@ -91,6 +96,7 @@ def run_units(
         num_finished += 1
         if progress is not None:
             progress(num_finished, units[number].label)
+    failed |= {left[place]: f"the executor '{chosen.name}' has not answered" for place in unanswered}
     return dict(sorted(failed.items()))
 
 
@@ -121,6 +127,14 @@ def _outcome_of(task: _Task[UnitT, R]) -> R | TaskLost:
     return failed
 
 
+def _checked_answer(answer: object) -> tuple[int, Any]:
+    found = cast("tuple[Any, ...]", answer) if isinstance(answer, tuple) else ()
+    if len(found) != 2 or not isinstance(found[0], int):
+        text = shown(cast("object", answer))
+        raise BrokenPluginError(f"the executor yielded {text}, but must yield number and result of a task")
+    return found[0], found[1]
+
+
 def executor_called(name: str) -> Executor:
     """Return the executor called ``name``.
 
@@ -129,6 +143,7 @@ def executor_called(name: str) -> Executor:
     """
     executors = registry().executors()
     if name not in executors:
+        registry().refuse_missing("msprobe_register_executors", name)
         raise ConfigError(f"there is no executor {name!r}; known are {', '.join(sorted(executors))}")
     return executors[name]
 

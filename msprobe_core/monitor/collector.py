@@ -252,7 +252,7 @@ class Collector:
     def _try(self, what: str, function: Callable[..., None], *args: Any) -> None:
         try:
             function(*args)
-        except Exception as error:  # noqa: BLE001  # of disks and writers; the training has nothing to do with it
+        except BaseException as error:  # noqa: BLE001  # of disks and writers; the training has nothing to do with it
             self._note_failure(what, kept(error))
 
     def _note_failure(self, where: str, error: Exception) -> None:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from msprobe_core.errors import ConfigError
+from msprobe_core.errors import BrokenPluginError, ConfigError
 from msprobe_core.guard import plugin_call
 from msprobe_core.monitor.background_writer import BackgroundWriter
 from msprobe_core.monitor.communication import CallerLog, CommunicationWatch
@@ -139,12 +139,21 @@ def _warn_of_features(training: Training) -> None:
 
 
 def _writers(plan: MonitorPlan, directory: Path, rank: int) -> Sequence[MonitorWriter]:
-    known = registry().monitor_writers()
     found: list[MonitorWriter] = []
     for name in dict.fromkeys(plan.extensions.writers):
-        if name not in known:
-            raise ConfigError(f"{plan.source}: 'msprobe': there is no writer {name!r}; known: {', '.join(known)}")
-        with plugin_call(f"the monitor's writer {name!r}", "opening"):
-            writer = known[name].open(directory, rank, steps_per_file=plan.step_count_per_record, ndigits=plan.ndigits)
+        try:
+            writer = _opened(name, plan, directory, rank)
+        except BrokenPluginError as error:  # noqa: PERF203  # the monitor has its other writers
+            _logger.warning("the monitor goes on without the writer '%s': %s", name, error)
+        else:
             found.append(BackgroundWriter(writer) if plan.extensions.async_write else writer)
     return found
+
+
+def _opened(name: str, plan: MonitorPlan, directory: Path, rank: int) -> MonitorWriter:
+    known = registry().monitor_writers()
+    if name not in known:
+        registry().refuse_missing("msprobe_register_monitor_writers", name)
+        raise ConfigError(f"{plan.source}: 'msprobe': there is no writer {name!r}; known: {', '.join(known)}")
+    with plugin_call(f"the monitor's writer {name!r}", "open"):  # also the core's own
+        return known[name].open(directory, rank, steps_per_file=plan.step_count_per_record, ndigits=plan.ndigits)

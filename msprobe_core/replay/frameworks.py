@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from msprobe_core.errors import PluginError
+from msprobe_core.errors import BrokenPluginError, PluginError
 from msprobe_core.plugins import registry
 from msprobe_core.protocols.capabilities import ReplayingFramework
 
@@ -18,8 +18,10 @@ def replaying_framework(name: str) -> ReplayingFramework:
         raise PluginError(f"the dumps are of {name!r}, and no plugin here stands for it; see `msprobe plugins`")
     try:
         framework = offer.load()
-    except ImportError as error:
-        raise PluginError(f"{name} cannot be imported here ({error}), and calls are replayed with it") from error
+    except BrokenPluginError as error:
+        if not isinstance(missing := error.__cause__, ImportError):
+            raise
+        raise PluginError(f"{name} cannot be imported here ({missing}), and calls are replayed with it") from missing
     if not isinstance(framework, ReplayingFramework):
         raise PluginError(f"the plugin for {name} does not replay calls")
     return framework

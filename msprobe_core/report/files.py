@@ -115,6 +115,7 @@ def format_called(name: str) -> TableFormat:
     """
     formats = registry().tables()
     if name not in formats:
+        registry().refuse_missing("msprobe_register_tables", name)
         raise ConfigError(f"there is no table format {name!r}; known are {', '.join(formats)}")
     return formats[name]
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from msprobe_core.errors import StoreError
 from msprobe_core.store.json_structs import load_struct, save_struct
 
 if TYPE_CHECKING:
@@ -103,6 +104,20 @@ class StageSamples(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     rank: int
     policy_version: int | None = None
     micro_batches: tuple[MicroBatch, ...] = ()
+
+
+def readable(micro: MicroBatch) -> MicroBatch:
+    """Return a micro-batch as it is read back from the file.
+
+    Raises:
+        StoreError: it cannot be written, or what is written could not be read; the message names the field.
+    """
+    try:
+        return msgspec.json.decode(msgspec.json.encode(micro), type=MicroBatch)
+    except (msgspec.MsgspecError, TypeError, ValueError) as error:
+        raise StoreError(
+            f"a micro-batch has rows that {SAMPLES_FILE} cannot hold ({error}); give `Row` objects"
+        ) from error
 
 
 def sample_id(token_ids: ArrayLike) -> str:

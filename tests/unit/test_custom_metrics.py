@@ -9,7 +9,6 @@ import pytest
 
 from msprobe_core.compare import compare_dumps, custom_metrics
 from msprobe_core.compare.custom_metrics import CustomMetrics
-from msprobe_core.errors import PluginError
 from msprobe_core.hookspecs import hookimpl
 from msprobe_core.plugins import Plugin, registry
 from msprobe_core.protocols.presentation import TableChoices
@@ -75,9 +74,11 @@ def test_arrays_are_floats_of_the_tensors_shape(stored, expected):
 
 
 @pytest.mark.parametrize("name", ["Cosine", "cosine", "Result", "NPU max", "", "taken", "verdict", "target_x"])
-def test_names_of_other_columns_are_refused(name):
-    with pytest.raises(PluginError, match="has the name of a column of the table"):
-        CustomMetrics([Metric(name, fail)], reserved=["taken"])
+def test_those_with_names_of_other_columns_alone_are_left_out(name):
+    found = CustomMetrics([Metric(name, fail), Metric("other", fail)], reserved=["taken"])
+    assert [column.name for column in found.columns(1)] == ["metric:other"]
+    (note,) = found.notes(["x"])
+    assert f"the metric '{name}' is left out: it has the name of a column of the table" in note
 
 
 def test_the_titles_of_the_core_s_tables_are_reserved(tmp_path):
@@ -87,8 +88,7 @@ def test_the_titles_of_the_core_s_tables_are_reserved(tmp_path):
     titles = {column.header for table in tables for column in table.columns}
     assert len(titles) > 50
     for title in titles:
-        with pytest.raises(PluginError):
-            CustomMetrics([Metric(title, fail)], unit.rows.columns)
+        assert not CustomMetrics([Metric(title, fail)], unit.rows.columns)
 
 
 def test_large_tensors_are_left_out_and_others_wait_for_each_other(monkeypatch):
@@ -154,15 +154,16 @@ def test_a_plugin_adds_a_column(tmp_path, plug_in):
     assert any("'fails' could not be computed for 2 tensors" in note for note in unit.notes)
 
 
-def test_a_plugin_with_the_name_of_a_column_is_an_error(tmp_path, plug_in):
+def test_a_metric_with_the_name_of_a_column_costs_no_comparison(tmp_path, plug_in):
     plug_in(Metric("error", fail))
     path = write_dump(tmp_path / "t", [np.ones(3, np.float32)])
-    with pytest.raises(PluginError, match="'error' has the name of a column"):
-        compare_dumps(path, path)
+    (unit,) = compare_dumps(path, path).units
+    assert unit.agrees
+    assert any("the metric 'error' of the plugin 'example' is left out" in note for note in unit.notes)
 
 
-def test_a_plugin_that_offers_a_name_twice_is_left_out(tmp_path, plug_in, caplog):
-    plug_in(Metric("m", fail), Metric("m", fail))
+def test_of_a_name_that_is_offered_twice_the_first_is_taken(tmp_path, plug_in, caplog):
+    plug_in(Metric("m", lambda t, g: 1), Metric("m", fail))
     path = write_dump(tmp_path / "t", [np.ones(3, np.float32)])
-    assert "metric:m" not in compare_dumps(path, path).units[0].rows.columns
-    assert "it offers 'm' twice" in caplog.text
+    assert compare_dumps(path, path).units[0].rows["metric:m"].to_list() == [1.0]
+    assert "offers 'm' twice" in caplog.text

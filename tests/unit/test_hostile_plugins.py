@@ -179,7 +179,10 @@ def test_a_writer_that_is_none(make, said, hostile_writer):
     hostile_writer("open", give_nothing)
     assert train(make(ArrayFramework(), writer="hostile"), Network()) == BARE
     (message,) = said()
-    assert "the writer 'hostile' of the plugin 'tables' returned None, which is no writer" in message
+    assert (
+        "the writer 'hostile' of the plugin 'tables' returned None from open, which is no Writer: it lacks close, write"
+        in message
+    )
 
 
 def test_what_was_recorded_before_says_why_it_ends(make, tmp_path, hostile_writer):
@@ -301,7 +304,7 @@ def test_a_processor(make, tmp_path, said, way):
     (path,) = (tmp_path / "run" / "step0").glob("*/dump.json")
     assert read_json_dump(path).ending.state is EndState.COMPLETE
     if way != "returns nothing":
-        assert "the processor 'hostile' of the plugin 'sums' failed at reducing a tensor (" in said()[0]
+        assert "the processor 'hostile' of the plugin 'sums' failed at reduce (" in said()[0]
 
 
 # --- the guard ----------------------------------------------------------------------------------------------------
@@ -392,7 +395,7 @@ def test_a_reader(tmp_path, said, method, way):
         if method == "recognises":
             assert read_dump(path).frame.height == 2
             assert len(said()) == (way != "returns nothing")
-            assert all("the reader 'hostile' of the plugin 'files' failed at looking at" in text for text in said())
+            assert all("the reader 'hostile' of the plugin 'files' failed at recognises" in text for text in said())
             return
         with pytest.raises(DumpError, match=r"the reader 'hostile' of the plugin 'files' (failed at|returned None)"):
             read_dump(path)

@@ -34,7 +34,7 @@ def offer(*names, hook="msprobe_register_processors"):
 
     @hookimpl(specname=hook)
     def implementation():
-        return [SimpleNamespace(name=name, reduce=None, recognises=None, read=None) for name in names]
+        return [SimpleNamespace(name=name, reduce=print, recognises=print, read=print) for name in names]
 
     return SimpleNamespace(**{hook: implementation, "__doc__": "A plugin.\n\nMore."})
 
@@ -52,7 +52,7 @@ def test_one_that_cannot_be_imported_is_named_and_left_out(registry, caplog):
 
     registry.add(Plugin("broken", "1.0", "msprobe-broken"), load)
     registry.add(Plugin("fine", "1.0", "msprobe-fine"), lambda: offer("sketch"))
-    assert [plugin.problem for plugin in registry.plugins] == ["ImportError: no such library", None]
+    assert [plugin.problem for plugin in registry.plugins] == ["is left out: ImportError: no such library", None]
     assert list(registry.processors()) == ["sketch"]
     assert "the plugin 'broken' (msprobe-broken) is left out: ImportError: no such library" in caplog.text
 
@@ -79,12 +79,42 @@ def test_one_that_fails_when_asked_is_named_and_left_out(registry, caplog):
     assert [plugin.name for plugin in registry.plugins if plugin.problem] == ["moody"]
 
 
-def test_of_two_that_offer_one_name_the_later_is_left_out(registry, caplog):
+def test_of_two_that_offer_one_name_the_later_offer_alone_is_left_out(registry, caplog):
     registry.add(Plugin("one", None, "x"), lambda: offer("sketch"))
     registry.add(Plugin("two", None, "y"), lambda: offer("histogram", "sketch"))
-    assert list(registry.processors()) == ["sketch"]
-    assert "the plugin 'two' (y) is left out" in caplog.text
-    assert "it offers 'sketch', and so does the plugin 'one'; uninstall one of them" in caplog.text
+    assert list(registry.processors()) == ["sketch", "histogram"]
+    assert registry.provider_of("msprobe_register_processors", "sketch") == "one"
+    assert (
+        "the plugin 'two' (y) offers 'sketch' (msprobe_register_processors), which is left out: the plugin"
+        in caplog.text
+    )
+
+
+def test_a_plugin_does_not_choose_its_place(registry):
+    registry.add(Plugin("one", None, "x"), lambda: offer("sketch"))
+
+    @hookimpl(specname="msprobe_register_processors", tryfirst=True)
+    def implementation():
+        return [SimpleNamespace(name="sketch", reduce=print)]
+
+    registry.add(Plugin("pushy", None, "y"), lambda: SimpleNamespace(msprobe_register_processors=implementation))
+    registry.processors()
+    assert registry.provider_of("msprobe_register_processors", "sketch") == "one"
+
+
+def test_a_hook_is_asked_once_and_said_once(registry, caplog):
+    asked = []
+
+    @hookimpl(specname="msprobe_register_processors")
+    def implementation():
+        asked.append(1)
+        return
+
+    registry.add(Plugin("odd", None, "x"), lambda: SimpleNamespace(msprobe_register_processors=implementation))
+    for _ in range(3):
+        assert registry.processors() == {}
+    assert len(asked) == len(caplog.records) == 1
+    assert "as it returned None; return a list of offers, which may be empty" in caplog.text
 
 
 def failing_generator():
@@ -95,10 +125,15 @@ def failing_generator():
 @pytest.mark.parametrize(
     ("offered", "problem"),
     [
-        (5, "'int' object is not iterable"),
-        (["a"], "it returned 'a', which is no Processor: it lacks name, reduce"),
+        (5, "as it returned 5; return a list of offers"),
+        (
+            ["a"],
+            "'a' (msprobe_register_processors), which is left out: it is no Processor: it lacks name, reduce",
+        ),
         (failing_generator(), "half way"),
         ([SimpleNamespace(name="sketch")], "it lacks reduce"),
+        ([SimpleNamespace(name="sketch", reduce=None)], "it lacks reduce"),
+        ([SimpleNamespace(name=None, reduce=print)], "name is None, but must be text"),
     ],
 )
 def test_one_that_offers_something_else_is_named_and_left_out(registry, offered, problem, caplog):
@@ -109,7 +144,7 @@ def test_one_that_offers_something_else_is_named_and_left_out(registry, offered,
     registry.add(Plugin("odd", None, "x"), lambda: SimpleNamespace(msprobe_register_processors=implementation))
     registry.add(Plugin("fine", None, "y"), lambda: offer("fine"))
     assert list(registry.processors()) == ["fine"]
-    assert "the plugin 'odd' (x) is left out: msprobe_register_processors: " in caplog.text
+    assert "the plugin 'odd' (x) " in caplog.text
     assert problem in caplog.text
 
 
@@ -124,7 +159,7 @@ def test_commands_work_beside_a_broken_plugin(tmp_path, error, place):
     path = os.pathsep.join([str(tmp_path), *sys.path])
     run = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path})
     assert run.returncode == 0, run.stderr
-    assert re.search(r"^broken .* BROKEN: ", run.stdout, re.MULTILINE)
+    assert re.search(r"^broken .* BROKEN$", run.stdout, re.MULTILINE)
     assert re.search(r"^frameworks: .*pytorch", run.stdout, re.MULTILINE)
     assert "Traceback" not in run.stderr
 
@@ -142,7 +177,85 @@ def test_two_distributions_with_one_name(tmp_path):
         env=os.environ | {"PYTHONPATH": path},
     )  # fmt: skip
     assert re.search(r"^pair +1\.0 +msprobe-pair +nothing  A pair\.", run.stdout, re.MULTILINE)
-    assert "BROKEN: its name 'pair' is that of the plugin of msprobe-pair; uninstall one of them" in run.stdout
+    assert "BROKEN\n    is left out: its name 'pair' is that of the plugin of msprobe-pair; uninstall one" in run.stdout
+
+
+def distribution(folder, name, hooks, requires=()):
+    """Install a distribution with one plugin, called like it, into a folder; return the environment that has it."""
+    module = name.replace("-", "_")
+    info = folder / f"{module}-1.0.dist-info"
+    info.mkdir(parents=True)
+    needs = "".join(f"Requires-Dist: {each}\n" for each in requires)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{needs}")
+    (info / "entry_points.txt").write_text(f"[msprobe]\n{module} = {module}_hooks\n")
+    (folder / f"{module}_hooks.py").write_text("from msprobe_core.plugin import *\n" + hooks)
+    return os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
+
+
+def listed(environment, *arguments):
+    command = [sys.executable, "-m", "msprobe_core", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment)
+
+
+STRANGER = """
+from msprobe_core.plugin import ApiMap
+@hookimpl(tryfirst=True)
+def msprobe_register_api_maps(): return [ApiMap(name="pytorch"), ApiMap(name="mine")]
+@hookimpl(tryfirst=True)
+def msprobe_register_frameworks(): return [FrameworkOffer("pytorch", "torch", print)]
+"""
+
+
+def test_a_stranger_does_not_displace_a_plugin_of_this_project(tmp_path):
+    environment = distribution(tmp_path, "aaa", STRANGER)
+    program = """
+from msprobe_core.plugins import registry
+found = registry()
+found.frameworks(), found.api_maps()
+hooks = {"pytorch": "msprobe_register_frameworks", "mine": "msprobe_register_api_maps"}
+print(*(found.provider_of(hook, name) for name, hook in hooks.items()))
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert run.stdout.splitlines()[-1] == "pytorch aaa"
+    assert run.stderr.count("the plugin 'aaa' (aaa) offers 'pytorch'") == 2
+    assert run.stderr.count("the plugin 'pytorch' offers it too; uninstall one of them, or leave one out with") == 2
+
+
+def test_a_plugin_is_left_out_on_request(tmp_path):
+    environment = distribution(tmp_path, "aaa", "raise RuntimeError('planted')")
+    assert "RuntimeError: planted" in listed(environment, "plugins").stderr
+    for run in (
+        listed(environment, "--no-plugin", "aaa", "plugins"),
+        listed(environment | {"MSPROBE_DISABLE_PLUGINS": "aaa, nobody"}, "plugins"),
+    ):
+        assert re.search(r"^aaa +1\.0 +aaa +DISABLED$", run.stdout, re.MULTILINE)
+        assert "planted" not in run.stdout + run.stderr
+    assert "MSPROBE_DISABLE_PLUGINS: there is no plugin 'nobody'" in run.stderr
+
+
+@pytest.mark.parametrize(("needs", "is_met"), [(">=0.9,<1", False), (">=0.1,<1", True), (">=0.1 ; extra == 'x'", True)])
+def test_what_a_plugin_needs_of_the_core(tmp_path, needs, is_met):
+    environment = distribution(tmp_path, "aaa", "", ["numpy", f"msprobe-core{needs}"])
+    run = listed(environment, "plugins", "check", "aaa")
+    assert run.returncode == (0 if is_met else 1)
+    assert ("left out: it needs msprobe-core" in run.stdout) == (not is_met)
+
+
+FAILING = """
+import click
+@click.command()
+def greet(): 1 / 0
+@hookimpl
+def msprobe_register_commands(): return [greet]
+"""
+
+
+def test_a_command_that_fails_names_its_plugin(tmp_path):
+    run = listed(distribution(tmp_path, "aaa", FAILING), "greet")
+    assert run.returncode == 2
+    assert "the command 'greet' of the plugin 'aaa' failed (ZeroDivisionError: division by zero)" in run.stderr
+    assert "Traceback" not in run.stderr
+    assert "Traceback" in listed(distribution(tmp_path / "b", "aaa", FAILING), "--debug", "greet").stderr
 
 
 def test_third_parties_readers_come_first(registry):
@@ -453,7 +566,7 @@ main(["plugins"])
     assert done.returncode == 0
     assert f"the package 'msprobe' in {tmp_path / 'msprobe'} hides the plugins of msprobe-core" in done.stderr
     assert "pip uninstall mindstudio-probe" in done.stderr
-    assert re.search(r"^own .* BROKEN: the package 'msprobe' in", done.stdout, re.MULTILINE)
+    assert re.search(r"^own .* BROKEN\n    is left out: the package 'msprobe' in", done.stdout, re.MULTILINE)
     program = f"""
 sys.path.insert(0, {str(tmp_path)!r})
 import msprobe

@@ -226,3 +226,62 @@ def test_names_are_those_without_wrappers(path, expected):
 
 def test_classes_are_those_before_sharding():
     assert [class_without_wrapper(name) for name in ("FSDPLinear", "Linear", "FSDP")] == ["Linear", "Linear", "FSDP"]
+
+
+class TestWrongValues:
+    """What a trainer's plugin gives by mistake costs that alone, and is said."""
+
+    @pytest.mark.parametrize("loss", ["high", None, [1, 2], object()], ids=["text", "none", "list", "object"])
+    def test_a_loss_or_norm_that_is_no_number(self, tmp_path, open_recorder, caplog, loss):
+        recorder, model = open_recorder(), Network()
+        with recorder.stage("train") as stage:
+            stage.begin([model], step=1)
+            stage.micro_batch([row(1)], BatchLayout.PACKED)
+            train_step(model, 1)
+            stage.loss(loss)
+            stage.update(loss)
+            stage.micro_batch([row(2)], BatchLayout.PACKED)
+            stage.loss(0.5)
+        assert "train, loss: not recorded, the training goes on" in caplog.text
+        updates = load_updates(dump_of(tmp_path, "train", 1)[0])
+        assert [each.loss for each in updates.losses] == [0.5]
+
+    @pytest.mark.parametrize(
+        "rows",
+        [["a sample"], 5, [{"id": "a"}], [Row(id=1, prompt_id="b")], [Row(id="a", prompt_id="b", row=np.int64(1))]],
+        ids=["text", "number", "mapping", "field", "numpy"],
+    )
+    def test_rows_that_the_file_cannot_hold(self, tmp_path, open_recorder, caplog, rows):
+        recorder, model = open_recorder(), Network()
+        with recorder.stage("train") as stage:
+            stage.begin([model], step=1)
+            for each in (rows, [row(2)]):
+                stage.micro_batch(each, BatchLayout.PACKED)
+                train_step(model, 1)
+        assert "train, samples of micro-batch 0: not recorded, the training goes on" in caplog.text
+        samples = load_samples(dump_of(tmp_path, "train", 1)[0])
+        assert [(micro.call, len(micro.rows)) for micro in samples.micro_batches] == [(0, 0), (1, 1)]
+
+    def test_names_of_samples_that_fail(self, tmp_path, open_recorder, caplog):
+        recorder = open_recorder()
+        with recorder.stage("train") as stage:
+            stage.begin([Network()], step=1)
+            stage.micro_batch([row(1)], BatchLayout.PACKED)
+            stage.name_samples(lambda _: 1 / 0)
+        assert "names of samples: not recorded, the training goes on: ZeroDivisionError" in caplog.text
+        assert load_samples(dump_of(tmp_path, "train", 1)[0]).micro_batches[0].rows == (row(1),)
+
+    def test_a_stage_that_nobody_registered(self, open_recorder, caplog):
+        run_stage(open_recorder(), "validate", 1)
+        assert "there is no stage 'validate'; the trainer's plugin has registered score, train, sync" in caplog.text
+
+    def test_whatever_is_raised_stays_here(self, open_recorder, caplog):
+        recorder = open_recorder(failures=[])
+        recorder._on_failure = leave
+        with recorder.guard("here"):
+            leave()
+        assert "here: not recorded, the training goes on: SystemExit: 3" in caplog.text
+
+
+def leave(*_args):
+    raise SystemExit(3)

@@ -101,7 +101,5 @@ def test_the_help_lists_the_formats(compare, capsys, tmp_path):
 @pytest.mark.parametrize("compare", [Brief], indirect=True)
 def test_headers_of_a_format_are_no_names_of_metrics(compare):
     from msprobe_core.compare.custom_metrics import CustomMetrics
-    from msprobe_core.errors import PluginError
 
-    with pytest.raises(PluginError, match="has the name of a column of the table"):
-        CustomMetrics([SimpleNamespace(name="Is Fine")])
+    assert not CustomMetrics([SimpleNamespace(name="Is Fine")])

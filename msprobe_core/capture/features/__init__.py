@@ -11,6 +11,7 @@ from msprobe_core.capture.features.manifest import ManifestRecording
 from msprobe_core.capture.features.overflow import OverflowWatch
 from msprobe_core.capture.features.perturbing import PerturbedWindows
 from msprobe_core.capture.features.reference_check import BenchCheck
+from msprobe_core.guard import checked
 from msprobe_core.plugins import registry
 
 
@@ -20,6 +21,10 @@ def make_features(host: Host) -> list[Feature]:
     Raises:
         PluginError: the framework's plugin lacks a capability that one of them needs.
     """
-    offers = [offer.make for offer in registry().features().values()]
     own = (ManifestRecording.make, PerturbedWindows.make, InputLoader.make, OverflowWatch.make, BenchCheck.make)
-    return [feature for make in (*own, *offers) if (feature := make(host)) is not None]
+    made: list[Feature] = [feature for make in own if (feature := make(host)) is not None]
+    for name, offer in registry().features().items():
+        feature = offer.make(host)
+        if feature is not None:
+            made.append(checked(feature, Feature, registry().described("feature", name), "make"))
+    return made

@@ -1,0 +1,296 @@
+"""The plugins of a process and what they offer; the only module that calls pluggy's manager."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import pluggy
+
+from msprobe_core import hookspecs
+from msprobe_core.errors import BrokenPluginError, MsprobeError
+from msprobe_core.findings import Field, Finding, Level
+from msprobe_core.guard import GuardedOffer, described, kept, shown
+from msprobe_core.plugins.offers import HOOK_PREFIX, KINDS, problem_of
+from msprobe_core.plugins.plugin_codes import PluginCode
+from msprobe_core.protocols.comparison import Executor, Metric
+from msprobe_core.protocols.framework import FrameworkOffer
+from msprobe_core.protocols.monitoring import MonitorWriterFactory
+from msprobe_core.protocols.presentation import Export, TableFormat
+from msprobe_core.protocols.recording import FeatureOffer
+from msprobe_core.protocols.storage import Processor, Reader, WriterFactory
+from msprobe_core.protocols.trainers import ApiMap, ModuleMap, RunSettings, TrainerStages
+
+_logger = logging.getLogger(__name__)
+
+CORE = "core"
+
+_SLOW_S = 3.0
+"""A hook that takes longer, in seconds, is named: whoever waits for it should know for what."""
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A plugin as ``msprobe plugins`` lists it.
+
+    Attributes:
+        name: Name of its entry point.
+        version: Version of its distribution; ``None`` if it is not installed as one.
+        source: Where it was found: a distribution, or ``not installed``.
+        hooks: The hooks it implements.
+        summary: The first line of its module's docstring.
+        problems: What is wrong with it, with a hook of it or with one of its offers; the rest of it works.
+    """
+
+    name: str
+    version: str | None
+    source: str
+    hooks: tuple[str, ...] = ()
+    summary: str = ""
+    problems: tuple[Finding, ...] = ()
+
+    @property
+    def problem(self) -> str | None:
+        """The first of its problems as text; ``None`` if it has none."""
+        return self.problems[0].text if self.problems else None
+
+    @property
+    def is_of_core(self) -> bool:
+        """Whether it is a part of the core."""
+        return self.name.startswith(f"{CORE}:")
+
+
+@dataclass
+class Registry:
+    """All plugins of this process and their offers."""
+
+    manager: pluggy.PluginManager
+    _plugins: dict[str, Plugin] = field(default_factory=dict[str, Plugin])
+    _providers: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
+    _asked: dict[str, tuple[Sequence[object], dict[str, Any]]] = field(
+        default_factory=dict[str, tuple[Sequence[object], dict[str, Any]]]
+    )
+    """By hook, the implementations that have been asked, and their offers by name."""
+
+    @property
+    def plugins(self) -> Sequence[Plugin]:
+        """Every plugin that was found, the core first."""
+        return list(self._plugins.values())
+
+    def frameworks(self) -> dict[str, FrameworkOffer]:
+        """Return the frameworks by name, including those whose package is not installed."""
+        return self._offers("msprobe_register_frameworks")
+
+    def processors(self) -> dict[str, Processor]:
+        """Return the processors by name."""
+        return self._offers("msprobe_register_processors")
+
+    def writers(self) -> dict[str, WriterFactory]:
+        """Return the writers by name."""
+        return self._offers("msprobe_register_writers")
+
+    def monitor_writers(self) -> dict[str, MonitorWriterFactory]:
+        """Return the writers of the training monitor by name."""
+        return self._offers("msprobe_register_monitor_writers")
+
+    def readers(self) -> list[Reader]:
+        """Return the readers, the core's own last."""
+        readers: dict[str, Reader] = self._offers("msprobe_register_readers")
+        return list(reversed(readers.values()))
+
+    def executors(self) -> dict[str, Executor]:
+        """Return the executors by name."""
+        return self._offers("msprobe_register_executors")
+
+    def tables(self) -> dict[str, TableFormat]:
+        """Return the formats of result tables by name."""
+        return self._offers("msprobe_register_tables")
+
+    def exports(self) -> dict[str, Export]:
+        """Return the formats of other viewers by name."""
+        return self._offers("msprobe_register_exports")
+
+    def metrics(self) -> dict[str, Metric]:
+        """Return the metrics by name."""
+        return self._offers("msprobe_register_metrics")
+
+    def api_maps(self) -> dict[str, ApiMap]:
+        """Return the maps to canonical names by framework."""
+        return self._offers("msprobe_register_api_maps")
+
+    def module_maps(self) -> dict[str, ModuleMap]:
+        """Return the maps of training backends' module names, by backend."""
+        return self._offers("msprobe_register_module_maps")
+
+    def commands(self) -> dict[str, Any]:
+        """Return the subcommands by name."""
+        return self._offers("msprobe_register_commands")
+
+    def trainer_stages(self) -> dict[str, TrainerStages]:
+        """Return the stages of trainers by trainer."""
+        return self._offers("msprobe_register_stages")
+
+    def run_settings(self) -> dict[str, RunSettings]:
+        """Return what trainers were told, by trainer."""
+        return self._offers("msprobe_register_run_settings")
+
+    def features(self) -> dict[str, FeatureOffer]:
+        """Return the features of recordings by name."""
+        return self._offers("msprobe_register_features")
+
+    def provider_of(self, hook: str, name: str) -> str | None:
+        """Return the plugin that offered ``name`` through ``hook``; ``None`` if it was the core."""
+        plugin = self._providers.get((hook, name))
+        return None if plugin is None or plugin.startswith(f"{CORE}:") else plugin
+
+    def described(self, kind: str, name: str) -> str:
+        """Return the name of an offer in messages, for example ``the writer 'csv' of the plugin 'tables'``.
+
+        Args:
+            kind: ``writer``, ``reader``, ``processor``, ``framework`` or ``table``.
+            name: Its name.
+        """
+        return _described(kind, name, self.provider_of(f"msprobe_register_{kind}s", name))
+
+    def offers(self, hook: str) -> Mapping[str, Any]:
+        """Return what all plugins offer through a hook, by name."""
+        return self._offers(hook)
+
+    def problems_of(self, hook: str) -> Sequence[tuple[Plugin, Finding]]:
+        """Return why offers of a hook are missing: its own problems, and plugins that could not be loaded at all."""
+        return [
+            (plugin, problem)
+            for plugin in self.plugins
+            for problem in plugin.problems
+            if problem.level is Level.ERROR and problem.fields.get("hook", hook) == hook
+        ]
+
+    def refuse_missing(self, hook: str, name: str) -> None:
+        """Raise if a name that no plugin offers through a hook may be one of a broken plugin.
+
+        Raises:
+            BrokenPluginError: there is such a plugin.
+        """
+        self._offers(hook)
+        reasons = [f"{plugin.name}: {problem.text}" for plugin, problem in self.problems_of(hook)]
+        if reasons:
+            raise BrokenPluginError(f"no plugin offers {name!r}, as one is broken ({'; '.join(reasons)})")
+
+    def add(self, plugin: Plugin, load: Callable[[], object]) -> None:
+        """Load and register a plugin; one that fails is listed with its problem and disabled."""
+        self._plugins[plugin.name] = plugin
+        try:
+            module = load()
+            hooks = _hooks_of(module)
+            self.manager.register(module, plugin.name)
+            self.manager.check_pending()
+        except BaseException as error:  # noqa: BLE001  # whatever a plugin raises must not end this program
+            if self.manager.has_plugin(plugin.name):
+                self.manager.unregister(name=plugin.name)
+            self.note(plugin.name, PluginCode.NOT_LOADED, {"reason": _reason(error)}, error)
+        else:
+            summary = (module.__doc__ or "").strip().partition("\n")[0]
+            self._plugins[plugin.name] = replace(plugin, hooks=hooks, summary=summary)
+
+    def leave_out(self, plugin: Plugin, problem: Finding) -> None:
+        """List a plugin that is not to be loaded."""
+        self._plugins[plugin.name] = plugin
+        self._note(plugin.name, problem)
+
+    def note(
+        self, name: str, code: PluginCode, fields: Mapping[str, Field], error: BaseException | None = None,
+        level: Level = Level.ERROR,
+    ) -> None:  # fmt: skip
+        """Note a problem of a plugin, and log it the first time; its traceback is logged too, at level debug."""
+        self._note(name, Finding(code, level, fields), error)
+
+    def _note(self, name: str, problem: Finding, error: BaseException | None = None) -> None:
+        plugin = self._plugins[name]
+        if problem in plugin.problems:
+            return
+        self._plugins[name] = replace(plugin, problems=(*plugin.problems, problem))
+        log = _logger.info if problem.level is Level.NOTE else _logger.warning
+        log("the plugin '%s' (%s) %s", name, plugin.source, problem.text)
+        if error is not None:
+            _logger.debug("where the plugin '%s' failed:", name, exc_info=error)
+
+    def _offers(self, hook: str) -> dict[str, Any]:
+        caller: pluggy.HookCaller = getattr(self.manager.hook, hook)
+        rank = {name: place for place, name in enumerate(self._plugins)}
+        # Plugins do not choose their place: of two offers of one name, that of this project stays.
+        implementations = sorted(caller.get_hookimpls(), key=lambda each: rank[each.plugin_name])
+        functions = [each.function for each in implementations]
+        asked = self._asked.get(hook)
+        if asked is None or asked[0] != functions:
+            # Each implementation is called separately, so that a failure can be attributed to one plugin.
+            offers: dict[str, Any] = {}
+            for each in implementations:
+                self._take(hook, each.plugin_name, each.function, offers)
+            asked = self._asked[hook] = functions, offers
+        return dict(asked[1])
+
+    def _take(self, hook: str, plugin: str, function: Callable[[], object], offers: dict[str, Any]) -> None:
+        """Add the offers of one implementation that can be used; problems of the others are noted."""
+        for offer in self._answer(hook, plugin, function):
+            if (problem := problem_of(hook, offer)) is not None:
+                self._note(plugin, problem)
+                continue
+            name = str(offer.name)
+            if name in offers:
+                self._note_clash(hook, plugin, name)
+                continue
+            self._providers[hook, name] = plugin
+            kind = KINDS[hook]
+            is_guarded = kind.is_guarded and not kind.is_data and not self._plugins[plugin].is_of_core
+            who = _described(kind.noun, name, plugin)
+            offers[name] = GuardedOffer(offer, who, kind.results) if is_guarded else offer
+
+    def _answer(self, hook: str, plugin: str, function: Callable[[], object]) -> Sequence[Any]:
+        began = time.monotonic()
+        try:
+            answer = function()
+            is_list = isinstance(answer, Iterable)
+            offered: list[Any] = list(cast("Iterable[Any]", answer)) if is_list else []
+        except BaseException as error:  # noqa: BLE001  # as in `add`
+            self.note(plugin, PluginCode.HOOK_FAILED, {"hook": hook, "reason": _reason(error)}, error)
+            return ()
+        seconds = time.monotonic() - began
+        if seconds > _SLOW_S:
+            self.note(plugin, PluginCode.SLOW, {"hook": hook, "seconds": round(seconds, 1)}, level=Level.WARNING)
+        if not is_list:
+            self.note(plugin, PluginCode.NO_LIST, {"hook": hook, "answer": shown(answer)})
+        return offered
+
+    def _note_clash(self, hook: str, plugin: str, name: str) -> None:
+        other = self._providers[hook, name]
+        if other == plugin:
+            self.note(plugin, PluginCode.OFFERED_TWICE, {"hook": hook, "name": name}, level=Level.WARNING)
+        else:
+            self.note(
+                plugin, PluginCode.NAME_TAKEN, {"hook": hook, "name": name, "other": other}, level=Level.WARNING
+            )  # fmt: skip
+
+
+def _described(kind: str, name: str, plugin: str | None) -> str:
+    return f"the {kind} '{name}'" + (f" of the plugin '{plugin}'" if plugin is not None else "")
+
+
+def _reason(error: BaseException) -> str:
+    kept(error)  # Ctrl-C, and what a handler of a signal raises, is for the program
+    return str(error) if isinstance(error, MsprobeError) else described(error)
+
+
+def _hooks_of(module: object) -> tuple[str, ...]:
+    """Return the names of the hooks that ``module`` implements.
+
+    Raises:
+        BrokenPluginError: a function is named like a hook but there is no hook of that name.
+    """
+    known = {name for name in vars(hookspecs.HookSpecs) if name.startswith(HOOK_PREFIX)}
+    found = {name for name in dir(module) if name.startswith(HOOK_PREFIX) and callable(getattr(module, name))}
+    for name in sorted(found - known):
+        raise BrokenPluginError(f"there is no hook {name!r}; known: {', '.join(sorted(known))}")
+    return tuple(sorted(found))
