@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from msprobe_core.checkpoint.contents import CheckpointFormat, Kind, Piece
 from msprobe_core.checkpoint.dcp_metadata import DcpMetadata, StoredRange, TensorInfo, read_metadata
-from msprobe_core.checkpoint.directory import Draft, flattened, inside, step_in
+from msprobe_core.checkpoint.directory import Draft, absence_of, flattened, inside, step_in
 from msprobe_core.checkpoint.opening_codes import OpeningCode
 from msprobe_core.checkpoint.optimizer_names import kind_of_state, state_name
 from msprobe_core.checkpoint.pieces import damaged, error, joined, unreadable
@@ -133,9 +133,13 @@ def _sizes_of_files(draft: Draft, metadata: DcpMetadata) -> dict[str, int]:
             draft.count(file)
             sizes[name] = draft.files[file]
         else:
-            code = OpeningCode.OUTSIDE if file is None else OpeningCode.MISSING_FILE
-            draft.notes.append(error(code, file=clip(name)))
+            draft.notes.append(_absence_of(draft.path, name))
     return sizes
+
+
+def _absence_of(directory: Path, name: str) -> Finding:
+    file = inside(directory, name)
+    return error(OpeningCode.OUTSIDE, file=clip(name)) if file is None else absence_of(file, name)
 
 
 def _pieces(path: Path, info: TensorInfo, sizes: dict[str, int]) -> tuple[list[Piece], Finding | None]:
@@ -148,7 +152,7 @@ def _pieces(path: Path, info: TensorInfo, sizes: dict[str, int]) -> tuple[list[P
                 OpeningCode.UNREADABLE, why=f".metadata does not say where its chunk at {list(chunk.begin)} is"
             )
         elif place.file not in sizes:
-            damage = error(OpeningCode.MISSING_FILE, file=clip(place.file))
+            damage = _absence_of(path, place.file)
         elif min(place.begin, place.num_bytes) < 0 or place.begin + place.num_bytes > sizes[place.file]:
             damage = error(OpeningCode.UNREADABLE, why=f"{clip(place.file)} is cut off: it ends before byte "
                            f"{place.begin + place.num_bytes}")  # fmt: skip
@@ -270,21 +274,24 @@ def _read_common(draft: Draft, path: Path) -> int | None:
 def _read_values(draft: Draft, metadata: DcpMetadata, sizes: dict[str, int]) -> None:
     """Read small values beside tensors: learning rates, step counts."""
     num_skipped = 0
+    wrong: dict[str, Finding] = {}
     for number, (key, place) in enumerate(metadata.values.items()):
-        value = _value(draft, place, sizes) if number < _MAX_VALUES and place is not None else None
+        value = _value(draft, place, sizes, wrong) if number < _MAX_VALUES and place is not None else None
         found = flattened(value, clip(key)) if value is not None and not isinstance(value, StoredTensor) else {}
         draft.settings |= found
         num_skipped += not found
         if key.rpartition(".")[2] in ("step", "global_step", "iteration") and "state" not in key:
             draft.step = value if type(value) is int else draft.step
+    draft.notes += wrong.values()
     draft.skip("values", num_skipped)
 
 
-def _value(draft: Draft, place: StoredRange, sizes: dict[str, int]) -> Any:
-    is_inside = place.file in sizes and place.begin >= 0 and place.begin + place.num_bytes <= sizes[place.file]
-    if not is_inside or place.num_bytes > _MAX_VALUE_BYTES or place.transforms:
+def _value(draft: Draft, place: StoredRange, sizes: dict[str, int], wrong: dict[str, Finding]) -> Any:
+    """Return a value; why the first of a file cannot be read is added to ``wrong``."""
+    if place.file not in sizes or place.num_bytes > _MAX_VALUE_BYTES or place.transforms:
         return None
     try:
         return open_pt_part(draft.path / place.file, place.begin, place.num_bytes).value
-    except DumpError:
+    except DumpError as problem:
+        wrong.setdefault(place.file, unreadable(str(problem)))
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -178,6 +179,13 @@ def inside(directory: Path, name: str) -> Path | None:
     if not name or "\0" in name or name.startswith(("/", "\\")) or ".." in re.split(r"[/\\]", name):
         return None
     return directory / name
+
+
+def absence_of(file: Path, name: str) -> Finding:
+    """Return why a file that a checkpoint names is none that can be read: it is missing, or is another thing."""
+    if os.path.lexists(file):
+        return unreadable(f"{clip(name)} is no regular file, or a link to none")
+    return error(OpeningCode.MISSING_FILE, file=clip(name))
 
 
 def step_in(text: str) -> int | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -38,6 +39,7 @@ from msprobe_core.native.reductions import FLOAT_KINDS, kernels
 from msprobe_core.store.arrow_columns import FORMAT_VERSION, Cell, FileHeader, to_small_batch
 from msprobe_core.store.arrow_reader import BatchReader
 from msprobe_core.store.arrow_writer import ArrowStream
+from msprobe_core.store.atomic_file import whole_path
 from msprobe_core.store.tensor_values import DTYPES
 
 SUFFIX = ".fingerprint.arrow"
@@ -217,9 +219,11 @@ def write_fingerprint(found: CheckpointPrint, path: Path) -> None:
     """
     run = RunHeader(task=TASK, level="", framework="", has_extra_info=False)
     others: dict[str, Any] = {"step": found.step, "path": found.path.name}
-    stream = ArrowStream(path, _COLUMNS, FileHeader(FORMAT_VERSION, run, others))
-    try:
-        prints = list(found.prints.values())
+    prints = list(found.prints.values())
+    with (
+        whole_path(path) as part,
+        closing(ArrowStream(part, _COLUMNS, FileHeader(FORMAT_VERSION, run, others))) as stream,
+    ):
         for begin in range(0, len(prints), _BATCH_ROWS):
             own = prints[begin : begin + _BATCH_ROWS]
             cells: list[list[Any]] = [
@@ -239,8 +243,6 @@ def write_fingerprint(found: CheckpointPrint, path: Path) -> None:
                 [each.problem for each in own],
             ]
             stream.append(to_small_batch(_COLUMNS, cells))
-    finally:
-        stream.close()
 
 
 def read_fingerprint(path: Path) -> CheckpointPrint:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from msprobe_core.checkpoint.contents import Checkpoint, CheckpointFormat, LogicalTensor
-from msprobe_core.findings import Finding
+from msprobe_core.findings import Finding, Level
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +41,11 @@ class Listing:
     damaged: Sequence[LogicalTensor]
     notes: Sequence[Finding]
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is missing or damaged."""
+        return not self.damaged and not any(each.level is Level.ERROR for each in self.notes)
+
 
 def list_checkpoint(checkpoint: Checkpoint) -> Listing:
     """Return what a checkpoint holds."""
@@ -51,6 +56,6 @@ def list_checkpoint(checkpoint: Checkpoint) -> Listing:
     return Listing(
         path=checkpoint.path, format=checkpoint.format, step=checkpoint.step, num_files=checkpoint.num_files,
         size_bytes=checkpoint.size_bytes, tensors=tensors, numel=dict(numel),
-        dtypes=dict(Counter(tensor.dtype for tensor in tensors)), aliases=checkpoint.aliases,
+        dtypes=dict(Counter(tensor.dtype or "unknown" for tensor in tensors)), aliases=checkpoint.aliases,
         damaged=[tensor for tensor in tensors if tensor.damage is not None], notes=checkpoint.notes,
     )  # fmt: skip

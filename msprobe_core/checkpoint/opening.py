@@ -81,7 +81,14 @@ def _open_directory(path: Path) -> Draft:
         from msprobe_core.checkpoint.deepspeed import open_deepspeed
 
         return open_deepspeed(path)
+    for ending, head in _HEADS.items():
+        if any(name.endswith(ending) for name in names):
+            raise DumpError(f"{path}: lacks {head}, without which its files *{ending} cannot be put together")
     return _open_files(path, names)
+
+
+_HEADS = {".distcp": ".metadata", "_optim_states.pt": "mp_rank_00_model_states.pt"}
+"""Files without which others, by the end of their names, are of no use."""
 
 
 def _open_files(path: Path, names: list[str]) -> Draft:

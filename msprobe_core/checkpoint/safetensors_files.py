@@ -13,7 +13,16 @@ from typing import Any, cast
 import msgspec
 
 from msprobe_core.checkpoint.contents import CheckpointFormat, Piece
-from msprobe_core.checkpoint.directory import Draft, flattened, inside, read_config, read_json, step_in, tie_by_config
+from msprobe_core.checkpoint.directory import (
+    Draft,
+    absence_of,
+    flattened,
+    inside,
+    read_config,
+    read_json,
+    step_in,
+    tie_by_config,
+)
 from msprobe_core.checkpoint.opening_codes import OpeningCode
 from msprobe_core.checkpoint.pieces import damaged, error, joined, unreadable, whole
 from msprobe_core.errors import DumpError, clip
@@ -86,7 +95,7 @@ def files_of(draft: Draft, directory: Path, expected: Mapping[str, str]) -> dict
         if (directory / file).is_file():
             found[directory / file] = names[file]
             continue
-        missing = error(OpeningCode.MISSING_FILE, file=clip(file))
+        missing = absence_of(directory / file, file)
         draft.notes.append(missing)
         for name in names[file]:
             draft.add(damaged(name, missing))

@@ -202,7 +202,7 @@ def inspect(*, path: Path, is_json: bool, top_k: int) -> int:
         click.echo(encode_json(_listing_content(found), indent=2))
     else:
         show(lambda console: _print_lines(_listing_lines(found, top_k), console), "give --json and redirect it")
-    return EXIT_DIFFERENT if found.damaged else EXIT_AGREES
+    return EXIT_AGREES if found.is_whole else EXIT_DIFFERENT
 
 
 def _listing_content(found: Listing) -> dict[str, Any]:

@@ -65,12 +65,14 @@ def kind_of(path: Path) -> SourceKind:
         ConfigError: there is nothing, or it cannot be read.
     """
     try:
-        if not path.exists():
-            raise ConfigError(f"{path}: does not exist")
-        if path.is_dir():
-            return SourceKind.DUMP if manifest_paths(path) else SourceKind.DIRECTORY
+        is_there, is_directory = path.exists(), path.is_dir()
+        has_manifests = is_directory and bool(manifest_paths(path))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read ({error})") from error
+    if not is_there:
+        raise ConfigError(f"{path}: does not exist; give a pack (.zip), a manifest.json or a directory")
+    if is_directory:
+        return SourceKind.DUMP if has_manifests else SourceKind.DIRECTORY
     if is_pack(path):
         return SourceKind.PACK
     return SourceKind.MANIFEST if path.suffix.lower() == ".json" else SourceKind.OTHER

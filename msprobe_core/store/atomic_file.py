@@ -31,14 +31,27 @@ def whole_file(path: Path) -> Generator[BinaryIO, None, None]:
     Raises:
         StoreError: it cannot be written; no part of it is left.
     """
+    with whole_path(path) as part, create_file(part) as file:
+        yield file
+
+
+@contextmanager
+def whole_path(path: Path) -> Generator[Path, None, None]:
+    """Yield a path beside ``path``, whose file gets that name once it is complete: for writers that create it.
+
+    Raises:
+        StoreError: it cannot be written; no part of it is left, and a file that was there stays.
+    """
     part = unfinished_path(path)
     try:
-        with create_file(part) as file:
-            yield file
+        yield part
         part.replace(path)
-    except StoreError:
+    except StoreError as error:
         part.unlink(missing_ok=True)
-        raise
+        if str(part) not in str(error):
+            raise
+        # Users know nothing of the part.
+        raise StoreError(str(error).replace(str(part), str(path))) from error
     except OSError as error:
         part.unlink(missing_ok=True)
         reason = error.strerror or error

@@ -248,7 +248,7 @@ def _member_tensor(shard: Path, key: str, start: int, found: _Member, size: int)
     ):
         raise DumpError(f"{name}: its place in the file does not fit its shape; the file is damaged")
     if start + end > size:
-        raise DumpError(f"{name}: is cut off: the file ends before it")
+        raise DumpError(f"{name}: is cut off: the file ends before it, at byte {size:,} instead of {start + end:,}")
     return StoredTensor(
         name=name,
         storage=Storage(file=shard, begin=start + begin, num_bytes=end - begin),
@@ -265,7 +265,10 @@ def _read_shard_header(shard: Path, size: int, _modified: int) -> tuple[int, dic
     with open_plain(shard) as file:
         length = int.from_bytes(file.read(8), "little")
         if length > min(size - 8, _MAX_SHARD_HEADER_BYTES):
-            raise DumpError(f"{shard}: is not a safetensors file, or is cut off in its header")
+            raise DumpError(
+                f"{shard}: is not a safetensors file, or is cut off in its header, which would end at byte "
+                f"{8 + length:,} of {size:,}"
+            )
         header = file.read(length)
     try:
         return 8 + length, msgspec.json.decode(header, type=dict[str, msgspec.Raw])
