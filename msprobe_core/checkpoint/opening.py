@@ -6,6 +6,7 @@ Imports of formats are in functions, so that opening one does not load the other
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,7 +28,7 @@ _STATE_ENDINGS = (".pt", ".pth", ".bin")
 """Beginnings of names of files that trainers write beside the weights."""
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
+def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Return what a checkpoint holds.
 
     Args:

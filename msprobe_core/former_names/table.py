@@ -76,6 +76,9 @@ MOVED: Final = {
     "msprobe.pytorch.monitor.csv2tb.csv2tensorboard_by_step": (
         "msprobe_core.exports.monitor_events:csv2tensorboard_by_step"
     ),
+    "msprobe.core.checkpoint.open_checkpoint": "msprobe_core.checkpoint:open_checkpoint",
+    "msprobe.core.checkpoint.compare": "msprobe_core.checkpoint:compare_checkpoints",
+    "msprobe.core.checkpoint.fingerprint": "msprobe_core.checkpoint:fingerprint_checkpoint",
     "msprobe.core.parse.identify": "msprobe_core.tensor_files.recognition:identify",
     "msprobe.core.parse.open_tensors": "msprobe_core.tensor_files.recognition:open_tensors",
     "msprobe.core.config_check.ConfigChecker": "msprobe_core.recording:ConfigChecker",
