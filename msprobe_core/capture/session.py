@@ -100,6 +100,7 @@ class Session:
         self._models: Sequence[Model] = ()
         self._is_started = False
         self._has_given_up = False
+        self._has_said_empty = False
         self._monitored: list[tuple[Sequence[Any], Any]] = []
         if self._schedule.may_act:
             self._windows.check()
@@ -295,9 +296,19 @@ class Session:
             feature.finish_step()
         self._stop()
         if self._output.is_open and self._intercepts:
-            self._selection.report(self.step_number)
+            self._report_selection()
         self._output.close_unit(state)
         self._windows.release()
+
+    def _report_selection(self) -> None:
+        """Warn if the selection had no effect, or a window saw no call at all: a dump that is empty explains nothing."""
+        self._selection.report(self.step_number)
+        if self._recorder.clock == 0 and self._selection.complaint() is None and not self._has_said_empty:
+            self._has_said_empty = True
+            _logger.warning(
+                "step %d: nothing was recorded to %s, as no call that the configuration selects was seen between start "
+                "and stop; this is said once", self.step_number, self.directory,
+            )  # fmt: skip
 
     def close(self, state: EndState = EndState.COMPLETE) -> None:
         """Stop permanently.

@@ -85,7 +85,7 @@ def _try(found: Registry, plugin: str, hook: str, offer: Any) -> None:
 
 
 def are_well(plugins: Iterable[Plugin]) -> bool:
-    """Whether nothing is wrong with plugins that their authors or users should mend."""
+    """Whether nothing is wrong with plugins that their authors or users should correct."""
     return not any(_is_wrong(problem) for plugin in plugins for problem in plugin.problems)
 
 

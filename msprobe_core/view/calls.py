@@ -201,8 +201,8 @@ def _with_metrics(rows: pl.DataFrame) -> pl.DataFrame:
         "score_limit": pl.when(is_judged).then("score_limit"),
     }
     found |= {title: pl.col(name) for name, title in _TENSOR_METRICS.items() if name in rows.columns and name in known}
-    found |= {
-        name.removeprefix(custom_metrics.PREFIX): pl.col(name)
+    of_plugins = {
+        name.removeprefix(custom_metrics.PREFIX): pl.col(name)  # numbers, or text
         for name in rows.columns
         if name.startswith(custom_metrics.PREFIX)
     }
@@ -213,6 +213,7 @@ def _with_metrics(rows: pl.DataFrame) -> pl.DataFrame:
     shown = [Verdict.PASS.value, Verdict.WARNING.value, Verdict.ERROR.value]
     return rows.with_columns(
         *[metric.cast(pl.Float64).alias(_METRIC + name) for name, metric in found.items()],
+        *[metric.alias(_METRIC + name) for name, metric in of_plugins.items()],
         verdict=pl.when(is_pair & pl.col("verdict").is_in(shown)).then("verdict").otherwise(pl.lit("none")),
     )
 

@@ -2,11 +2,14 @@
 
 import json
 import threading
+from contextlib import closing
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from msprobe_core.cli.main import _run
 from msprobe_core.compare import compare_dumps, custom_metrics
 from msprobe_core.compare.custom_metrics import CustomMetrics
 from msprobe_core.hookspecs import hookimpl
@@ -14,6 +17,8 @@ from msprobe_core.plugins import Plugin, registry
 from msprobe_core.protocols.presentation import TableChoices
 from msprobe_core.report.files import format_called
 from msprobe_core.store.tensor_source import HeldTensor
+from msprobe_core.view.build import build
+from msprobe_core.view.graph_cache import GraphCache
 
 
 class Metric:
@@ -167,3 +172,17 @@ def test_of_a_name_that_is_offered_twice_the_first_is_taken(tmp_path, plug_in, c
     path = write_dump(tmp_path / "t", [np.ones(3, np.float32)])
     assert compare_dumps(path, path).units[0].rows["metric:m"].to_list() == [1.0]
     assert "offers 'm' twice" in caplog.text
+
+
+@pytest.mark.parametrize("cells", [("far apart", "far apart"), ("far apart", 2.5)], ids=["text", "text and number"])
+def test_text_is_shown_on_the_page_and_exported(tmp_path, plug_in, cells):
+    plug_in(Metric("words", lambda t, g: cells[int(t[0] > 0)]))
+    for side, sign in (("t", 1), ("g", 2)):
+        write_dump(tmp_path / side / "step0" / "rank0", [-np.ones(3, np.float32), sign * np.ones(3, np.float32)])
+    subject = [str(tmp_path / side) for side in "tg"]
+    with closing(GraphCache()) as cache:
+        data = build(*map(Path, subject), cache)
+        graph = json.loads(cache.content(0) or b"null")
+    assert len(data.units) == 1
+    assert graph["values"]["metrics"]["words"] == [*map(str, cells)]
+    assert _run(["export", *subject, "-o", str(tmp_path / "e"), "--tb-database", "--model-explorer", "--perfetto"]) == 0

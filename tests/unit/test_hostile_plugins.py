@@ -262,6 +262,21 @@ def test_a_framework_that_fails_at_a_value_loses_that(make, tmp_path, method, wa
     assert read_json_dump(path).ending.state is EndState.COMPLETE
 
 
+@pytest.mark.parametrize("value", [None, {"shape": [1]}, "a tensor", 42], ids=["none", "mapping", "text", "number"])
+@pytest.mark.parametrize("method", ["describe", "describe_argument"])
+def test_a_description_of_another_type_is_said_at_the_first_value(make, said, tmp_path, method, value):
+    class Framework(ArrayFramework):
+        def is_tensor(self, given):
+            return method == "describe" and super().is_tensor(given)
+
+    setattr(Framework, method, lambda _self, _given: value)
+    assert train(make(Framework(), task="tensor"), Network(), 1) == BARE[:1]
+    (path,) = (tmp_path / "run" / "step0").glob("*/dump.json")
+    assert read_json_dump(path).ending.state is EndState.COMPLETE
+    is_said = any(f"from {method}, which is no" in text for text in said())
+    assert is_said == (method == "describe" or value is not None)  # there, none is what it may return
+
+
 @pytest.mark.parametrize("way", [*WAYS, "returns nothing"])
 @pytest.mark.parametrize("method", ["snapshot", "save"])
 def test_a_framework_that_cannot_keep_tensors(make, tmp_path, method, way):

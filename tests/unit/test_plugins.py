@@ -226,11 +226,11 @@ def test_a_plugin_is_left_out_on_request(tmp_path):
     assert "RuntimeError: planted" in listed(environment, "plugins").stderr
     for run in (
         listed(environment, "--no-plugin", "aaa", "plugins"),
-        listed(environment | {"MSPROBE_DISABLE_PLUGINS": "aaa, nobody"}, "plugins"),
+        listed(environment | {"MSPROBE_DISABLE_PLUGINS": "aaa, no-such"}, "plugins"),
     ):
         assert re.search(r"^aaa +1\.0 +aaa +DISABLED$", run.stdout, re.MULTILINE)
         assert "planted" not in run.stdout + run.stderr
-    assert "MSPROBE_DISABLE_PLUGINS: there is no plugin 'nobody'" in run.stderr
+    assert "MSPROBE_DISABLE_PLUGINS: there is no plugin 'no-such'" in run.stderr
 
 
 @pytest.mark.parametrize(("needs", "is_met"), [(">=0.9,<1", False), (">=0.1,<1", True), (">=0.1 ; extra == 'x'", True)])

@@ -175,3 +175,15 @@ def test_a_framework_without_statistics_of_fp8_says_so(open_session, monkeypatch
     monkeypatch.setattr(ArrayFramework, "reducer", lambda self: BareReducer())
     with pytest.raises(PluginError, match="'fp8' is not available for numpy: its plugin does not compute it"):
         open_session(summary_mode="fp8")
+
+
+def test_a_window_without_calls_is_said_once(tmp_path, caplog):
+    config = load_config(None, dump_path=str(tmp_path), level="mix")
+    session = Session(config, ArrayFramework(), registry().processors(), registry().writers())
+    for _ in range(3):
+        session.start([Network()])
+        session.step()
+    session.close()
+    said = [record.getMessage() for record in caplog.records if "no call that the configuration" in record.getMessage()]
+    assert len(said) == 1
+    assert said[0].startswith("step 0: nothing was recorded")
