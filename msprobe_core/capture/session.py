@@ -301,7 +301,7 @@ class Session:
         self._windows.release()
 
     def _report_selection(self) -> None:
-        """Warn if the selection had no effect, or a window saw no call at all: a dump that is empty explains nothing."""
+        """Warn if the selection had no effect, or no call was seen at all: an empty dump explains nothing."""
         self._selection.report(self.step_number)
         if self._recorder.clock == 0 and self._selection.complaint() is None and not self._has_said_empty:
             self._has_said_empty = True
