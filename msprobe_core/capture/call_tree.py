@@ -20,8 +20,8 @@ class CallTree:
     """
 
     __slots__ = (
-        "_counts", "_local", "_num_roots", "_owners", "_record", "parents", "parents_in_pass", "tracks_parents",
-        "undecided",
+        "_counts", "_local", "_num_roots", "_owners", "_record", "micro_step", "parents", "parents_in_pass",
+        "tracks_parents", "undecided",
     )  # fmt: skip
 
     def __init__(self, record: StepRecord, *, tracks_parents: bool) -> None:
@@ -38,6 +38,7 @@ class CallTree:
 
     def reset(self) -> None:
         """Drop all calls; indices start at 0 again."""
+        self.micro_step: int | None = None  # as the trainer counts; ``None``: calls of outermost modules are counted
         self._counts: dict[str, int] = {}
         self._num_roots: dict[str, int] = {}
         self._owners: dict[str, RecordedCall] = {}
@@ -128,9 +129,11 @@ class CallTree:
             # Use the index of the stem only for calls that are not recomputed: recomputed calls take indices too.
             roots = self._num_roots
             place.num_begun += 1
-            call.micro_step = place.in_forward = roots[call.stem] = roots.get(call.stem, -1) + 1
+            counted = roots[call.stem] = roots.get(call.stem, -1) + 1
+            # A submodule that the program calls twice in a micro-step is no second one, which only a trainer knows.
+            call.micro_step = place.in_forward = counted if self.micro_step is None else self.micro_step
         else:
-            call.micro_step = place.in_forward
+            call.micro_step = place.in_forward if self.micro_step is None else self.micro_step
 
     # --- parents ----------------------------------------------------------------------------------------------
 

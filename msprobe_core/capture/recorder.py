@@ -245,6 +245,11 @@ class Recorder:
                 part.reset()
             self._selection.restart()
 
+    def begin_micro_step(self, number: int) -> None:
+        """Set the micro-step of the calls that follow outside of other calls, until the next one or the next step."""
+        with self._lock:
+            self._tree.micro_step = number
+
     def shut(self) -> None:
         """Stop recording."""
         self.record.is_open = False

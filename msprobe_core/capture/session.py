@@ -109,6 +109,10 @@ class Session:
         """Set whether parameters do not change within a step, so that each module's are recorded once."""
         self._recorder.has_fixed_parameters = are_fixed
 
+    def begin_micro_step(self, number: int) -> None:
+        """Set the micro-step, from 0, to which the following calls belong; without it, calls of the model are counted."""
+        self._recorder.begin_micro_step(number)
+
     def _end_recording(self, reason: str) -> None:
         """Stop recording; entries so far are written when the window ends."""
         self._output.break_off(reason)

@@ -131,6 +131,7 @@ class Stage:
         )
         with self._recorder.guard(f"{self.name}, samples of micro-batch {call}"):
             micro = readable(msgspec.structs.replace(micro, layout=layout, phase=phase, rows=tuple(rows)))
+        step.session.begin_micro_step(call)
         step.micro_batches.append(micro)  # without samples too: those that follow belong to calls with later indices
         step.num_micro += 1
 

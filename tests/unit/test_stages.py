@@ -5,9 +5,10 @@ import logging
 
 import numpy as np
 import pytest
-from numpy_layers import Array, ArrayFramework, Layer, Network, train_step
+from numpy_layers import Array, ArrayFramework, Layer, Network, multiply, train_step
 from recorded import Recorded
 
+from msprobe_core import names
 from msprobe_core.capture.stages import StageRecorder, trainer_stages
 from msprobe_core.config.stages import check_stage_config
 from msprobe_core.errors import ConfigError, PluginError, StoreError
@@ -285,3 +286,31 @@ class TestWrongValues:
 
 def leave(*_args):
     raise SystemExit(3)
+
+
+class TestMicroSteps:
+    def test_parts_of_a_model_that_run_several_times_belong_to_one_micro_step(self, tmp_path, open_recorder):
+        """A trainer that calls submodules itself, never the model: what it says counts, not calls of outermost modules."""
+        recorder, model = open_recorder(level="mix"), Network()
+        with recorder.stage("train") as stage:
+            stage.begin([model], step=1)
+            for k in range(2):
+                stage.micro_batch([row(k)], BatchLayout.PACKED)
+                for _ in range(3):
+                    y = model.first.forward(Array(np.ones((2, 4))))
+                    model.first.backward(Array(y.values))
+                multiply(y, Array(np.ones((5, 2))))
+        _, data = dump_of(tmp_path, "train", 1)
+        seen = {name: (record["execution"].get("micro_step", 0)) for name, record in data.items()}
+        assert {name: value for name, value in seen.items() if "forward" in name} == {
+            name: int(names.parse_entry(name).index >= 3) for name in seen if "forward" in name
+        }
+
+    def test_without_micro_batches_calls_of_the_model_are_counted(self, tmp_path, open_recorder):
+        recorder, model = open_recorder(level="mix"), Network()
+        with recorder.stage("train") as stage:
+            stage.begin([model], step=1)
+            for k in range(3):
+                train_step(model, k)
+        _, data = dump_of(tmp_path, "train", 1)
+        assert [data[f"Module.Network.forward.{k}"]["execution"].get("micro_step", 0) for k in range(3)] == [0, 1, 2]
