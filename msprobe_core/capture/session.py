@@ -110,7 +110,7 @@ class Session:
         self._recorder.has_fixed_parameters = are_fixed
 
     def begin_micro_step(self, number: int) -> None:
-        """Set the micro-step, from 0, to which the following calls belong; without it, calls of the model are counted."""
+        """Set the micro-step, from 0, of the following calls; without it, calls of the model are counted."""
         self._recorder.begin_micro_step(number)
 
     def _end_recording(self, reason: str) -> None:

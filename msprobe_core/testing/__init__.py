@@ -1,4 +1,6 @@
-"""Contract tests for framework plugins: inherit `FrameworkContract`, give it a `TrainingRig`, run pytest.
+"""Contract tests for plugins: inherit the contract of what a plugin offers, give it that, run pytest.
+
+A framework has a `FrameworkContract`, which needs a `TrainingRig`:
 
 ::
 
@@ -9,22 +11,46 @@
         def rig(self) -> MyRig:
             return MyRig()
 
+Formats have a `WriterContract`, metrics a `MetricContract`, executors an `ExecutorContract`, commands a
+`CommandContract`, and the stages of a trainer a `StagesContract`; each needs one fixture, which returns the offer.
 Needs pytest (``pip install msprobe-core[testing]``). ``docs/plugins.md`` walks through an example.
 """
 
+# ruff: noqa: E402  # assertions are rewritten before their modules are imported, so that failures say what was compared
+
+import pytest
+
+pytest.register_assert_rewrite(
+    *(
+        f"{__name__}.{module}"
+        for module in (
+            "command_contract", "comparison_contracts", "contract", "manifest_contract", "monitor_contract",
+            "replay_contract", "update_contract", "writer_contract",
+        )
+    )
+)  # fmt: skip
+
+from msprobe_core.testing.command_contract import CommandContract, StagesContract
+from msprobe_core.testing.comparison_contracts import ExecutorContract, MetricContract
 from msprobe_core.testing.contract import FrameworkContract
 from msprobe_core.testing.manifest_contract import ManifestContract
 from msprobe_core.testing.monitor_contract import MonitorContract
 from msprobe_core.testing.replay_contract import ReplayContract
 from msprobe_core.testing.rig import MonitoredRig, TrainingRig
 from msprobe_core.testing.update_contract import UpdateContract
+from msprobe_core.testing.writer_contract import WriterContract
 
 __all__ = [
+    "CommandContract",
+    "ExecutorContract",
     "FrameworkContract",
     "ManifestContract",
+    "MetricContract",
     "MonitorContract",
     "MonitoredRig",
     "ReplayContract",
+    "StagesContract",
     "TrainingRig",
     "UpdateContract",
+    "WriterContract",
 ]

@@ -290,7 +290,7 @@ def leave(*_args):
 
 class TestMicroSteps:
     def test_parts_of_a_model_that_run_several_times_belong_to_one_micro_step(self, tmp_path, open_recorder):
-        """A trainer that calls submodules itself, never the model: what it says counts, not calls of outermost modules."""
+        """A trainer that calls submodules itself, never the model: its own count is taken."""
         recorder, model = open_recorder(level="mix"), Network()
         with recorder.stage("train") as stage:
             stage.begin([model], step=1)
