@@ -34,8 +34,8 @@ def gradients() -> None:
 def compare(*, target: Path, golden: Path, output_path: Path, overwrites: bool) -> int:
     """Find where the gradients recorded in TARGET stop resembling those of the trusted training, GOLDEN.
 
-    Both are directories of the task grad_probe (level L1 or L2), of this or an older tool, or of a training monitor
-    that keeps sketches of gradients. Similarity is the share of elements with equal signs.
+    Both are directories of the task grad_probe, of this or an older tool, or of a training monitor that keeps sketches
+    of gradients. Similarity is the share of elements with equal signs; at level L0 norms are compared.
 
     Exit status: 0 if the gradients agree, 1 if they do not, 2 if they cannot be compared.
     """
@@ -59,6 +59,8 @@ def _print(result: GradientComparison, output: Path, console: Console) -> None:
 def _lines(result: GradientComparison, output: Path) -> Iterator[Text]:
     from rich.text import Text
 
+    from msprobe_core.gradients.similarity import Basis
+
     if result.problems:
         first = result.problems[0].agreement
         yield Text(f"DIFFERENT: first in layer {first.layer}, step {first.step}, rank {first.rank}.", style="bold red")
@@ -68,14 +70,25 @@ def _lines(result: GradientComparison, output: Path) -> Iterator[Text]:
             yield Text(f"  … and {len(result.problems) - _MOST_SHOWN:,} more")
     else:
         yield Text(f"AGREE: {len(result.agreements):,} gradients are as similar as they should be.", style="bold green")
-    for rank in result.ranks:
-        counted = result.counted_summary(rank)
-        step, worst = min(counted.items(), key=lambda each: each[1])
-        yield Text(f"  rank {rank}: {100 * worst:.4g} % of the signs that count agree in step {step}, the worst")
-    yield Text(f"  by the published rule: {len(result.published_problems):,} problems")
+    yield from map(Text, _of_norms(result) if result.basis is Basis.NORMS else _of_signs(result))
     for finding in result.lacking:
         yield Text(f"  {finding.text}", style="yellow")
     yield Text(f"  written: {output}")
+
+
+def _of_signs(result: GradientComparison) -> Iterator[str]:
+    for rank in result.ranks:
+        counted = result.counted_summary(rank)
+        step, worst = min(counted.items(), key=lambda each: each[1])
+        yield f"  rank {rank}: {100 * worst:.4g} % of the signs that count agree in step {step}, the worst"
+    yield f"  by the published rule: {len(result.published_problems):,} problems"
+
+
+def _of_norms(result: GradientComparison) -> Iterator[str]:
+    for rank in result.ranks:
+        worst = max(result.of_rank(rank), key=lambda each: each.norm_apart)
+        times = f"{worst.norm_ratio:.4g} times the golden norm in step {worst.step}, the worst"
+        yield f"  rank {rank}: {worst.parameter} has {times}"
 
 
 def _said(problem: Problem) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from msprobe_core.errors import CompareError
-from msprobe_core.gradients.probe_layout import probed_ranks
+from msprobe_core.gradients.norms import compare_norms
+from msprobe_core.gradients.probe_layout import probed_ranks, tabled_ranks
 from msprobe_core.gradients.signs import compare_signs
 from msprobe_core.gradients.similarity import GradientComparison
 from msprobe_core.gradients.sketched import compare_sketches, sketched_ranks
@@ -26,13 +27,15 @@ def compare_gradients(target: Path, golden: Path) -> GradientComparison:
         found = compare_signs(target, golden)
     elif sketched_ranks(target) and sketched_ranks(golden):
         found = compare_sketches(target, golden)
+    elif tabled_ranks(target) and tabled_ranks(golden):
+        found = compare_norms(target, golden)
     else:
         lacking = next((path for path in (target, golden) if not probed_ranks(path) and not sketched_ranks(path)), None)
         raise CompareError(
             f"{target} and {golden}: one has signs and the other has sketches of gradients; record both alike"
             if lacking is None
-            else f"{lacking}: has neither signs of gradients (task 'grad_probe' at level L1 or L2) nor sketches of a "
-            'monitor ("msprobe": {"sketch": "grad"}); norms alone are compared by `msprobe monitor compare`'
+            else f"{lacking}: has neither gradients of the task 'grad_probe' nor sketches of a monitor "
+            '("msprobe": {"sketch": "grad"}); norms of a monitor are compared by `msprobe monitor compare`'
         )
     if not found.agreements:
         reasons = "; ".join(each.text for each in found.lacking)

@@ -11,6 +11,10 @@ class GradientCode(Code):
     DIFFERS = "gradients.differs"
     DROPS = "gradients.drops"
 
+    NORM_DIFFERS = "gradients.norm-differs"
+    NORM_DRIFTS = "gradients.norm-drifts"
+
+    NORMS_ALONE = "gradients.norms-alone"
     ESTIMATED = "gradients.estimated"
     ALL_COUNT = "gradients.all-count"
     RANK_MISSING = "gradients.rank-missing"

@@ -12,9 +12,12 @@ The last is ours; see `COUNTED_SHARE`. Older tools write ``rank_{R}``, ``step_{K
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 from msprobe_core.errors import DumpError
+from msprobe_core.gradients.gradients_codes import GradientCode
+from msprobe_core.gradients.lacking import Lacking
 from msprobe_core.store.layout import tensor_file_name
 
 COUNTED_SHARE = 2.0**-8
@@ -57,14 +60,39 @@ def probed_ranks(path: Path) -> dict[int, Path]:
     Raises:
         DumpError: it is no directory, or cannot be read.
     """
+    return _ranks_with(path, probed_steps)
+
+
+def tabled_ranks(path: Path) -> dict[int, Path]:
+    """Return the same of directories that have tables of steps, with or without signs.
+
+    Raises:
+        DumpError: it is no directory, or cannot be read.
+    """
+    return _ranks_with(path, summary_steps)
+
+
+def _ranks_with(path: Path, steps_in: Callable[[Path], Collection[int]]) -> dict[int, Path]:
     found = {
         int(match[1]): each for each in _directories_in(path)
-        if (match := _RANK.fullmatch(each.name)) and probed_steps(each)
+        if (match := _RANK.fullmatch(each.name)) and steps_in(each)
     }  # fmt: skip
-    if not found and probed_steps(path):
+    if not found and steps_in(path):
         match = _RANK.fullmatch(path.name)
         found = {int(match[1]) if match else 0: path}
     return dict(sorted(found.items()))
+
+
+def matched_ranks(
+    target: Mapping[int, Path], golden: Mapping[int, Path], lacking: Lacking
+) -> Iterator[tuple[int, Path, Path]]:
+    """Yield the ranks that both trainings have, with their directories, and note the others."""
+    if len(target) == len(golden) == 1:  # two directories of single ranks, whatever these are
+        golden = dict(zip(target, golden.values(), strict=True))
+    for rank in sorted(target.keys() ^ golden.keys()):
+        lacking.note(GradientCode.RANK_MISSING, ranks=[rank], rank=rank)
+    for rank in sorted(target.keys() & golden.keys()):
+        yield rank, target[rank], golden[rank]
 
 
 def probed_steps(directory: Path) -> dict[int, Path]:

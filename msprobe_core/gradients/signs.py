@@ -6,7 +6,7 @@ import csv
 import io
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msprobe_core.errors import DumpError
-from msprobe_core.findings import Field, Finding
 from msprobe_core.gradients.gradients_codes import GradientCode
+from msprobe_core.gradients.lacking import Lacking
 from msprobe_core.gradients.probe_layout import (
     COUNTED_DIRECTORY,
+    matched_ranks,
     probed_ranks,
     probed_steps,
     sign_files,
@@ -35,24 +36,6 @@ _MAX_SUMMARY_BYTES = 256 << 20
 _NUMBER = re.compile(r"(\d+)", re.ASCII)
 
 
-@dataclass
-class _Lacking:
-    """Findings of what could not be compared; of each kind and rank the first, with a count."""
-
-    findings: dict[object, tuple[GradientCode, dict[str, Field]]] = field(
-        default_factory=dict[object, tuple[GradientCode, dict[str, Field]]]
-    )
-
-    def note(self, code: GradientCode, **fields: Field) -> None:
-        """Note one."""
-        known = self.findings.setdefault((code, fields.get("rank")), (code, fields | {"count": 0}))[1]
-        known["count"] = int(str(known["count"])) + 1
-
-    def result(self) -> list[Finding]:
-        """Return the findings."""
-        return [Finding(code, fields=fields) for code, fields in self.findings.values()]
-
-
 def compare_signs(target: Path, golden: Path) -> GradientComparison:
     """Compare the signs of two trainings' gradients.
 
@@ -63,19 +46,16 @@ def compare_signs(target: Path, golden: Path) -> GradientComparison:
     Raises:
         DumpError: a directory cannot be read.
     """
-    lacking = _Lacking()
-    own, other = probed_ranks(target), probed_ranks(golden)
-    if len(own) == len(other) == 1:  # two directories of single ranks, whatever these are
-        other = dict(zip(own, other.values(), strict=True))
-    for rank in sorted(own.keys() ^ other.keys()):
-        lacking.note(GradientCode.RANK_MISSING, ranks=[rank], rank=rank)
+    lacking = Lacking()
     agreements = [
-        each for rank in sorted(own.keys() & other.keys()) for each in _of_rank(rank, own[rank], other[rank], lacking)
+        each
+        for rank, own, other in matched_ranks(probed_ranks(target), probed_ranks(golden), lacking)
+        for each in _of_rank(rank, own, other, lacking)
     ]
     return GradientComparison(basis=Basis.SIGNS, agreements=agreements, lacking=lacking.result())
 
 
-def _of_rank(rank: int, target: Path, golden: Path, lacking: _Lacking) -> Iterator[Agreement]:
+def _of_rank(rank: int, target: Path, golden: Path, lacking: Lacking) -> Iterator[Agreement]:
     own, other = probed_steps(target), probed_steps(golden)
     for step in sorted(own.keys() ^ other.keys()):
         lacking.note(GradientCode.STEPS_MISSING, rank=rank, step=step)

@@ -19,6 +19,11 @@ LEAST_SIMILARITY = 0.97
 MOST_DROP = 0.03
 """From one step to the next."""
 
+MOST_OF_NORM = 2 * math.sin(math.pi / 2 * (1 - LEAST_SIMILARITY))
+"""Share of its norm by which a gradient may differ where signs are not known: the relative distance at which so many
+signs as `LEAST_SIMILARITY` agree, if elements are jointly normally distributed. Norms never differ by more than the
+distance. Source: as of `msprobe_core.gradients.sketched.agreement_of`."""
+
 _LOG_CHANCE = math.log(1e-4)
 """Logarithm of the probability that chance alone makes so many signs differ: a bias of four elements with one sign that
 differs is no problem."""
@@ -34,6 +39,7 @@ class Basis(str, Enum):
 
     SIGNS = "signs"
     SKETCHES = "sketches"
+    NORMS = "norms"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,13 +53,14 @@ class Agreement:
         position: Of the parameter among those of the model, from 0.
         num_elements: Of the gradient.
         similarity: Share of elements with equal signs, as published tools define it: zero has the sign of negative
-            numbers.
+            numbers; NaN of norms alone.
         num_counted: Elements that are above rounding in either training.
         counted_similarity: Share of these with equal signs; 1 if there are none.
         cosine: Cosine of the two gradients, estimated from sketches; ``None`` without these.
         cosine_error: Standard error of the cosine.
         error: Standard error of both similarities; 0 if they are exact.
-        norm_ratio: Norm of the target's gradient over that of the golden one; ``None`` if it is not known.
+        norm_ratio: Norm of the target's gradient over that of the golden one; ``None`` if it is not known, NaN if one
+            of them is not finite.
     """
 
     rank: int
@@ -68,6 +75,17 @@ class Agreement:
     cosine_error: float | None = None
     error: float = 0.0
     norm_ratio: float | None = None
+
+    @property
+    def has_norms_alone(self) -> bool:
+        """Whether nothing but norms was recorded."""
+        return self.cosine is None and self.norm_ratio is not None
+
+    @property
+    def norm_apart(self) -> float:
+        """By what share of the golden norm the norms differ; infinite if only one of them is finite."""
+        ratio = 1.0 if self.norm_ratio is None else self.norm_ratio
+        return math.inf if math.isnan(ratio) else abs(ratio - 1)
 
     @property
     def layer(self) -> str:
@@ -159,6 +177,21 @@ def _in_turn(agreements: Iterable[Agreement]) -> Iterable[tuple[Agreement, Agree
 
 
 def _problem(now: Agreement, before: Agreement | None) -> Problem | None:
+    return _norm_problem(now, before) if now.has_norms_alone else _sign_problem(now, before)
+
+
+def _norm_problem(now: Agreement, before: Agreement | None) -> Problem | None:
+    earlier = 0.0 if before is None else before.norm_apart
+    if not now.norm_apart - earlier > MOST_OF_NORM:
+        return None
+    fields = {"ratio": now.norm_ratio or 0.0, "limit": 100 * MOST_OF_NORM}
+    if before is None:
+        return Problem(agreement=now, finding=Finding(GradientCode.NORM_DIFFERS, fields=fields))
+    finding = Finding(GradientCode.NORM_DRIFTS, fields=fields | {"before": before.norm_ratio or 0.0})
+    return Problem(agreement=now, finding=finding)
+
+
+def _sign_problem(now: Agreement, before: Agreement | None) -> Problem | None:
     least = LEAST_SIMILARITY if before is None else before.counted_similarity - MOST_DROP
     error = now.error if before is None else math.hypot(now.error, before.error)
     if not _is_beyond(now, least, error):

@@ -15,7 +15,7 @@ from typing import Any
 import polars as pl
 
 from msprobe_core.findings import content_of
-from msprobe_core.gradients.similarity import LEAST_SIMILARITY, Agreement, GradientComparison, Problem
+from msprobe_core.gradients.similarity import LEAST_SIMILARITY, Agreement, Basis, GradientComparison, Problem
 from msprobe_core.report.escape import guarded
 from msprobe_core.store.atomic_file import whole_file, write_json
 from msprobe_core.store.layout import make_directory, tensor_file_name
@@ -64,7 +64,7 @@ def write_rank(result: GradientComparison, rank: int, directory: Path) -> None:
     Raises:
         StoreError: one of them cannot be written.
     """
-    make_directory(directory / PICTURES)
+    make_directory(directory)
     agreements = result.of_rank(rank)
     steps = sorted({each.step for each in agreements})
     series: dict[str, dict[int, float]] = {}
@@ -73,8 +73,11 @@ def write_rank(result: GradientComparison, rank: int, directory: Path) -> None:
     series[_SUMMARY] = result.summary(rank)
     columns: dict[str, Sequence[Any]] = {"step": list(series)}
     columns |= {str(step): [values.get(step) for values in series.values()] for step in steps}
-    _write_table(pl.DataFrame(columns, strict=False), directory / SIMILARITIES_FILE)
     _write_table(_rows(result, agreements), directory / GRADIENTS_FILE)
+    if result.basis is Basis.NORMS:
+        return  # no similarity is known
+    _write_table(pl.DataFrame(columns, strict=False), directory / SIMILARITIES_FILE)
+    make_directory(directory / PICTURES)
     for name, values in series.items():
         counted = result.counted_summary(rank) if name == _SUMMARY else _counted(agreements, name)
         path = directory / PICTURES / tensor_file_name(f"{name}_similarities", ".svg")
@@ -98,9 +101,9 @@ def _rows(result: GradientComparison, agreements: Sequence[Agreement]) -> pl.Dat
             "step": each.step,
             "parameter": each.parameter,
             "elements": each.num_elements,
-            "similarity": each.similarity,
+            "similarity": None if each.has_norms_alone else each.similarity,
             "counted": each.num_counted,
-            "counted_similarity": each.counted_similarity,
+            "counted_similarity": None if each.has_norms_alone else each.counted_similarity,
             "cosine": each.cosine,
             "cosine_error": each.cosine_error,
             "similarity_error": each.error,
@@ -110,7 +113,9 @@ def _rows(result: GradientComparison, agreements: Sequence[Agreement]) -> pl.Dat
         }
         for each in agreements
     ]
-    kinds = {"cosine": pl.Float64, "cosine_error": pl.Float64, "norm_ratio": pl.Float64}
+    kinds: dict[str, pl.DataType] = dict.fromkeys(
+        ("similarity", "counted_similarity", "cosine", "cosine_error", "norm_ratio"), pl.Float64()
+    )
     return pl.DataFrame(rows, schema_overrides=kinds, infer_schema_length=None)
 
 
@@ -141,6 +146,7 @@ def _problem(problem: Problem) -> Mapping[str, object]:
         "parameter": found.parameter,
         "similarity": plain_result(found.similarity),
         "counted_similarity": plain_result(found.counted_similarity),
+        "norm_ratio": plain_result(found.norm_ratio),
         "finding": content_of(problem.finding),
     }
 

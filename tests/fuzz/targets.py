@@ -814,11 +814,13 @@ def _signs(directory: Path) -> None:
 
 
 def _use_signs(directory: Path) -> None:
+    from msprobe_core.gradients.norms import compare_norms
     from msprobe_core.gradients.signs import compare_signs
 
     command("gradients", "compare", "{}/target", "{}/golden", "-o", "{}/out", "--overwrite")(directory)
     shutil.rmtree(directory / "out", ignore_errors=True)
     compare_signs(directory / "target", directory / "golden")
+    compare_norms(directory / "target", directory / "golden")
 
 
 TARGETS = {
@@ -938,7 +940,7 @@ TARGETS = {
     "packs": Target(["config_check/pack"], _packs, _use_packs, damages=_damaged_pack),
     "launch settings": Target(["config_check/static_settings"], _settings, _use_settings),
     "logs of trainers": Target(["config_check/trainer_logs"], _logs, _use_logs),
-    "signs of gradients": Target(["gradients/signs"], _signs, _use_signs, "target/**/*"),
+    "signs of gradients": Target(["gradients/signs", "gradients/norms"], _signs, _use_signs, "target/**/*"),
     "check settings": Target(["api_check/settings_file"], _check_settings, _use_check_settings),
     "atb": Target(["tensor_files/atb", "tensor_files/opening"], _atb, _use_foreign),
     "dumps of CANN": Target(["tensor_files/cann_dumps"], _cann_dump, _use_foreign),

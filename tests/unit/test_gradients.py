@@ -176,3 +176,64 @@ def test_a_damaged_file_is_named_and_the_rest_compared(tmp_path):
     (tmp_path / "b/rank0/step0/w.npy").unlink()
     with pytest.raises(CompareError, match="no gradient in common"):
         compare_gradients(tmp_path / "b", tmp_path / "a")
+
+
+def write_norms(directory, steps, *, rank="rank0", checksums=None):
+    (directory / rank).mkdir(parents=True, exist_ok=True)
+    for step, norms in enumerate(steps):
+        lines = ["param_name,MD5,max,min,norm,shape"]
+        lines += [f'{name},{(checksums or {}).get(name, "")},1,-1,{norm},"[16, 8]"' for name, norm in norms.items()]
+        (directory / rank / f"grad_summary_{step}.csv").write_text("\n".join(lines) + "\n")
+    return directory
+
+
+def test_norms_are_compared_where_there_are_no_signs(tmp_path, capsys):
+    golden = [{"layers.0.w": 1.0, "layers.1.w": 2.0, "layers.2.w": 3.0}] * 3
+    target = [golden[0], golden[0] | {"layers.1.w": 2.1}, golden[0] | {"layers.1.w": 2.4, "layers.0.w": 1.5}]
+    write_norms(tmp_path / "a", golden)
+    write_norms(tmp_path / "b", target)
+    found = compare_gradients(tmp_path / "b", tmp_path / "a")
+    assert found.basis is Basis.NORMS
+    assert [(each.agreement.step, each.agreement.parameter) for each in found.problems] == [
+        (2, "layers.1.w"), (2, "layers.0.w"),
+    ]  # fmt: skip
+    assert found.problems[0].finding.code.value == "gradients.norm-drifts"
+    assert "1.2 times that of the golden one, after 1.05 times" in found.problems[0].finding.text
+    code = exit_of(["gradients", "compare", str(tmp_path / "b"), str(tmp_path / "a"), "-o", str(tmp_path / "out")])
+    assert code == 1
+    assert "layers.0.w has 1.5 times the golden norm in step 2, the worst" in capsys.readouterr().out
+    rows = list(csv.DictReader((tmp_path / "out/rank0/gradients.csv").read_text().splitlines()))
+    assert [row["norm_ratio"] for row in rows if row["problem"] == "true"] == ["1.5", "1.2"]
+    assert not (tmp_path / "out/rank0/similarities.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "is_problem"),
+    [(1.0, 1.09, False), (1.0, 1.2, True), (0.0, 0.0, False), (1.0, 0.0, True), ("nan", "nan", False),
+     ("nan", 1.0, True), ("inf", "inf", False), (1.0, "", True), ("", "", False)],
+)  # fmt: skip
+def test_which_norms_differ(tmp_path, own, other, is_problem):
+    found = compare_gradients(write_norms(tmp_path / "b", [{"w": own}]), write_norms(tmp_path / "a", [{"w": other}]))
+    assert bool(found.problems) == is_problem
+
+
+def test_equal_checksums_and_other_shapes_and_broken_tables(tmp_path):
+    golden = write_norms(tmp_path / "a", [{"w": "nan"}] * 2, checksums={"w": "ab"})
+    target = write_norms(tmp_path / "b", [{"w": 1.0}] * 2, checksums={"w": "ab"})
+    assert [each.norm_ratio for each in compare_gradients(target, golden).agreements] == [1.0, 1.0]
+    (target / "rank0/grad_summary_0.csv").write_text("param_name,norm,shape\nw,one,[2]\n")
+    found = compare_gradients(target, golden)
+    assert [each.step for each in found.agreements] == [1]
+    assert "grad_summary_0.csv: line 2 has the norm 'one', which is no number" in found.lacking[1].text
+    for step in (0, 1):
+        (target / f"rank0/grad_summary_{step}.csv").write_text('param_name,norm,shape\nw,1,"[2, 3]"\n')
+    with pytest.raises(CompareError, match="has 6 elements in one training and 128 in the other"):
+        compare_gradients(target, golden)
+
+
+def test_signs_against_norms_are_compared_by_norms(tmp_path):
+    write_signs(tmp_path / "b", {"w": some(1, 128)})
+    write_norms(tmp_path / "b", [{"w": 2.0}])
+    found = compare_gradients(tmp_path / "b", write_norms(tmp_path / "a", [{"w": 1.0}]))
+    assert found.basis is Basis.NORMS
+    assert [each.norm_ratio for each in found.agreements] == [2.0]
