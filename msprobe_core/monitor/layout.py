@@ -44,6 +44,7 @@ class Layout:
                     value=trainer.part_of(parameter, is_updated=False),
                     update=trainer.part_of(parameter, is_updated=True),
                     is_tensor_parallel=trainer.is_tensor_parallel(parameter),
+                    ranks=trainer.reducing_ranks(parameter),
                 )
                 self._has_news = True
 

@@ -327,7 +327,7 @@ class MonitorRecorder(PassingRecorder):
         """Take the gradient of a parameter that the trainer is about to reduce.
 
         Some trainers reduce once a step, others in each micro-batch, so the last reduction of a step is the one that
-        counts.
+        counts, but all of them add up to what is reduced.
         """
         if not self.is_open or not self._takes_accumulated or not self._selects_parameter(name):
             return
@@ -335,4 +335,6 @@ class MonitorRecorder(PassingRecorder):
         if self._every_micro_batch:
             micro_step = self._num_accumulated.get(name, 0)
             self._num_accumulated[name] = micro_step + 1
-        self._take.tensor(Quantity.GRADIENT_UNREDUCED, name, gradient, stage=self._stage, micro_step=micro_step)
+        self._take.tensor(
+            Quantity.GRADIENT_UNREDUCED, name, gradient, stage=self._stage, micro_step=micro_step, adds=True
+        )

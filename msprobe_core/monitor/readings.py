@@ -29,6 +29,8 @@ class Reading:
         identity: Of the tensor's object.
         finish: Computes the columns from the numbers when these have arrived.
         labels: Texts by column, of a quantity that has any.
+        adds: Whether it is one of several summands in a step, as what a trainer reduces in each micro-batch.
+        summands: Of earlier readings that it replaces, if it adds to them.
     """
 
     quantity: Quantity
@@ -41,6 +43,8 @@ class Reading:
     identity: int = 0
     finish: Callable[[Mapping[str, float]], Mapping[str, float]] | None = None
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    adds: bool = False
+    summands: tuple[Digest, ...] = ()
 
     def tag(self, rank: int) -> str:
         """Return the name of the value in alarms and in results of `TrainerMon`'s methods."""
@@ -109,7 +113,9 @@ class Step:
     def add(self, reading: Reading) -> None:
         """Take a reading, which replaces an earlier one of the same place, and is later in the order."""
         place = reading.quantity, reading.stage, reading.name, reading.micro_step
-        self.readings.pop(place, None)
+        earlier = self.readings.pop(place, None)
+        if earlier is not None and reading.adds:
+            reading.summands = *earlier.summands, earlier.digest
         self.readings[place] = reading
 
     @property

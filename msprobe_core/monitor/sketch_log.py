@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
+from msprobe_core.fingerprint.distance import decoded
+from msprobe_core.model import Digest
 from msprobe_core.monitor.plan import MonitorPlan
 from msprobe_core.monitor.readings import Reading, Step
-from msprobe_core.monitoring.quantities import Op
+from msprobe_core.monitoring.quantities import Op, Quantity
 from msprobe_core.monitoring.sketch_files import SketchedTensor, SketchFile, sketch_file_name
 from msprobe_core.store.atomic_file import whole_file
 from msprobe_core.store.layout import make_directory
@@ -29,7 +32,7 @@ class SketchLog:
         self._directory = directory
         self._rank = rank
         self._steps_per_file = plan.step_count_per_record
-        self._rows: list[tuple[int, Reading]] = []
+        self._rows: list[tuple[int, Reading, bytes]] = []
         self._steps: list[int] = []
 
     def add(self, step: Step) -> None:
@@ -38,9 +41,8 @@ class SketchLog:
         Raises:
             StoreError: it cannot be written.
         """
-        last = {(each.quantity, each.stage, each.name): each for each in step.readings.values()}  # micro-batch of each
         self._steps.append(step.number)
-        self._rows += [(step.number, each) for each in last.values() if each.digest.sketch]
+        self._rows += [(step.number, *each) for each in _whole(step)]
         if len(self._steps) >= self._steps_per_file:
             self.close()
 
@@ -57,15 +59,33 @@ class SketchLog:
         places: dict[SketchedTensor, int] = {}
         content = SketchFile(
             rank=self._rank,
-            steps=[number for number, _ in rows],
-            places=[places.setdefault(_tensor_of(each), len(places)) for _, each in rows],
-            norms=[float(each.value(Op.NORM)) for _, each in rows],
-            sketches=b"".join(each.digest.sketch or b"" for _, each in rows),
+            steps=[number for number, _, _ in rows],
+            places=[places.setdefault(_tensor_of(each), len(places)) for _, each, _ in rows],
+            norms=[_norm(each, sketch) for _, each, sketch in rows],
+            sketches=b"".join(sketch for _, _, sketch in rows),
             tensors=list(places),
         )
         make_directory(self._directory)
         with whole_file(self._directory / sketch_file_name(steps[0], steps[-1])) as file:
             file.write(msgspec.msgpack.encode(content))
+
+
+def _whole(step: Step) -> Iterator[tuple[Reading, bytes]]:
+    """Yield the last reading of each gradient in a step, and the sketch of the sum if several add up."""
+    found: dict[tuple[Quantity, int, str], tuple[Reading, list[Digest]]] = {}
+    for reading in step.readings.values():
+        place = reading.quantity, reading.stage, reading.name
+        earlier = found[place][1] if reading.adds and place in found else []
+        found[place] = reading, [*earlier, *reading.summands, reading.digest]
+    for reading, digests in found.values():
+        sketches = [each.sketch for each in digests if each.sketch]
+        if len(sketches) == len(digests):
+            yield reading, sketches[0] if len(sketches) == 1 else decoded(sketches).sum(axis=0).astype("<f4").tobytes()
+
+
+def _norm(reading: Reading, sketch: bytes) -> float:
+    """Return the norm, which is not known of a sum."""
+    return float(reading.value(Op.NORM)) if sketch == reading.digest.sketch else math.nan
 
 
 def _tensor_of(reading: Reading) -> SketchedTensor:

@@ -114,17 +114,23 @@ class StepBuffer:
         stage: int,
         micro_step: int | None = None,
         labels: Mapping[str, str] = NO_LABELS,
+        adds: bool = False,
     ) -> None:
         """Enqueue the statistics of one tensor."""
         pending = self._open
         if pending is None or (self._selects is not None and not self._selects(quantity, name)):
             return
-        self._enqueue(pending, (quantity, stage, name, micro_step), tensor, self._measures).labels = labels
+        reading = self._enqueue(pending, (quantity, stage, name, micro_step), tensor, self._measures, adds=adds)
+        reading.labels = labels
 
-    def _enqueue(self, pending: _Pending, place: Place, tensor: Any, measures: Measures) -> Reading:
+    def _enqueue(
+        self, pending: _Pending, place: Place, tensor: Any, measures: Measures, *, adds: bool = False
+    ) -> Reading:
         quantity, stage, name, micro_step = place
         meta, digest = self._framework.describe(tensor), Digest()
-        reading = Reading(quantity, stage, self._name_of(name), micro_step, meta, digest, identity=id(tensor))
+        reading = Reading(
+            quantity, stage, self._name_of(name), micro_step, meta, digest, identity=id(tensor), adds=adds
+        )
         pending.reducer.statistics(tensor, digest)
         if quantity in self._sketched:
             pending.reducer.sketch(tensor, digest)

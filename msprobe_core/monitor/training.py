@@ -83,6 +83,7 @@ class Take(Protocol):
         stage: int,
         micro_step: int | None = None,
         labels: Mapping[str, str] = NO_LABELS,
+        adds: bool = False,
     ) -> None:
         """Enqueue the statistics of one tensor; see `msprobe_core.monitor.readings.Reading`."""
         ...

@@ -14,17 +14,19 @@ FILE = "layout.json"
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a rank has of one parameter.
+    """What a rank has of one parameter, and with whom it reduces the gradient.
 
     Attributes:
         value: Of its values; ``None`` for all of them.
         update: Of its reduced gradient and moments.
         is_tensor_parallel: Whether the parameter is itself a part of one that a tensor-parallel group has together.
+        ranks: That reduce its gradient together; empty for all of them, or if that is not known.
     """
 
     value: Part | None = None
     update: Part | None = None
     is_tensor_parallel: bool = False
+    ranks: tuple[Size, ...] = ()
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +60,13 @@ class Layouts(msgspec.Struct, frozen=True, kw_only=True):
         """Return the position of this rank in a group; 0 without one."""
         found = self.groups.get(group)
         return 0 if found is None else found.index
+
+    def reducing(self, place: str) -> tuple[int, ...]:
+        """Return the ranks that reduce a gradient together, of the parameter ``stage:name``; empty if not known."""
+        own = self.parts.get(place)
+        if own is not None and own.ranks:
+            return own.ranks
+        return self.groups["dp"].ranks if "dp" in self.groups else ()
 
 
 def read_layout(directory: Path) -> Layouts | None:

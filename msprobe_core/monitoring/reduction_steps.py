@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 from msprobe_core.errors import DumpError
 from msprobe_core.fingerprint.distance import SIZE_BYTES, decoded
 from msprobe_core.fingerprint.sketch import SIZE
+from msprobe_core.monitoring.layout_file import Layouts
 from msprobe_core.monitoring.quantities import Quantity
 from msprobe_core.monitoring.rank_directories import rank_of_directory
 from msprobe_core.monitoring.reduction_codes import ReductionCode
 from msprobe_core.monitoring.sketch_files import SketchedTensor, read_sketch_file, sketch_file_range
+from msprobe_core.monitoring.whole_norms import layouts_of
 
 Floats = NDArray[np.float64]
 
@@ -94,12 +96,14 @@ class SketchedRun:
 
         Args:
             path: A directory with one directory per rank.
-            groups: Ranks that reduce gradients together; without any, all ranks that have a parameter do.
+            groups: Ranks that reduce gradients together; without any, those of ``layout.json``, else all that have a
+                parameter.
 
         Raises:
             DumpError: there are none, or they are of one rank only, or ranks of a group are missing.
         """
         self._groups = [tuple(sorted(group)) for group in groups]
+        self._layouts: Mapping[int, Layouts] = {} if groups else layouts_of(path)
         self._files: list[tuple[int, int, Path]] = []
         self.ranks: tuple[int, ...] = ()
         found = [(rank, each) for each in _children(path) if (rank := rank_of_directory(each.name)) is not None]
@@ -156,38 +160,41 @@ class SketchedRun:
         yield files
 
     def _cases(self, step: int, parameter: Parameter, kept: Mapping[int, _Kept]) -> Iterator[Case | Unjudged]:
-        holding = tuple(sorted(kept))
-        for group in self._groups or [holding]:
+        for group in self._groups or self._groups_in_layouts(parameter, sorted(kept)):
             members = [rank for rank in group if rank in kept]
             if members:
                 yield _case(step, parameter, group, {rank: kept[rank] for rank in members})
+
+    def _groups_in_layouts(self, parameter: Parameter, holding: Sequence[int]) -> list[tuple[int, ...]]:
+        """Return the ranks that reduce a parameter together; those of which that is not known are one group."""
+        found: set[tuple[int, ...]] = set()
+        for rank in holding:
+            layout = self._layouts.get(rank)
+            ranks = () if layout is None else layout.reducing(f"{parameter.stage}:{parameter.name}")
+            if rank in ranks:
+                found.add(tuple(sorted(ranks)))
+        rest = tuple(rank for rank in holding if not any(rank in group for group in found))
+        return [*sorted(found), *([rest] if rest else [])]
 
 
 def _case(step: int, parameter: Parameter, group: tuple[int, ...], kept: Mapping[int, _Kept]) -> Case | Unjudged:
     def unjudged(code: ReductionCode) -> Unjudged:
         return Unjudged(step=step, parameter=parameter, ranks=tuple(kept), code=code)
 
-    tensors = [tensor for each in kept.values() for tensor, _, _ in each.by_quantity.values()]
-    if len({(each.begin, each.num_elements) for each in tensors}) > 1 or (
-        len(kept) == 1 and tensors[0].begin is not None
-    ):
-        return unjudged(ReductionCode.SHARDED)
     if len(group) == 1:
         return unjudged(ReductionCode.ONE_RANK)
-    reduced = [kept[rank].by_quantity.get(Quantity.GRADIENT_REDUCED) if rank in kept else None for rank in group]
     own = [kept[rank].by_quantity.get(Quantity.GRADIENT_UNREDUCED) if rank in kept else None for rank in group]
-    present = [each for each in reduced if each is not None]
-    if len(present) < len(group):
-        return unjudged(ReductionCode.RANK_LACKS)
-    if all(each is None for each in own):
-        return unjudged(ReductionCode.NOT_ACCUMULATED)
-    sums = np.stack([each.sketch for each in present])
+    reduced = [kept[rank].by_quantity.get(Quantity.GRADIENT_REDUCED) if rank in kept else None for rank in group]
+    sums = _sums(own, reduced)
+    if isinstance(sums, ReductionCode):
+        return unjudged(sums)
     parts = np.stack([np.zeros(SIZE) if each is None else each.sketch for each in own])
-    norms = np.array([0.0 if each is None else each.norm for each in own])
     if not np.isfinite(parts).all():
         return unjudged(ReductionCode.NOT_FINITE)
-    if tensors[0].begin is not None and (parts == sums).all():  # as FSDP2, which accumulates what it has reduced
+    (tensor, *_) = [each.tensor for each in own if each is not None]
+    if tensor.begin is not None and (parts == sums).all():  # what is accumulated has been reduced
         return unjudged(ReductionCode.SHARDED)
+    norms = np.array([0.0 if each is None else each.norm for each in own])
     return Case(
         step=step,
         parameter=parameter,
@@ -195,9 +202,50 @@ def _case(step: int, parameter: Parameter, group: tuple[int, ...], kept: Mapping
         own=parts,
         reduced=sums,
         norms=np.where(np.isfinite(norms), norms, np.linalg.norm(parts, axis=1)),
-        num_elements=present[0].tensor.num_elements,
-        dtype=present[0].tensor.dtype,
+        num_elements=tensor.num_elements,
+        dtype=next(each.tensor.dtype for each in reduced if each is not None),
     )
+
+
+def _sums(own: Sequence[_Gradient | None], reduced: Sequence[_Gradient | None]) -> Floats | ReductionCode:
+    """Return the sketches of what each rank has reduced, ``[ranks, 64]``, or why they cannot be compared."""
+    extents = {(each.tensor.begin, each.tensor.num_elements) for each in own if each is not None}
+    kept = {(each.tensor.begin, each.tensor.num_elements) for each in reduced if each is not None}
+    if len(extents) > 1:
+        return ReductionCode.SHARDED
+    if not kept or (kept <= extents and None in reduced):
+        return ReductionCode.RANK_LACKS
+    if not extents:
+        return ReductionCode.NOT_ACCUMULATED
+    if kept == extents:
+        return np.stack([each.sketch for each in reduced if each is not None])
+    ((_, num_elements),) = extents
+    wholes = _wholes(reduced, num_elements)
+    return ReductionCode.SHARDED if wholes is None else wholes
+
+
+def _wholes(slices: Sequence[_Gradient | None], num_elements: int) -> Floats | None:
+    """Return for each rank the sum of the slices that it and others have of a gradient; ``None`` if they make no whole.
+
+    Sketches of slices are made of their places in the whole, so that they add up. If several ranks have the same slice,
+    as with a mesh of replicas and shards, the first of each slice make one whole, the second ones another. A rank may
+    have none of a short gradient.
+    """
+    holders: dict[tuple[int, ...], list[int]] = {}
+    for place, each in enumerate(slices):
+        if each is not None:
+            holders.setdefault(each.tensor.begin or (), []).append(place)
+    (count, *others) = {len(places) for places in holders.values()}
+    total = sum(each.tensor.num_elements for each in slices if each is not None)
+    if others or () in holders or total != count * num_elements:
+        return None
+    of_rank = {place: number for places in holders.values() for number, place in enumerate(places)}
+    sums = [sum((_sketch(slices[places[i]]) for places in holders.values()), np.zeros(SIZE)) for i in range(count)]
+    return np.stack([sums[of_rank.get(place, place * count // len(slices))] for place in range(len(slices))])
+
+
+def _sketch(each: _Gradient | None) -> Floats:
+    return np.zeros(SIZE) if each is None else each.sketch
 
 
 def _add(path: Path, steps: dict[int, dict[Parameter, _Ranks]]) -> None:

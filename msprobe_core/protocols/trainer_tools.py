@@ -61,6 +61,10 @@ class TrainerTools(MonitoringFramework, Protocol):
         """Whether a parameter is a part of one that the ranks of a tensor-parallel group have together."""
         ...
 
+    def reducing_ranks(self, parameter: Any) -> tuple[int, ...]:
+        """Return the ranks that reduce the gradient of a parameter together; empty for all, or if it is not known."""
+        ...
+
     def ranks_of(self, group: Any) -> tuple[int, ...]:
         """Return the ranks of a process group, in its order."""
         ...

@@ -12,11 +12,14 @@ from typing import Any
 import torch
 from jobs import VOCABULARY, Network, make_mesh, make_model
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from trainer_stand_ins import DistributedMain, MainGradients, ZeroPartitions
 
 STEPS = 2
-QUANTITIES = {"wg_distribution": True, "mv_distribution": True, "param_distribution": True}
+QUANTITIES = {
+    "wg_distribution": True, "mv_distribution": True, "param_distribution": True, "msprobe": {"sketch": "grad"},
+}  # fmt: skip
 
 
 def monitor_of(
@@ -118,6 +121,15 @@ def wrapped(kind: str, world: int) -> nn.Module:
     from torch.distributed.fsdp import fully_shard
 
     mesh = make_mesh(world)
+    if kind == "hsdp":
+        mesh = init_device_mesh("cpu", (world // 2, 2), mesh_dim_names=("replicate", "shard"))
+    if kind == "fsdp2-tp":
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+        both = init_device_mesh("cpu", (world // 2, 2), mesh_dim_names=("dp", "tp"))
+        for block in model.blocks:
+            parallelize_module(block, both["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        mesh = both["dp"]
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
     return fully_shard(model, mesh=mesh)
@@ -136,6 +148,11 @@ def made(kind: str, world: int) -> tuple[Any, Any]:
     return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
 
 
+def data_rank(kind: str, rank: int) -> int:
+    """Return whose data a rank is trained on: ranks of tensor parallelism have the same."""
+    return 0 if kind == "tp" else rank // 2 if kind == "fsdp2-tp" else rank
+
+
 def train(rank: int, world: int, directory: Path, kind: str, micro_batches: int, *, is_watched: bool) -> list[Any]:
     """Train, and return every loss and every element that this rank has in the end."""
     model, optimizer = made(kind, world)
@@ -144,8 +161,8 @@ def train(rank: int, world: int, directory: Path, kind: str, micro_batches: int,
     for step in range(STEPS):
         for micro_step in range(micro_batches):
             is_last = micro_step == micro_batches - 1
-            with _without_sync(model) if not is_last else contextlib.nullcontext():
-                loss = loss_of(model, batch(step, micro_step, 0 if kind == "tp" else rank), micro_batches)
+            with contextlib.nullcontext() if is_last or kind.endswith("sync") else _without_sync(model):
+                loss = loss_of(model, batch(step, micro_step, data_rank(kind, rank)), micro_batches)
                 loss.backward()
             seen.append(loss.item().hex())
         if kind.startswith("main-grad"):

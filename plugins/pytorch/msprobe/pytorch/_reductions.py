@@ -100,11 +100,21 @@ def _watch_fsdp2(watch: ReductionWatch) -> bool:
             watch.claim(names[id(each)])
 
     def find(args: tuple[Any, ...]) -> Iterable[tuple[str | None, Any]]:
-        return [(names.get(id(each)), gradient) for each, gradient in zip(args[0], args[1], strict=True)]
+        return [(names.get(id(each)), _placed(each, gradient)) for each, gradient in zip(args[0], args[1], strict=True)]
 
     for module in modules:
         watch.before(sys.modules[module], "foreach_reduce", find)
     return bool(modules)
+
+
+def _placed(parameter: Any, gradient: Any) -> Any:
+    """Return the gradient of a parameter that tensor parallelism has cut, with its place in the whole."""
+    spec = getattr(parameter, "_unsharded_dtensor_spec", getattr(parameter, "_tp_spec", None))  # earlier releases
+    if gradient is None or spec is None or getattr(parameter.mesh_info, "is_spmd_mesh", False):
+        return gradient
+    from torch.distributed.tensor import DTensor
+
+    return DTensor(gradient, spec, requires_grad=False)
 
 
 def fsdp2_groups(model: nn.Module) -> list[Any]:

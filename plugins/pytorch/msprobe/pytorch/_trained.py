@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ class Trained(Monitoring, Measuring):
         self._grad_scale: Tensor | None = None
         self._flat: dict[int, Part] = {}
         self._flat_handles: list[int] = []
+        self._reducing: dict[int, tuple[int, ...]] | None = None
 
     @property
     def trainers(self) -> Sequence[str]:
@@ -131,6 +132,13 @@ class Trained(Monitoring, Measuring):
         """Return Megatron's mark; distributed tensors say it by their part."""
         return bool(getattr(parameter, "tensor_model_parallel", False))
 
+    def reducing_ranks(self, parameter: Any) -> tuple[int, ...]:
+        """Return the ranks of the mesh of ``fully_shard``, or of the group of `DistributedDataParallel`."""
+        if self._reducing is None:
+            self._reducing = dict(_reducing_ranks(self._models))
+        ranks = self._reducing.get(id(parameter), ())
+        return () if not ranks or len(ranks) == torch.distributed.get_world_size() else ranks
+
     def ranks_of(self, group: Any) -> tuple[int, ...]:
         """Return the ranks of a process group."""
         return tuple(torch.distributed.get_process_group_ranks(group))
@@ -170,6 +178,18 @@ class Trained(Monitoring, Measuring):
             after()
 
         return StepWatch(optimizer, begin, finish).end
+
+
+def _reducing_ranks(models: Sequence[nn.Module]) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Yield the parameters of trainers that reduce gradients, by their objects, and the ranks that do it together."""
+    for model in models:
+        for module in model.modules():
+            if isinstance(module, nn.parallel.DistributedDataParallel):
+                ranks = tuple(torch.distributed.get_process_group_ranks(module.process_group))
+                yield from ((id(parameter), ranks) for parameter in module.parameters())
+        for group in fsdp2_groups(model):
+            ranks = tuple(group.mesh_info.mesh.mesh.flatten().tolist())
+            yield from ((id(each.sharded_param), ranks) for each in group.fsdp_params)
 
 
 def _unless_empty(tensor: Any) -> Any:
