@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
 import json
 import logging
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -512,3 +514,20 @@ def test_gradients_of_ranks_are_seen_before_and_after_they_are_reduced(tmp_path)
         assert norms["grad_unreduced"] == pytest.approx(np.linalg.norm(own[rank]), rel=1e-5)
         assert norms["grad_reduced"] == pytest.approx(np.linalg.norm((own[0] + own[1]) / 2), rel=1e-5)
     assert np.linalg.norm(own[0]) != pytest.approx(np.linalg.norm(own[1]), rel=1e-3)
+
+
+@pytest.mark.slow
+def test_what_ranks_exchange_is_seen_and_stays_the_same(tmp_path):
+    run_job("monitored_exchange.py", tmp_path, str(tmp_path))
+    for rank in range(2):
+        bare, watched = np.load(tmp_path / f"weights{rank}.npy")
+        assert bare.tobytes() == watched.tobytes()
+        (path,) = (tmp_path / "out").glob(f"*rank{rank}*/cc_0-0.csv")
+        with path.open() as file:
+            rows = {row["name"]: row for row in csv.DictReader(file)}
+        assert {Path(row["caller"].partition("[")[0]).name for row in rows.values()} == {"monitored_exchange.py"}
+        norms = {name: float(row["norm"]) for name, row in rows.items()}
+        assert norms["all_reduce.2.input"] == pytest.approx(2 * (1 + rank))
+        assert norms["all_reduce.2.output"] == pytest.approx(6)
+        assert norms["all_reduce.0.output"] == pytest.approx(norms["all_reduce.0.input"] * 3 / (1 + rank))
+        assert "broadcast.0.input" in norms

@@ -150,6 +150,12 @@ def _functions(module_name: str) -> list[tuple[ModuleType, str, Function]]:
     ]
 
 
+def communication_files() -> Sequence[str]:
+    """Return the files that define and wrap the functions."""
+    found = [function.__code__.co_filename for name in NAMESPACES for _, _, function in _functions(name)]
+    return list(dict.fromkeys(found))
+
+
 @cache
 def _handles() -> list[type[Any]]:
     """Return the classes of handles of asynchronous calls: a module's own one, and the underlying one."""

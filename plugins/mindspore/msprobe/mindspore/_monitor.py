@@ -15,6 +15,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 from msprobe.mindspore._cells import ParameterHooks, Unnamed, cells_of, own_parameters
+from msprobe.mindspore._communication import CommunicationPatches, communication_files
 from msprobe.mindspore._compiling import api
 from msprobe.mindspore._deferred import widest_float
 from msprobe.mindspore._device import WITH_ARITHMETIC
@@ -91,6 +92,15 @@ class Monitoring:
         """Hook the parameters of all Cells."""
         return _Accumulation(ParameterHooks(models, recorder))
 
+    @property
+    def communication_frames(self) -> Sequence[str]:
+        """The files that define and wrap the functions of communication."""
+        return communication_files()
+
+    def watch_communication(self, recorder: CallRecorder) -> _Communication:
+        """Patch the functions, as recording does."""
+        return _Communication(recorder)
+
     def watch_updates(
         self, optimizer: Any, before: Callable[[], None], after: Callable[[], None]
     ) -> Callable[[], None]:
@@ -145,6 +155,24 @@ class _Accumulation:
 
     def settle(self) -> None:
         """Do nothing: gradients are those of whole backward passes."""
+
+
+class _Communication:
+    """See `msprobe_core.plugin.Removable`."""
+
+    def __init__(self, recorder: CallRecorder) -> None:
+        self._patches = CommunicationPatches()
+        self._patches.install(recorder)
+
+    def detach(self) -> None:
+        """Take the patches out."""
+        self._patches.remove()
+
+    def release(self) -> None:
+        """Do nothing: no gradients are reported."""
+
+    def settle(self) -> None:
+        """Do nothing: there are no sums."""
 
 
 class _Updates:
