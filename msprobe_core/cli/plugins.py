@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
@@ -54,6 +55,30 @@ def check(names: Sequence[str]) -> int:
     is_well = are_well(found)
     click.echo("nothing is wrong" if is_well else "something is wrong")
     return 0 if is_well else 1
+
+
+class _Kinds(click.Choice[str]):
+    """The templates that there are, looked up when they are asked for."""
+
+    def __init__(self) -> None:
+        from msprobe_core.scaffold import kinds
+
+        super().__init__(kinds())
+
+
+@plugins.command()
+@click.argument("name")
+@click.option("--kind", required=True, type=_Kinds(), help="What the plugin adds.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Directory to write; msprobe-NAME if left out.")
+def new(name: str, kind: str, output: Path | None) -> None:
+    """Write the package of a new plugin, msprobe-NAME, whose contract tests pass as they are."""
+    from msprobe_core.scaffold import new_plugin
+
+    written = new_plugin(name, kind, output)
+    for path in written:
+        click.echo(path)
+    module = name.replace("-", "_")
+    click.echo(f"Next: pip install -e '{output or f'msprobe-{name}'}[test]'; msprobe plugins check {module}; pytest")
 
 
 def _framework(offer: FrameworkOffer) -> str:

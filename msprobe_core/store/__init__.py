@@ -6,6 +6,7 @@
 * Samples: ``samples.json`` says which sample each row of a recorded stage is.
 * Losses: ``updates.json`` has the losses and the norms of gradients of a stage that trains.
 * Dumps: `read_json_dump` reads one; `ending_of` says whether it holds all of its step.
+* Formats of plugins: `entry_json` gives the record of an entry, `FrameBuilder` makes rows of such records.
 
 Names are imported on first use.
 """
@@ -16,8 +17,10 @@ from msprobe_core.lazy import lazy_names
 
 if TYPE_CHECKING:
     from msprobe_core.store.ending import ending_of, sentence
+    from msprobe_core.store.frame import FrameBuilder
     from msprobe_core.store.json_reader import JsonDump, read_json_dump
     from msprobe_core.store.json_structs import load_struct, save_struct
+    from msprobe_core.store.json_writer import entry_json
     from msprobe_core.store.layout import (
         Unit,
         create_file,
@@ -51,8 +54,10 @@ else:
         __name__,
         {
             "msprobe_core.store.ending": "ending_of sentence",
+            "msprobe_core.store.frame": "FrameBuilder",
             "msprobe_core.store.json_reader": "JsonDump read_json_dump",
             "msprobe_core.store.json_structs": "load_struct save_struct",
+            "msprobe_core.store.json_writer": "entry_json",
             "msprobe_core.store.layout": (
                 "Unit create_file find_steps find_units make_directory tensor_file_name unit_directory"
             ),
@@ -85,4 +90,6 @@ __all__ = [  # noqa: RUF022  # by purpose
     "MicroLoss", "StageUpdates", "Update", "load_updates", "save_updates",
     # Dumps
     "JsonDump", "read_json_dump", "ending_of", "sentence",
+    # Formats of plugins
+    "FrameBuilder", "entry_json",
 ]  # fmt: skip

@@ -322,7 +322,7 @@ LAYERS = [
     {"fingerprint"},
     {"protocols"},
     {"hookspecs"},
-    {"config", "plugins", "extras"},
+    {"config", "plugins", "extras", "scaffold"},
     {"store"},
     {"monitoring", "order", "execute", "interception", "tensor_files"},
     {"judge"},

@@ -1,0 +1,94 @@
+"""`msprobe plugins new`: a package whose tests pass as they are, and which the command line uses."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from msprobe_core.cli.main import _run
+from msprobe_core.scaffold import kinds
+
+KINDS = kinds()
+
+
+def made(tmp_path, kind):
+    """Write a package, and its metadata as pip does; return the environment that has it."""
+    assert _run(["plugins", "new", "tried-out", "--kind", kind, "-o", str(tmp_path / "p")]) == 0
+    info = tmp_path / "p" / "msprobe_tried_out-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: msprobe-tried-out\nVersion: 0.1.0\n")
+    (info / "entry_points.txt").write_text("[msprobe]\ntried_out = msprobe_tried_out.hooks\n")
+    return os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path / "p"), *sys.path])}
+
+
+def finished(environment, tmp_path, *command):
+    return subprocess.run(
+        [sys.executable, "-m", *command], capture_output=True, text=True, cwd=tmp_path / "p", env=environment
+    )
+
+
+def test_there_is_a_template_of_each_kind():
+    assert KINDS == ["command", "executor", "metric", "trainer", "writer"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_its_tests_pass_at_once_and_nothing_is_wrong(tmp_path, kind):
+    environment = made(tmp_path, kind)
+    tests = finished(environment, tmp_path, "pytest", "-q", "-p", "no:cacheprovider", "tests")
+    assert tests.returncode == 0, tests.stdout
+    check = finished(environment, tmp_path, "msprobe_core", "plugins", "check", "tried_out")
+    assert (check.returncode, check.stderr) == (0, "")
+    assert "nothing is wrong" in check.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_is_lint_clean(tmp_path, kind):
+    environment = made(tmp_path, kind)
+    lint = finished(environment, tmp_path, "ruff", "check", "--line-length", "120", "--select", "E,F,I,UP,B", ".")
+    assert lint.returncode == 0, lint.stdout
+
+
+PROGRAM = """
+import sys
+sys.path.insert(0, {support!r})
+from numpy_layers import ArrayFramework, Network, train_step
+from msprobe_core.capture import Session
+from msprobe_core.config import load_config
+from msprobe_core.plugin import registry
+config = load_config(None, dump_path="run", level="mix", writer="tried_out", task="tensor")
+session = Session(config, ArrayFramework(), registry().processors(), registry().writers())
+session.start([model := Network()])
+train_step(model, 0)
+session.step()
+session.close()
+"""
+
+
+@pytest.mark.slow
+def test_a_format_is_recorded_and_compared(tmp_path):
+    environment = made(tmp_path, "writer")
+    program = PROGRAM.format(support=str(Path(__file__).parents[1] / "support"))
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path / "p", env=environment)
+    sides = ["-tp", "run/step0", "-gp", "run/step0"]
+    compared = finished(environment, tmp_path, "msprobe_core", "compare", *sides, "-o", "o")
+    assert compared.returncode == 0, compared.stderr
+    assert "AGREE" in compared.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["Not A Name", "--kind", "metric"], "is no name of a plugin"),
+        (["fine", "--kind", "nothing"], "Invalid value for '--kind'"),
+        (["fine", "--kind", "metric", "-o", "."], "exists already"),
+    ],
+)
+def test_mistakes_are_said(tmp_path, monkeypatch, capsys, arguments, reason):
+    monkeypatch.chdir(tmp_path)
+    assert _run(["plugins", "new", *arguments]) == 2
+    assert reason in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
