@@ -72,7 +72,24 @@ def page_of(path, target, golden=None):
 @pytest.fixture(scope="module")
 def pages(runs, tmp_path_factory):
     root = tmp_path_factory.mktemp("pages")
-    return {"one": page_of(root / "one.html", runs[0]), "two": page_of(root / "two.html", *runs)}
+    updated = with_updates(Training(ranks=2, layers=4, steps=60).write(root / "updated", ["grad_reduced"]))
+    return {
+        "one": page_of(root / "one.html", runs[0]),
+        "two": page_of(root / "two.html", *runs),
+        "updates": page_of(root / "updates.html", updated),
+    }
+
+
+def with_updates(root):
+    """Add how far each step moves the parameters: rank 1 moves one of them ten times as far from step 50 on."""
+    for rank, place in enumerate(sorted(root.iterdir())):
+        lines = ["vpp_stage,name,step,norm,norm_debiased,ratio,ratio_debiased,unchanged,shape,dtype"]
+        for step in range(60):
+            for name in TRAINING.names("grad_reduced"):
+                ratio = 1e-3 * (10 if (rank, name) == (1, WEIGHT) and step >= 50 else 1)
+                lines.append(f'0,{name},{step},{30 * ratio:.6f},nan,{ratio:.6f},nan,0.25,"[8, 4]",torch.bfloat16')
+        (place / "update_0-59.csv").write_text("\n".join(lines) + "\n")
+    return root
 
 
 @pytest.fixture
@@ -164,6 +181,18 @@ class TestMap:
         assert colour_of(browser, NAN_ROW, 57) == [150, 30, 160]
         assert colour_of(browser, NAN_ROW, 50) != [150, 30, 160]
         assert "norm nan" in hovered(browser, NAN_ROW, 57)
+
+    def test_shows_how_far_updates_move_each_parameter(self, monitor):
+        browser = monitor("updates")
+        choose(browser, "quantity", "update")
+        browser.find(".monitor-tools [data-value='ratio']").click()
+        browser.frame()
+        name, where, *values = hovered(browser, ROW, 52)
+        assert (name, where) == (f"{WEIGHT} · update", "step 52 · rank 1")
+        assert values[:2] == ["ratio 0.01", "usual 0.001 (10 × usual)"]  # noqa: RUF001 - as on the page
+        outlier, calm = (colour_of(browser, ROW, column) for column in (52, 40))
+        assert outlier[0] > outlier[2] + 80  # red
+        assert max(calm) - min(calm) < 60
 
     def test_layers_are_in_the_order_of_the_model(self, monitor):
         browser = monitor("one")
