@@ -98,6 +98,7 @@ from msprobe_core.protocols.capabilities import (
     RaisingFramework,
     ReplayingFramework,
     ScriptingFramework,
+    ShardReducer,
     TrainingState,
     UpdateObservingFramework,
     UpdatingFramework,
@@ -168,6 +169,7 @@ __all__ = [  # noqa: RUF022  # by purpose
     "FixingFramework", "ForwardDescribingFramework", "Fp8Reducer", "KernelChecker", "KernelDump", "KernelDumper",
     "LateReducer", "LinearFramework", "MeasuringFramework", "MonitoringFramework", "OperatorFramework", "PendingRows",
     "PerturbingFramework", "RaisedModules", "RaisingFramework", "ReplayingFramework", "ScriptingFramework",
+    "ShardReducer",
     "TrainerFramework",
     "TrainingState", "UpdateObservingFramework", "UpdatingFramework", "WatchingFramework",
     # Recording

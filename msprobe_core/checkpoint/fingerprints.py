@@ -50,6 +50,12 @@ _COLUMNS: Mapping[str, Cell] = {
     "rule": Cell.TEXT, "squares": Cell.NUMBER, "sum": Cell.NUMBER, "low": Cell.NUMBER, "high": Cell.NUMBER,
     "hash": Cell.OWN_TEXT, "sketch": Cell.SKETCH, "rows": Cell.OWN_TEXT, "problem": Cell.OWN_TEXT,
 }  # fmt: skip
+_LIVE_COLUMNS: Mapping[str, Cell] = {"casts": Cell.OWN_TEXT, "turned": Cell.OWN_TEXT, "part": Cell.OWN_TEXT}
+"""Of the weights of a running job only."""
+
+LIVE_RESOLUTION = 2.0**-12
+"""Relative rounding of the sketches of a running job, which are stored in half the space."""
+
 _BATCH_ROWS = 1 << 14
 
 
@@ -71,8 +77,11 @@ class TensorPrint(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         sketch: 64 little-endian float32; see `msprobe_core.fingerprint.sketch`.
         rows: Hashes of rows, 8 hexadecimal digits each; empty if not asked for.
         problem: Why it could not be read; ``None`` if it could.
-        casts: Hashes that the tensor has when it is rounded to nearest in other dtypes; not part of files.
-        turned: Hashes of the transposed matrix, by dtype; not part of files.
+        casts: Hashes that the tensor has when it is rounded to nearest in other dtypes; of a running job only.
+        turned: Hashes of the transposed matrix, by dtype; of a running job only.
+        part: Begin and size along each dimension, if this is a part of the tensor; hash, sketch and sums are then those
+            of the part alone, and add up to those of the tensor.
+        resolution: Relative rounding of the sketch's numbers.
     """
 
     key: str
@@ -91,6 +100,8 @@ class TensorPrint(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     problem: str | None = None
     casts: Mapping[str, int] = {}
     turned: Mapping[str, int] = {}
+    part: tuple[tuple[int, int], ...] = ()
+    resolution: float = RESOLUTION
 
     def hash_in(self, dtype: str) -> int | None:
         """Return the hash that the tensor has in a dtype; ``None`` if it is not known."""
@@ -210,8 +221,13 @@ def is_fingerprint(path: Path) -> bool:
     return path.name.endswith(SUFFIX) or path.suffix == ".arrow"
 
 
-def write_fingerprint(found: CheckpointPrint, path: Path) -> None:
+def write_fingerprint(found: CheckpointPrint, path: Path, *, is_live: bool = False) -> None:
     """Write a fingerprint.
+
+    Args:
+        found: The fingerprint.
+        path: The file; its directory must exist.
+        is_live: Whether these are the weights of a running job, with hashes in other dtypes, and in parts.
 
     Raises:
         StoreError: it cannot be written.
@@ -220,9 +236,10 @@ def write_fingerprint(found: CheckpointPrint, path: Path) -> None:
     run = RunHeader(task=TASK, level="", framework="", has_extra_info=False)
     others: dict[str, Any] = {"step": found.step, "path": found.path.name}
     prints = list(found.prints.values())
+    columns = {**_COLUMNS, **_LIVE_COLUMNS} if is_live else _COLUMNS
     with (
         whole_path(path) as part,
-        closing(ArrowStream(part, _COLUMNS, FileHeader(FORMAT_VERSION, run, others))) as stream,
+        closing(ArrowStream(part, columns, FileHeader(FORMAT_VERSION, run, others))) as stream,
     ):
         for begin in range(0, len(prints), _BATCH_ROWS):
             own = prints[begin : begin + _BATCH_ROWS]
@@ -242,7 +259,13 @@ def write_fingerprint(found: CheckpointPrint, path: Path) -> None:
                 [each.rows for each in own],
                 [each.problem for each in own],
             ]
-            stream.append(to_small_batch(_COLUMNS, cells))
+            if is_live:
+                cells += [
+                    [_hashes_text(each.casts) for each in own],
+                    [_hashes_text(each.turned) for each in own],
+                    [" ".join(f"{begin}+{size}" for begin, size in each.part) for each in own],
+                ]
+            stream.append(to_small_batch(columns, cells))
 
 
 def read_fingerprint(path: Path) -> CheckpointPrint:
@@ -252,7 +275,7 @@ def read_fingerprint(path: Path) -> CheckpointPrint:
         DumpError: it cannot be read, or is another file.
         PluginError: pyarrow is not installed.
     """
-    reader = BatchReader(path, _COLUMNS, _COLUMNS)
+    reader = BatchReader(path, {**_COLUMNS, **_LIVE_COLUMNS}, _COLUMNS)
     if reader.header.run.task != TASK:
         raise DumpError(f"{path}: is no fingerprint of a checkpoint; make one with `msprobe checkpoint fingerprint`")
     prints: dict[str, TensorPrint] = {}
@@ -261,7 +284,7 @@ def read_fingerprint(path: Path) -> CheckpointPrint:
         try:
             for cells in zip(*columns, strict=True):
                 own = _print_of(cells)
-                prints[own.key] = own
+                prints[f"{own.key}@{own.part}" if own.part else own.key] = own
         except (ValueError, TypeError, KeyError) as error:
             raise DumpError(f"{path}: has a row that is no fingerprint ({error}); the file is damaged") from error
     step = reader.header.others.get("step")
@@ -275,13 +298,30 @@ def _shape_text(shape: Sequence[int]) -> str:
 
 def _print_of(cells: Sequence[Any]) -> TensorPrint:
     """Return a row's fingerprint; the cells are in the order of the columns."""
-    key, name, kind, shape, dtype, rule, squares, total, low, high, digest, sketch, rows, problem = cells
+    key, name, kind, shape, dtype, rule, squares, total, low, high, digest, sketch, rows, problem, *live = cells
+    casts, turned, part = live or ("", "", "")
     if len(sketch) != 4 * SIZE or None in (key, name, dtype, squares, total, low, high):
         raise ValueError("a cell is missing")
     return TensorPrint(
         key=key, name=name, kind=Kind(kind), shape=_sizes_of(shape), dtype=dtype, rule=rule or "", squares=squares,
         total=total, low=low, high=high, hash=int(digest, 16), sketch=sketch, rows=rows or "", problem=problem,
+        casts=_hashes_in(casts), turned=_hashes_in(turned), part=_part_in(part),
+        resolution=LIVE_RESOLUTION if live else RESOLUTION,
     )  # fmt: skip
+
+
+def _hashes_text(hashes: Mapping[str, int]) -> str:
+    return " ".join(f"{dtype}:{digest:016x}" for dtype, digest in hashes.items())
+
+
+def _hashes_in(text: str | None) -> Mapping[str, int]:
+    pairs = (pair.partition(":") for pair in (text or "").split())
+    return {dtype: int(digest, 16) for dtype, _, digest in pairs}
+
+
+def _part_in(text: str | None) -> tuple[tuple[int, int], ...]:
+    pairs = (pair.partition("+") for pair in (text or "").split())
+    return tuple((int(begin), int(size)) for begin, _, size in pairs)
 
 
 @lru_cache(maxsize=4096)
@@ -369,7 +409,7 @@ def _row(own: TensorPrint, other: TensorPrint, distance: float) -> TensorRow:
     if own.dtype != other.dtype and rounded is not None and rounded == own.hash:
         fields = {"target": own.dtype, "golden": other.dtype}
         return replace(row, relation=Relation.CAST, proof=Finding(DifferenceCode.CAST_HASH, fields=fields))
-    distance = 0.0 if distance <= RESOLUTION else distance
+    distance = 0.0 if distance <= max(own.resolution, other.resolution) else distance
     row = replace(row, relative_l2=distance, is_estimate=True)
     if rounded is None and own.dtype != other.dtype and distance <= _rounding_of(own.dtype, other.dtype):
         fields = {"target": own.dtype, "golden": other.dtype, "relative": distance}
@@ -474,7 +514,8 @@ def _factor(own: TensorPrint, other: TensorPrint) -> float | None:
         return None
     factor = float(first @ second) / square
     rest = float(np.sqrt(((first - factor * second) ** 2).sum() / square))
-    limit = 2 * max(_EPSILONS.get(own.dtype, 0.0), _EPSILONS.get(other.dtype, 0.0)) + 4 * RESOLUTION
+    limit = 2 * max(_EPSILONS.get(own.dtype, 0.0), _EPSILONS.get(other.dtype, 0.0))
+    limit += 4 * max(own.resolution, other.resolution)
     return factor if rest <= limit * abs(factor) and abs(factor - 1) > 4 * limit else None
 
 

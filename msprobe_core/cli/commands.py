@@ -33,6 +33,7 @@ from msprobe_core.cli.run_overflow_check import run_overflow_check
 from msprobe_core.cli.show_tensors import show
 from msprobe_core.cli.twin import twin
 from msprobe_core.cli.view import view
+from msprobe_core.cli.weights import weights
 from msprobe_core.hookspecs import hookimpl
 
 
@@ -73,4 +74,5 @@ def msprobe_register_commands() -> Sequence[click.Command]:
         show,
         twin,
         view,
+        weights,
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from msprobe_core.manifest.facts import Optimizer, RunFacts, Scalar
 from msprobe_core.model import (
@@ -24,6 +24,9 @@ from msprobe_core.model import (
 from msprobe_core.protocols.framework import AttachOptions, NamedModel, Removable
 from msprobe_core.protocols.monitoring import BeforeUpdate
 from msprobe_core.protocols.recording import CallRecorder
+
+if TYPE_CHECKING:
+    from msprobe_core.fingerprint.place import Place  # brings NumPy
 
 
 class CallWatcher(Protocol):
@@ -94,6 +97,19 @@ class Fp8Reducer(Protocol):
 
         Leaves it unset for a tensor that is not floating point or has no elements.
         """
+        ...
+
+
+@runtime_checkable
+class ShardReducer(Protocol):
+    """Optional part of a `Reducer`: digests of parts that do not know where they are, such as those of an engine."""
+
+    def hash_at(self, tensor: Any, digest: Digest, place: Place) -> None:
+        """Set ``digest.checksum`` as ``hash`` does, of a tensor whose elements have these positions."""
+        ...
+
+    def sketch_at(self, tensor: Any, digest: Digest, place: Place) -> None:
+        """Set ``digest.sketch`` as ``sketch`` does, of a tensor whose elements have these positions."""
         ...
 
 

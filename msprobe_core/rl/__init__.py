@@ -2,7 +2,8 @@
 
 * Runs: `RunWriter` writes what a trainer has by itself: batches, rewards, weights. `RLStage` names the stages.
 * Files: the structs of a run's files, and functions that read and write them.
-* Weights: `WeightDigests` takes fingerprints of parameters on their device, one by one as they pass.
+* Weights: `WeightDigests` takes fingerprints of parameters on their device, one by one as they pass;
+  `WeightLog` writes those of one hop.
 * Names: `FSDP` and `MEGATRON` map modules of training backends to those of serving engines.
 
 Names are imported on first use.
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     )
     from msprobe_core.rl.module_maps import FSDP, MEGATRON
     from msprobe_core.rl.weight_digests import WeightDigests, placements_of, sizes_of, tee
+    from msprobe_core.rl.weight_log import Hop, Parallel, WeightLog
     from msprobe_core.rl.writer import RunWriter
 else:
     __getattr__ = lazy_names(
@@ -52,6 +54,7 @@ else:
             ),
             "msprobe_core.rl.module_maps": "FSDP MEGATRON",
             "msprobe_core.rl.weight_digests": "WeightDigests placements_of sizes_of tee",
+            "msprobe_core.rl.weight_log": "Hop Parallel WeightLog",
             "msprobe_core.rl.writer": "RunWriter",
         },
     )
@@ -65,7 +68,7 @@ __all__ = [  # noqa: RUF022  # by purpose
     "announced_policy_version", "load_batch", "rank_directory", "recorded_config", "save_batch", "save_process",
     "save_run", "save_weights", "trainer_directory",
     # Weights
-    "WeightDigests", "placements_of", "sizes_of", "tee",
+    "Hop", "Parallel", "WeightLog", "WeightDigests", "placements_of", "sizes_of", "tee",
     # Names
     "FSDP", "MEGATRON",
 ]  # fmt: skip

@@ -89,7 +89,7 @@ def transfers(
     """
     own, other = _by_key(sent), _by_key(received)
     last = _by_key(earlier[-1]) if earlier else {}
-    found = compare_prints(_prints(received), _prints(sent), [_prints(file) for file in earlier])
+    found = compare_prints(prints_of(received), prints_of(sent), [prints_of(file) for file in earlier])
     order = {key: number for number, key in enumerate(dict.fromkeys([*own, *other]))}
     for row in sorted(found.rows, key=lambda row: order.get(row.key, len(order))):
         weight, arrived = own.get(row.key), other.get(row.key)
@@ -141,7 +141,8 @@ def _by_key(file: WeightsFile) -> dict[str, Weight]:
     return {weight.key or key_of(weight.name): weight for weight in file.parameters}
 
 
-def _prints(file: WeightsFile) -> CheckpointPrint:
+def prints_of(file: WeightsFile) -> CheckpointPrint:
+    """Return the fingerprints in a file of a recorded transfer."""
     prints = {key: _print(key, weight) for key, weight in _by_key(file).items()}
     return CheckpointPrint(path=Path(), prints=prints, step=file.step)
 

@@ -120,25 +120,31 @@ class TorchReducer:
 
     def hash(self, tensor: Any, digest: Digest) -> None:
         """Set ``digest.checksum``, now or at the next ``collect``."""
+        self.hash_at(tensor, digest, _place_of(tensor))
+
+    def hash_at(self, tensor: Any, digest: Digest, place: Place | None) -> None:
+        """Set ``digest.checksum`` of a tensor whose elements have these positions in a larger one."""
         values = readable(tensor)
         if values is None:
             return
         if self._is_on_host(values):
-            place = _place_of(tensor)
             if place is None:
                 digest.checksum = _host_hash_of(values)
             else:
                 digest.checksum = word_text(int(hash_of(values, HostTensors(), place)[0]))
         else:
-            word = hash_of(values, DeviceTensors(values.device), _place_of(tensor))[0]
+            word = hash_of(values, DeviceTensors(values.device), place)[0]
             self._words.setdefault(values.device, []).append((digest, word))
 
     def sketch(self, tensor: Any, digest: Digest) -> None:
         """Set ``digest.sketch``, now or at the next ``collect``."""
+        self.sketch_at(tensor, digest, _place_of(tensor))
+
+    def sketch_at(self, tensor: Any, digest: Digest, place: Place | None) -> None:
+        """Set ``digest.sketch`` of a tensor whose elements have these positions in a larger one."""
         values = readable(tensor)
         if values is None or values.numel() == 0 or values.dtype in WITHOUT_VALUES:
             return
-        place = _place_of(tensor)
         if self._is_on_host(values):
             if place is None:
                 digest.sketch = self._host_sketch_of(values)

@@ -1,0 +1,43 @@
+"""``msprobe weights``: whether weights arrive as they were sent, hop by hop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from msprobe_core.cli.output import output_option, overwrite_option
+from msprobe_core.cli.show import show
+
+
+@click.group()
+def weights() -> None:
+    """Compare the weights of a trainer and a serving engine at each hop of each transfer."""
+
+
+@weights.command()
+@click.argument("path", metavar="DIR", type=click.Path(path_type=Path))
+@click.option(
+    "--chain",
+    metavar="PLACES",
+    help="Places to compare, for example sent,received; published names such as P2_sender,P5 are known.",
+)
+@output_option()
+@overwrite_option
+@click.option("--format", "form", type=click.Choice(["csv", "xlsx", "parquet"]), default="csv", help="What tables are.")
+def compare(*, path: Path, chain: str | None, output_path: Path, overwrites: bool, form: str) -> int:
+    """Find the first hop that did not pass on what it was given, the tensors, and how they went wrong.
+
+    DIR is the directory of a WeightLog, or a recorded run of an RL trainer. Exit status: 0 if all hops agree, 1 if one
+    does not, 2 if nothing could be compared.
+    """
+    from msprobe_core.report.files import TableForm
+    from msprobe_core.rl.outcome import print_outcome, write_outcome
+    from msprobe_core.rl.weight_chain import compare_chain
+    from msprobe_core.rl.weight_log import Hop
+
+    hops = [Hop.named(name.strip()) for name in (chain or "").split(",") if name.strip()]
+    outcome = compare_chain(path, hops)
+    files = write_outcome(outcome, output_path, TableForm(form), overwrites=overwrites, group="chain")
+    show(lambda console: print_outcome(outcome, files, console), f"it is in {files[-1]}")
+    return 0 if outcome.agrees else 1

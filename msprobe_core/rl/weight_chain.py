@@ -1,0 +1,277 @@
+"""``msprobe weights compare``: at which hop of which transfer a tensor went wrong, and how."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from msprobe_core.checkpoint.fingerprints import SUFFIX, CheckpointPrint, TensorPrint, compare_prints, read_fingerprint
+from msprobe_core.checkpoint.result import TensorRow
+from msprobe_core.checkpoint.structure import SAME, Relation
+from msprobe_core.errors import DumpError
+from msprobe_core.fingerprint.distance import decoded
+from msprobe_core.judge.verdict import Verdict
+from msprobe_core.rl.files import RLStage, load_weights, ranks_of, steps_of
+from msprobe_core.rl.outcome import Finding, Outcome, table_of
+from msprobe_core.rl.weight_log import CHAINS, Hop
+from msprobe_core.rl.weights import prints_of
+from msprobe_core.store.reading import check_exists
+
+
+class WeightFault(str, Enum):
+    """How a tensor went wrong."""
+
+    STALE = "stale"
+    PERMUTED = "permuted"
+    TRANSPOSED = "transposed"
+    MISPLACED = "misplaced"
+    SCALED = "scaled"
+    CAST_TWICE = "cast twice"
+    FREED = "freed memory"
+    MISSING = "missing"
+    INCOMPLETE = "a part is missing"
+    COPIES = "ranks have different copies"
+    PARTLY = "partly different"
+    DIFFERENT = "different"
+
+
+_FAULTS: Mapping[Relation, WeightFault] = {
+    Relation.STALE: WeightFault.STALE,
+    Relation.TRANSPOSED: WeightFault.TRANSPOSED,
+    Relation.SCALED: WeightFault.SCALED,
+    Relation.MISPLACED: WeightFault.MISPLACED,
+    Relation.UNINITIALISED: WeightFault.FREED,
+    Relation.ONLY_GOLDEN: WeightFault.MISSING,
+    Relation.PARTLY: WeightFault.PARTLY,
+    Relation.CLOSE: WeightFault.PARTLY,
+    **dict.fromkeys(
+        (Relation.QKV_ORDER, Relation.GATE_UP, Relation.EXPERTS, Relation.REORDERED, Relation.ROWS, Relation.HEADS),
+        WeightFault.PERMUTED,
+    ),
+}
+_ROUNDING: Mapping[str, float] = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
+_FILE = re.compile(r"rank(\d+)" + re.escape(SUFFIX) + "$")
+_STAGES = {Hop.SENT: RLStage.WEIGHTS_SENT, Hop.RECEIVED: RLStage.WEIGHTS_RECEIVED}
+"""Stages that a plugin for a trainer records the same at."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HopRow:
+    """One tensor that a hop has not passed on.
+
+    Attributes:
+        sync: Number of the transfer.
+        before: The hop that still had the right values.
+        hop: The hop that has others.
+        replica: Which of several whole copies at the hop, by rank.
+        name: Stored name.
+        fault: How it went wrong.
+        reason: What was verified.
+        error: Estimated distance over the norm; ``None`` if unknown.
+        verdict: Always an error; for the colours of tables.
+    """
+
+    sync: int
+    before: str
+    hop: str
+    replica: int
+    name: str
+    fault: WeightFault
+    reason: str
+    error: float | None = None
+    verdict: str = Verdict.ERROR.value
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """A whole model at a hop, put together from the parts of its ranks."""
+
+    rank: int
+    prints: CheckpointPrint
+    incomplete: Mapping[str, str]
+    differing: Mapping[str, str]
+
+
+def compare_chain(path: Path, chain: Sequence[Hop] = ()) -> Outcome:
+    """Compare each hop with the one before, in every transfer.
+
+    Args:
+        path: Directory of a `WeightLog`, or of a run in which a trainer's plugin recorded weights.
+        chain: Hops to compare; all by default.
+
+    Raises:
+        DumpError: there are no two hops to compare, or a file cannot be read.
+    """
+    check_exists(path)
+    syncs = _syncs(path)
+    chains = [[hop for hop in one if not chain or hop in chain] for one in CHAINS]
+    known: dict[tuple[int, Hop], list[_Copy]] = {}
+    rows: list[HopRow] = []
+    lines: list[str] = []
+    for sync, hops in sorted(syncs.items()):
+        for one in chains:
+            present = [hop for hop in one if hop in hops]
+            for hop in present:
+                known[sync, hop] = _copies(hops[hop], sync)
+            for before, hop in itertools.pairwise(present):
+                earlier = [known[other, before][0].prints for other in sorted(syncs) if (other, before) in known]
+                compared = list(_hop(sync, before, hop, known, earlier[-_MOST_EARLIER - 1 : -1]))
+                rows += compared
+                lines.append(_line(sync, before, hop, known[sync, hop], compared))
+    if not lines:
+        wanted = " and ".join(hop.value for hop in chain) or "two places of one transfer"
+        raise DumpError(f"{path}: holds no weights of {wanted}; log them at the trainer and at the engine")
+    return _outcome(path, sorted(syncs), rows, lines)
+
+
+def _syncs(path: Path) -> dict[int, dict[Hop, list[tuple[int, Path]]]]:
+    found: dict[int, dict[Hop, list[tuple[int, Path]]]] = {}
+    for file in sorted(path.glob(f"sync*/*/rank*{SUFFIX}")):
+        number, rank = file.parents[1].name.removeprefix("sync"), _FILE.match(file.name)
+        if number.isdecimal() and rank is not None:
+            hop = Hop.named(file.parent.name)
+            found.setdefault(int(number), {}).setdefault(hop, []).append((int(rank[1]), file))
+    for hop, stage in _STAGES.items():
+        for step in steps_of(path, stage.value):
+            found.setdefault(step, {}).setdefault(hop, []).extend(sorted(ranks_of(path, stage.value, step).items()))
+    return found
+
+
+def _copies(files: Sequence[tuple[int, Path]], sync: int) -> list[_Copy]:
+    """Return the copies of the model at a hop: one per rank, or one of all ranks that hold parts."""
+    read = [(rank, _read(file)) for rank, file in sorted(files)]
+    if not any(each.part for _, prints in read for each in prints.prints.values()):
+        return [_Copy(rank, prints, {}, {}) for rank, prints in read]
+    parts: dict[str, list[TensorPrint]] = {}
+    for _, prints in read:
+        for each in prints.prints.values():
+            parts.setdefault(each.key, []).append(each)
+    merged = {key: _merged(own) for key, own in parts.items()}
+    found = CheckpointPrint(path=files[0][1].parent, prints={k: one for k, (one, _, _) in merged.items()}, step=sync)
+    incomplete = {key: lack for key, (_, lack, _) in merged.items() if lack}
+    return [_Copy(read[0][0], found, incomplete, {key: why for key, (_, _, why) in merged.items() if why})]
+
+
+def _read(file: Path) -> CheckpointPrint:
+    return read_fingerprint(file) if file.is_file() else prints_of(load_weights(file))
+
+
+def _merged(parts: Sequence[TensorPrint]) -> tuple[TensorPrint, str, str]:
+    """Return a tensor put together from its parts, what of it is not there, and which copies differ."""
+    first, lack, differing = parts[0], "", ""
+    distinct: dict[tuple[tuple[int, int], ...], TensorPrint] = {}
+    for part in parts:
+        if distinct.setdefault(part.part, part).hash != part.hash:
+            differing = f"ranks have different copies of {_where(part)}"
+    own = list(distinct.values())
+    if not first.part:
+        return first, lack, differing
+    count, whole = sum(math.prod(size for _, size in part.part) for part in own), math.prod(first.shape)
+    if count != whole:
+        lack = f"its parts are {count:,} of {whole:,} elements"
+    sketch: Any = decoded([part.sketch for part in own]).astype(np.float64).sum(axis=0)
+    return msgspec.structs.replace(
+        first, part=(), hash=sum(part.hash for part in own) % (1 << 64), sketch=sketch.astype("<f4").tobytes(),
+        squares=sum(part.squares for part in own), total=sum(part.total for part in own),
+        low=min(part.low for part in own), high=max(part.high for part in own), turned={},
+        casts={dtype: sum(part.casts.get(dtype, 0) for part in own) % (1 << 64) for dtype in first.casts},
+    ), lack, differing  # fmt: skip
+
+
+def _where(part: TensorPrint) -> str:
+    places = ", ".join(f"{begin}:{begin + size}" for begin, size in part.part)
+    return f"its part [{places}]" if part.part else "it"
+
+
+def _hop(
+    sync: int, before: Hop, hop: Hop, known: Mapping[tuple[int, Hop], Sequence[_Copy]],
+    earlier: Sequence[CheckpointPrint],
+) -> Iterator[HopRow]:  # fmt: skip
+    golden = known[sync, before][0]
+    for copy in known[sync, hop]:
+        found = compare_prints(copy.prints, golden.prints, earlier)
+        for row in found.rows:
+            own, other = copy.prints.prints.get(row.key), golden.prints.prints.get(row.key)
+            lack, differing = copy.incomplete.get(row.key, ""), copy.differing.get(row.key, "")
+            fault = WeightFault.INCOMPLETE if lack else _fault(row, own, other, hop)
+            if fault is None and differing:
+                fault = WeightFault.COPIES
+            if fault is not None:
+                yield HopRow(
+                    sync=sync, before=before.value, hop=hop.value, replica=copy.rank, fault=fault,
+                    name=row.golden_name or row.name or row.key, reason=lack or differing or _reason(row, fault),
+                    error=row.relative_l2,
+                )  # fmt: skip
+
+
+def _reason(row: TensorRow, fault: WeightFault) -> str:
+    if fault is WeightFault.CAST_TWICE:
+        return "it has the values of the hop before, rounded to another dtype on the way"
+    return row.proof.text
+
+
+def _fault(row: TensorRow, own: TensorPrint | None, other: TensorPrint | None, hop: Hop) -> WeightFault | None:
+    if row.relation in SAME or row.relation is Relation.ONLY_TARGET:
+        return None
+    if own is not None and other is not None and _is_cast_twice(row, own, other):
+        return WeightFault.CAST_TWICE
+    found = _FAULTS.get(row.relation, WeightFault.DIFFERENT)
+    # Between loading and use nothing writes weights, so other values are those of other owners of the memory.
+    return WeightFault.FREED if hop is Hop.AWAKE and found is WeightFault.DIFFERENT else found
+
+
+def _is_cast_twice(row: TensorRow, own: TensorPrint, other: TensorPrint) -> bool:
+    if own.shape != other.shape or row.relation not in {Relation.CLOSE, Relation.DIFFERENT, Relation.PARTLY}:
+        return False
+    through = [dtype for dtype in own.casts if other.hash_in(dtype) is not None and dtype not in (own.dtype, "float32")]
+    if any(own.casts[dtype] == other.hash_in(dtype) for dtype in through):
+        return True
+    # Rounded to several dtypes, of which no hash is known: then by no more than the coarsest one rounds.
+    coarsest = max(_ROUNDING.get(dtype, 0.0) for dtype in (own.dtype, other.dtype))
+    return row.relative_l2 is not None and 0 < row.relative_l2 <= coarsest
+
+
+def _line(sync: int, before: Hop, hop: Hop, copies: Sequence[_Copy], wrong: Sequence[HopRow]) -> str:
+    total = sum(len(copy.prints.prints) for copy in copies)
+    counts = Counter(row.fault for row in wrong)
+    told = ", ".join(f"{count:,} {fault.value}" for fault, count in counts.most_common())
+    return f"  sync {sync}, {before.value} to {hop.value}: {total:,} tensors, {told or 'all as before'}"
+
+
+def _outcome(path: Path, syncs: Sequence[int], rows: Sequence[HopRow], lines: Sequence[str]) -> Outcome:
+    findings = [
+        Finding(
+            verdict=Verdict.ERROR, step=row.sync, place=row.name,
+            sentence=f"{row.before} to {row.hop}, rank {row.replica}: {row.name}, {row.fault.value}: {row.reason}",
+        )
+        for row in rows
+    ]  # fmt: skip
+    headline = "AGREE: every hop passed on the weights that it was given."
+    if rows:
+        first = rows[0]
+        same = [row for row in rows if (row.sync, row.hop) == (first.sync, first.hop)]
+        others = f", and {len(same) - 1:,} more of {first.hop}" if len(same) > 1 else ""
+        where = f"sync {first.sync}, {first.before} to {first.hop}"
+        headline = f"DIFFERENT: {where}: {first.name}, {first.fault.value}{others}."
+    told = lines if len(lines) <= _MAX_LINES else [line for line in lines if "all as before" not in line][:_MAX_LINES]
+    return Outcome(
+        command="weights", paths=[path], compared=f"Compared {len(lines):,} hops of {len(syncs):,} transfers.",
+        headline=headline, findings=findings, lines=told,
+        numbers={"syncs": list(syncs), "hops": len(lines), "wrong": len(rows)},
+        tables={"hops": table_of(HopRow, rows)} if rows else {},
+    )  # fmt: skip
+
+
+_MAX_LINES = 20
+_MOST_EARLIER = 8
+"""Transfers in which a stale tensor is looked for."""
