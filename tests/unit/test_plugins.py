@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import importlib.util
 import logging
 import os
 import re
@@ -15,8 +16,10 @@ import pytest
 
 import msprobe_core
 from msprobe_core import hookspecs, plugin
+from msprobe_core.findings import Level
 from msprobe_core.hookspecs import hookimpl
 from msprobe_core.plugins import Plugin, Registry
+from msprobe_core.plugins.checking import check_plugins
 
 REPOSITORY = Path(msprobe_core.__file__).parents[1]
 HOOKS = sorted(name for name in vars(hookspecs.HookSpecs) if name.startswith("msprobe_"))
@@ -312,6 +315,23 @@ def test_every_hook_has_a_runnable_example(hook, registry):
     (offers,) = [implementation.function() for implementation in getattr(registry.manager.hook, hook).get_hookimpls()]
     assert offers
     assert all(offer.name for offer in offers)
+
+
+OLD = sorted((REPOSITORY / "tests" / "data" / "old_plugins").glob("*.py"))
+"""Plugins as they were written for earlier releases; a release adds its own and edits none."""
+
+
+@pytest.mark.parametrize("path", OLD, ids=lambda path: path.stem)
+def test_plugins_for_earlier_releases_still_load(registry, path, caplog):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    registry.add(Plugin("old", "0.1", "msprobe-old"), lambda: module)
+    (found,) = check_plugins(registry)
+    assert [problem for problem in found.problems if problem.level is not Level.NOTE] == []
+    assert caplog.records == []
+    assert {hook: len(registry.offers(hook)) for hook in found.hooks} == dict.fromkeys(found.hooks, 1)
+    assert len(found.hooks) > 8
 
 
 # --- layers -----------------------------------------------------------------------------------------------------
