@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 from weakref import WeakSet
 
@@ -153,28 +153,34 @@ def _groups_of_classic(optimizer: Any, names: Mapping[int, str]) -> Iterator[Par
     """
     scale = getattr(optimizer, "loss_scale", 1.0)  # MindSpore has multiplied the decay by it
     numbers: dict[int, dict[str, Scalar]] = {}
+    names_of_values = ("learning_rate", "group_weight_decay" if optimizer.is_group else "weight_decay")
+    rates, decays_of = (_each(optimizer, name) for name in names_of_values)
+    flags = _each(optimizer, "decay_flags", default=True)
+    central = _each(optimizer, "grad_centralization_flags", default=False)
     groups: dict[tuple[Any, ...], tuple[dict[str, Scalar], list[Any]]] = {}
     for place, parameter in enumerate(cast("Sequence[Any]", optimizer.parameters)):
-        rate = _each(optimizer, "learning_rate", place)
-        decay = _each(optimizer, "group_weight_decay" if optimizer.is_group else "weight_decay", place)
+        rate, decay = rates(place), decays_of(place)
         for name, value in (("lr", rate), ("weight_decay", decay)):
             if id(value) not in numbers:
                 numbers[id(value)] = _setting(name, value)
-        decays = dict(numbers[id(decay)]) if _each(optimizer, "decay_flags", place, default=True) else {}
+        decays = dict(numbers[id(decay)]) if flags(place) else {}
         number = decays.setdefault("weight_decay", 0.0)
         if isinstance(number, float) and scale and scale != 1.0:
             decays["weight_decay"] = float(str(np.float32(number / scale)))
-        centralises = bool(_each(optimizer, "grad_centralization_flags", place, default=False))
+        centralises = bool(central(place))
         settings = {**numbers[id(rate)], **decays, "grad_centralization": centralises}
         groups.setdefault((id(rate), *settings.items()), (settings, []))[1].append(parameter)
     for settings, members in groups.values():
         yield ParameterGroup(settings=settings, parameters=_named(members, names))
 
 
-def _each(optimizer: Any, name: str, place: int, default: Any = None) -> Any:
-    value = getattr(optimizer, name, default)
-    is_of_each = isinstance(value, tuple | list | nn.CellList)
-    return value[place] if is_of_each and place < len(value) else value  # pyright: ignore[reportUnknownArgumentType]
+def _each(optimizer: Any, name: str, default: Any = None) -> Callable[[int], Any]:
+    """Return what an attribute says of each parameter, by its place: the attribute itself if it is one for all."""
+    value: Any = getattr(optimizer, name, default)
+    if not isinstance(value, tuple | list | nn.CellList):
+        return lambda _: value
+    values = list(cast("Iterable[Any]", value))
+    return lambda place: values[place] if place < len(values) else value
 
 
 def _setting(name: str, value: Any) -> dict[str, Scalar]:
