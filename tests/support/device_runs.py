@@ -342,3 +342,18 @@ def across_streams() -> Mapping[str, list[str]]:
             x + 1
         found[order] = [*clock.unordered]
     return found
+
+
+# --- the proof on a device ------------------------------------------------------------------------------------------
+
+
+def prove_reductions(dtype: str) -> tuple[tuple[str, ...], bool | None]:
+    """Return the row of ``bench.device`` about the reductions of a dtype."""
+    from bench.device.chapters import Proof
+    from bench.device.machine import Simulated
+    from bench.device.reductions import REDUCTIONS
+
+    proof = Proof(Simulated(), Path(), is_small=True)
+    (case,) = (case for case in REDUCTIONS.cases(proof) if case.name == dtype)
+    outcome = case.run()
+    return outcome.cells, outcome.holds

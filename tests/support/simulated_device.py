@@ -62,6 +62,13 @@ class SimulatedTensor(Tensor):
             cls, held.size(), strides=held.stride(), storage_offset=held.storage_offset(), dtype=held.dtype,
             layout=held.layout, device=device,
         )  # fmt: skip
+        # Negation and conjugation that PyTorch puts off belong to the tensor on the device, as all operators see it.
+        if held.is_neg():
+            torch._C._set_neg(held, False)
+            torch._C._set_neg(made, True)
+        if held.is_conj():
+            torch._C._set_conj(held, False)
+            torch._C._set_conj(made, True)
         made.held, made.owner = held, owner
         owner.memory.hold(made, held)
         return made
@@ -281,7 +288,12 @@ def _written_by(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
 
 
 def _held(values: Any) -> Any:
-    return tree_map_only(SimulatedTensor, lambda tensor: tensor.held, values)
+    return tree_map_only(SimulatedTensor, _held_by, values)
+
+
+def _held_by(tensor: SimulatedTensor) -> Tensor:
+    held = tensor.held.conj() if tensor.is_conj() else tensor.held
+    return torch._neg_view(held) if tensor.is_neg() else held
 
 
 def _known(kwargs: Mapping[str, Any]) -> dict[str, Any]:

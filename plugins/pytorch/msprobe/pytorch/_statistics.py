@@ -296,6 +296,8 @@ class DeferredStatistics:
             values = values.abs()
         elif dtype is torch.bool:
             values = values.to(torch.uint8)
+        if values.dtype is torch.float64 and values.device.type in WITHOUT_DOUBLE:
+            values = values.float()  # a norm in a smaller dtype than its input is refused
         low, high = torch.aminmax(values)
         # Values are unknown here, so the sums are wide enough for any.
         wide = torch.float32 if values.device.type in WITHOUT_DOUBLE else torch.float64

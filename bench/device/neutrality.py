@@ -1,0 +1,133 @@
+"""Chapter 3: a recorded training is bitwise the same."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+
+import torch
+
+from bench.device.chapters import Case, Chapter, Outcome, Proof
+from bench.device.machine import Machine
+from bench.device.programs import DTYPES, Training, tiny
+from bench.device.recording import LEVELS, Around, Kind, recorded
+
+ARCHITECTURES = ("llama", "gpt2", "bert", "moe", "vit", "t5", "neox", "mamba2")
+
+KINDS = [
+    *(Kind(level, mode=mode) for level, mode in itertools.product(LEVELS, ("statistics", "hash", "sketch"))),
+    *(Kind(level, "tensor") for level in LEVELS),
+]
+
+_NUM_STEPS = 3
+
+Make = Callable[[], Training]
+Train = Callable[[Training, Around], None]
+
+
+def _plain(training: Training, around: Around) -> None:
+    for _ in range(_NUM_STEPS):
+        with around():
+            training.step()
+
+
+def _on_stream(training: Training, around: Around) -> None:
+    """Train on a stream of its own."""
+    streams = getattr(torch, training.machine.kind)
+    stream = streams.Stream()
+    stream.wait_stream(streams.current_stream())
+    with streams.stream(stream):
+        _plain(training, around)
+    streams.current_stream().wait_stream(stream)
+
+
+def _replayed(training: Training, around: Around) -> None:
+    """Train by replays of a CUDA graph of forward and backward, which is captured without the probe."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    batch = training.batches[0]
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            training.model(**batch).loss.backward()
+            training.optimizer.zero_grad(set_to_none=False)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        loss = training.model(**batch).loss
+        loss.backward()
+    for _ in range(_NUM_STEPS):
+        with around():
+            training.optimizer.zero_grad(set_to_none=False)
+            graph.replay()
+            training.optimizer.step()
+            training.losses.append(loss.detach().clone())
+
+
+def _compiled(training: Training, around: Around) -> None:
+    training.call = torch.compile(training.model)
+    _plain(training, around)
+
+
+def _recomputed(training: Training, around: Around) -> None:
+    model = training.model
+    model.gradient_checkpointing_enable({"use_reentrant": False})  # pyright: ignore[reportCallIssue]
+    _plain(training, around)
+
+
+def _state(make: Make, train: Train, around: Callable[[Training], AbstractContextManager[Around]]) -> dict[str, str]:
+    training = make()
+    torch.manual_seed(1)
+    with around(training) as step:
+        train(training, step)
+    training.machine.synchronize()
+    return training.state()
+
+
+def _bare(training: Training) -> AbstractContextManager[Around]:
+    del training
+    return nullcontext(nullcontext)
+
+
+def _compare(make: Make, train: Train, kinds: list[Kind], proof: Proof) -> Outcome:
+    bare = [_state(make, train, _bare) for _ in range(2)]
+    if bare[0] != bare[1]:
+        return Outcome(("no", "", "the training itself does not repeat"))
+    different: list[str] = []
+    for kind in kinds:
+        state = _state(make, train, lambda training, kind=kind: recorded(kind, training, proof.work / "neutral"))
+        if state != bare[0]:
+            first = next(name for name in bare[0] if state.get(name) != bare[0][name])
+            different.append(f"{kind.label} ({first})")
+    proof.machine.release()
+    cells = "yes", f"{len(kinds) - len(different)} of {len(kinds)}", ", ".join(different) or "none"
+    return Outcome(cells, holds=not different)
+
+
+def _programs(machine: Machine) -> dict[str, Train]:
+    found: dict[str, Train] = {"recomputed": _recomputed}
+    if machine.kind != "npu" or machine.is_real:
+        found["compiled"] = _compiled
+    if machine.kind == "cuda":
+        found |= {"on a stream of its own": _on_stream, "replayed from a CUDA graph": _replayed}
+    return found
+
+
+def _cases(proof: Proof) -> Iterator[Case]:
+    machine = proof.machine
+    names = ARCHITECTURES[:2] if proof.is_small else ARCHITECTURES
+    kinds = KINDS[:: len(KINDS) - 1] if proof.is_small else KINDS
+    for name, dtype in itertools.product(names, DTYPES):
+        yield Case(f"{name}, {dtype}", partial(_compare, partial(tiny, name, dtype, machine), _plain, kinds, proof))
+    for program, train in _programs(machine).items():
+        make = partial(tiny, "llama", "bfloat16", machine)
+        yield Case(f"llama, bfloat16, {program}", partial(_compare, make, train, kinds, proof))
+
+
+NEUTRALITY = Chapter(
+    "neutrality",
+    "Losses, gradients, weights and moments with and without the probe",
+    ("repeats without the probe", "kinds of recording that are bitwise equal", "different"),
+    _cases,
+)

@@ -1,0 +1,107 @@
+"""``bench/device/run.sh``: dry runs, on the host and on the simulated device, and what its tables rest on."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import device_runs
+import pytest
+import simulated_device
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from bench.device.chapters import Book, Case, Chapter, Outcome, Proof
+from bench.device.machine import Host, waits_of
+
+ROOT = Path(__file__).parents[2]
+needs_device = pytest.mark.skipif(
+    not simulated_device.has_python_devices(), reason="this PyTorch takes no device that is written in Python"
+)
+
+
+@pytest.fixture
+def proof(tmp_path):
+    return Proof(Host(), tmp_path, is_small=True)
+
+
+def chapter_of(*cases):
+    return Chapter("one", "One chapter", ("found",), lambda _: cases)
+
+
+class TestBook:
+    def test_goes_on_after_the_last_whole_row(self, tmp_path, proof):
+        ran = []
+
+        def case(name):
+            return Case(name, lambda: ran.append(name) or Outcome((f"found {name}",), holds=True))
+
+        chapter = chapter_of(case("a"), case("b"), case("c"))
+        Book(tmp_path, 60).write(chapter_of(case("a"), case("b")), proof)
+        path = tmp_path / "one.jsonl"
+        path.write_text(path.read_text()[:-5])  # a run that was killed while it wrote
+        book = Book(tmp_path, 60)
+        book.write(chapter, proof)
+        assert ran == ["a", "b", "b", "c"]
+        assert [row.case for row in book.rows(chapter)] == ["a", "b", "c"]
+        assert "| b | found b | yes |" in book.page([chapter], "# Proof")
+
+    def test_an_error_is_a_row_that_is_not_as_promised(self, tmp_path, proof):
+        chapter = chapter_of(Case("bad", lambda: torch.ones(2) @ torch.ones(3)), Case("good", lambda: Outcome(("",))))
+        book = Book(tmp_path, 60)
+        book.write(chapter, proof)
+        bad, good = book.rows(chapter)
+        assert "RuntimeError" in bad.cells[0]
+        assert [bad.holds, good.holds] == [False, None]
+        assert book.num_missed([chapter]) == 1
+
+    def test_what_the_time_did_not_allow_is_said(self, tmp_path, proof):
+        book = Book(tmp_path, -1)
+        chapter = chapter_of(Case("late", lambda: Outcome(())))
+        book.write(chapter, proof)
+        assert book.left_out == ["one: late"]
+        assert "one: late" in book.page([chapter], "# Proof")
+
+
+def test_waits_are_counted_inside_of_the_step_only():
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        with record_function("cudaStreamSynchronize"):
+            torch.ones(2)
+        with record_function("step of the proof"), record_function("cudaStreamSynchronize"):
+            torch.ones(2)
+        with record_function("cudaEventSynchronize"):
+            torch.ones(2)
+    assert waits_of(profiled.events()) == ["cudaStreamSynchronize"]
+
+
+@needs_device
+@pytest.mark.parametrize("dtype", ["float64", "complex64"])  # the device has no float64, and puts conjugation off
+def test_reductions_of_the_simulated_device_are_those_of_the_host(dtype):
+    with simulated_device.device_process() as run:
+        cells, holds = run(device_runs.prove_reductions, dtype)
+    assert holds, cells
+
+
+def run_proof(out, *arguments, **variables):
+    command = ["bash", str(ROOT / "bench/device/run.sh"), "--out", str(out), "--small", *arguments]
+    environment = {**os.environ, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1", **variables}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment)
+    return done, (out / "proof.md").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ["cpu", pytest.param("simulated", marks=needs_device)])
+def test_dry_run(tmp_path, device):
+    done, page = run_proof(tmp_path / "out", "--device", device)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 rows are not as promised; 0 left out" in done.stdout
+    assert "| llama, autocast | yes | 2 of 2 | none | yes |" in page
+    assert ("| mix sketch | 0 | 0 |" in page) == (device == "simulated")
+
+
+@pytest.mark.slow
+def test_dry_run_of_the_kernel(tmp_path):
+    pytest.importorskip("triton")
+    done, page = run_proof(tmp_path / "out", "--device", "cpu", "kernel", TRITON_INTERPRET="1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert page.count("elements | ") == 12
