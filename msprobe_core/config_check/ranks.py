@@ -19,7 +19,7 @@ from msprobe_core.config.ranges import format_ranges
 from msprobe_core.config_check.config_codes import ConfigCode
 from msprobe_core.config_check.data_differences import shared_data
 from msprobe_core.config_check.differences import ConfigResult, Difference, Section, SectionResult, Severity
-from msprobe_core.config_check.model_differences import without_names_of_classes
+from msprobe_core.config_check.following_differences import without_names_of_classes
 from msprobe_core.config_check.runs import Run
 from msprobe_core.config_check.severities import is_harmless_variable, severity_of_setting, with_named_precision
 from msprobe_core.config_check.sides import LEVELS, following, leaders, said, section_result
