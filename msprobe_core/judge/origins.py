@@ -7,6 +7,9 @@ is not a source itself: the search descends as far as calls were recorded.
 A wrong value without a recorded maker is explained, in this order, by calls that one side has alone, by the innermost
 enclosing module that is a source, or else by calls outside of the recording.
 
+A call that one side has alone is no suspect if the results of a module around it agree, as long as there is another
+suspect: both sides compute the same there.
+
 A fault may be weak where it arises and strong later. So from a source whose inputs differ noticeably, though within
 rounding, the search goes back along the values, and selects the call at which the error grew most, in units of what
 rounding explains.
@@ -15,6 +18,7 @@ rounding explains.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
@@ -45,6 +49,8 @@ _GROWTH = 1.3
 """Factor by which the error must grow more at an earlier call for that call to become the source."""
 
 _MAX_HOPS = 200
+_MADE_GOOD = 10.0
+"""Excess of an error that cannot be lost by chance in a larger value that it is part of."""
 _MANY_ALONE = 4
 """If one side alone has more calls of a module, it computes the same by other calls."""
 
@@ -122,20 +128,49 @@ def find_sources(rows: Rows, nodes: pl.DataFrame, nesting: Nesting, *, is_foreig
     alone = _Alone(nodes, nesting, is_foreign=is_foreign)
     values = _Values(rows, nodes)
     by_entry = {node["entry"]: node for node in events}
+    agreeing = _agreeing_modules(nodes)
     explained: set[str] = set()
     found: list[Source] = []
+    made_good: list[Source] = []
     for node in events:
         if node["entry"] in explained:
             continue
         source = _source_at(node, by_entry, nesting, alone, values)
+        around = _making_good(source, nesting, agreeing)
         for each in (node, source.node, source.seen_at):
             if each is not None:
-                explained.update((each["entry"], *nesting.of(each)))
-        if all(source.node["entry"] != other.node["entry"] for other in found):
-            found.append(source)
+                explained.update((each["entry"], *_below(around, nesting.of(each))))
+        others = found if around is None else made_good
+        if all(source.node["entry"] != other.node["entry"] for other in others):
+            others.append(source)
         if len(found) == MAX_SOURCES:
             break
-    return found
+    return found or made_good[:MAX_SOURCES]
+
+
+def _agreeing_modules(nodes: pl.DataFrame) -> AbstractSet[str]:
+    """Return the modules that both sides call, and whose results agree."""
+    is_right = (pl.col("output_excess") <= 1) & ~pl.col("parts_missing") & ~pl.col("is_lost")
+    is_forward = pl.col("only_on").is_null() & (pl.col("phase") == Phase.FORWARD.value)
+    return {*nodes.filter(is_module() & is_forward & is_right & pl.col("takes_values"))["entry"]}
+
+
+def _making_good(source: Source, nesting: Nesting, agreeing: AbstractSet[str]) -> str | None:
+    """Return the module whose results agree around a call that one side makes alone; ``None`` if there is none.
+
+    Both sides compute the same, and only divide it differently among the modules inside, as releases of a library do.
+    An error that is small may also be lost in what is added to it, so only strong ones are taken to be made good.
+    """
+    if source.lone is None or source.seen_at is None or source.seen_at["phase"] != Phase.FORWARD.value:
+        return None
+    if source.size("excess") < _MADE_GOOD:
+        return None
+    return next((entry for entry in nesting.of(source.seen_at) if entry in agreeing), None)
+
+
+def _below(around: str | None, entries: Sequence[str]) -> Sequence[str]:
+    """Return the entries, innermost first, that come before a module; all if there is none."""
+    return entries if around not in entries else entries[: entries.index(around)]
 
 
 def is_flagged() -> pl.Expr:

@@ -58,10 +58,23 @@ class Run:
                 scaled = value * faults[f"extra{i}"]
                 self.call(f"Torch.mul.{i}.forward", [tensor(value)], scaled, layer)
                 value = scaled
+            if i == 1 and "doubled" in faults:
+                value = self.doubled(value, layer, inside=faults["doubled"] == "inside")
             value = value * faults.get(f"layer{i}", 1.0)
             self.call(layer, [tensor(given)], value, "Module.Model.forward.0", parameters={"weight": tensor(weight)})
         self.call("Module.Model.forward.0", [tensor(begin)], value)
         return self
+
+    def doubled(self, value, layer, *, inside):
+        """Double a value by a call inside a module of the layer, or by another call after it."""
+        inner = f"{layer.removesuffix('.Layer.forward.0')}.inner.Inner.forward.0"
+        self.call("Functional.relu6.1.forward", [tensor(value)], value, inner)
+        if inside:
+            self.call("Torch.multiply.1.forward", [tensor(value)], 2 * value, inner)
+        self.call(inner, [tensor(value)], 2 * value if inside else value, layer)
+        if not inside:
+            self.call("Torch.mul.1.forward", [tensor(value)], 2 * value, layer)
+        return 2 * value
 
     def backward(self):
         gradient = np.ones((4, 8))
@@ -93,6 +106,18 @@ def golden(tmp_path):
 def found(tmp_path, golden, **faults):
     target = Run(**faults).forward().backward().write(tmp_path / "target")
     return locate(target, golden)
+
+
+def test_a_call_moved_between_modules_is_no_suspect_beside_a_fault(tmp_path):
+    golden = Run(doubled="after").forward().backward().write(tmp_path / "golden")
+    result = found(tmp_path, golden, doubled="inside", linear3=1.01)
+    assert [suspect.entry for suspect in result.suspects] == ["Functional.linear.3.forward"]
+
+
+def test_a_call_of_one_side_is_a_suspect_if_no_module_makes_it_good(tmp_path):
+    golden = Run(doubled="after").forward().backward().write(tmp_path / "golden")
+    result = found(tmp_path, golden, doubled="inside", layer1=1.5, linear3=1.01)
+    assert result.suspects[0].entry == "Torch.multiply.1.forward"
 
 
 def test_equal_runs_agree(tmp_path, golden):
