@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from bench.faults.architectures import ARCHITECTURES
-from bench.faults.recording import DTYPES, MODES, NUM_REPEATS, STEPS
+from bench.faults.recording import DTYPES, Recordable
 
 
 @dataclass
-class Training:
+class Training(Recordable):
     """A training of some steps, whose parts a fault may replace.
 
     Attributes:
@@ -54,7 +50,6 @@ class Training:
         self.change_batch: Callable[[dict[str, torch.Tensor], int], dict[str, torch.Tensor]] = lambda batch, _: batch
         self.after_backward: list[Callable[[], None]] = []
         self.after_update: list[Callable[[int], object]] = []
-        self.num_threads = 1
         matrices = [p for p in self.model.parameters() if p.dim() > 1]
         vectors = [p for p in self.model.parameters() if p.dim() <= 1]
         groups = [{"params": matrices, "weight_decay": 0.5}, {"params": vectors, "weight_decay": 0.0}]
@@ -117,63 +112,3 @@ class Training:
         if self.zeroes:
             self.optimizer.zero_grad()
         return seen
-
-    def fingerprint(self, kernels: AbstractContextManager[object] | None = None) -> str:
-        """Train, and return a digest of all outputs, losses, gradients and weights."""
-        digest = hashlib.sha256()
-        for step in range(STEPS):
-            with kernels or nullcontext():
-                seen = self.step(step)
-            for tensor in (*seen, *(p.detach() for p in self.model.parameters())):
-                digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()
-
-    def record_golden(self, directory: Path, mode: str) -> None:
-        """Train, record each step into ``directory``, and repeat all of them with perturbed last digits."""
-        from msprobe.pytorch import PrecisionDebugger, calibration
-
-        directory.mkdir(parents=True)
-        config = directory.with_suffix(".json")
-        config.write_text(json.dumps({"level": "mix", "dump_path": str(directory), **MODES[mode]}))
-        debugger = PrecisionDebugger(str(config))
-        with calibration(debugger, self.model, [self.optimizer], repeats=NUM_REPEATS) as runs:
-            for _ in runs:
-                for step in range(STEPS):
-                    self.step(step)
-                    debugger.step()
-        debugger.close()
-
-    def record(
-        self,
-        directory: Path,
-        mode: str,
-        *,
-        kernels: AbstractContextManager[object] | None = None,
-        perturb: dict[str, int] | None = None,
-    ) -> None:
-        """Train and record each step into ``directory``.
-
-        Args:
-            directory: Must not exist.
-            mode: Configuration of the recording.
-            kernels: Context with alternative kernels; by default the framework's own.
-            perturb: The debugger's setting for perturbation.
-        """
-        from msprobe.pytorch import PrecisionDebugger
-
-        directory.mkdir(parents=True)
-        threads = torch.get_num_threads()
-        torch.set_num_threads(self.num_threads)
-        config = directory / "config.json"
-        more = {} if perturb is None else {"perturb": perturb}
-        config.write_text(json.dumps({"level": "mix", "dump_path": str(directory), **MODES[mode], **more}))
-        debugger = PrecisionDebugger(str(config))
-        for step in range(STEPS):
-            debugger.start(self.model)
-            with kernels or nullcontext():
-                self.step(step)
-            debugger.stop()
-            debugger.step()
-        debugger.close()
-        torch.set_num_threads(threads)
-        config.unlink()

@@ -1,0 +1,224 @@
+"""Reproduce published bugs, let the commands find them, and print how many they find.
+
+    python -m bench.bugs [--bug SUBSTRING] [--half tuned|held-out] [--kernels same|other|both] [--mode MODE]
+                         [--healthy] [--work DIR] [--out FILE] [--json FILE] [--jobs 1]
+
+Golden is the code that fixed a bug, target the code that had it: the releases themselves where both run here, each in
+a directory of its own (`bench.bugs.releases`), or the defect alone in today's code. ``--kernels other``: the target
+also runs on other kernels, as on another device, so that every value differs by rounding. Bugs are in two halves by
+their names; wrong answers about the held out half must not change the judge.
+
+Prints Markdown; bugs that are not found stay in the tables.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from threading import Lock
+
+from bench.bugs.bug import Bug, Half, Side
+from bench.bugs.catalogue import bugs
+from bench.bugs.checks import ALWAYS, CHECKS
+from bench.bugs.healthy import HEALTHY, Pair
+from bench.bugs.record import KERNELS
+from bench.bugs.releases import paths_of
+from bench.bugs.table import render
+from bench.faults.answers import MSPROBE, TIMEOUT_S, Answer, Nesting, ask_compare, ask_locate
+from bench.faults.scoring import Score, score
+from bench.faults.single import file_name
+from bench.faults.truth import Fault, Phase
+
+ROOT = Path(__file__).parents[2]
+_LOCKS: defaultdict[Path, Lock] = defaultdict(Lock)
+"""One for each golden run, which pairs share."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What the commands say of one pair.
+
+    Attributes:
+        name: Name of the bug, or of the healthy pair.
+        kernels: Kernels of the target.
+        changes: Whether the target's results differ from the golden run's at all.
+        locate: Answer of ``locate``.
+        compare: Answer of ``compare``.
+        place: Score of ``locate``; ``None`` of a healthy pair.
+        checks: What further commands say, by name: whether something is wrong, ``None`` if they cannot tell.
+        recording_seconds: Wall time of recording both sides.
+    """
+
+    name: str
+    kernels: str
+    changes: bool
+    locate: Answer
+    compare: Answer
+    place: Score | None = None
+    checks: dict[str, bool | None] = field(default_factory=dict)
+    recording_seconds: float = 0.0
+
+
+def recorded(bug: Bug, side: Side, place: Path, *options: str) -> float:
+    """Record a side in a process of its own, unless it was, and return how long that took in seconds."""
+    if place.exists():
+        return 0.0
+    begin = time.perf_counter()
+    place.parent.mkdir(parents=True, exist_ok=True)
+    path = os.pathsep.join(str(one) for one in (*paths_of(bug.requirements(side)), ROOT))
+    command = [sys.executable, "-m", "bench.bugs.record", bug.name, side.value, str(place), *options]
+    _run_apart(command, {**os.environ, "PYTHONPATH": path}, place)
+    return time.perf_counter() - begin
+
+
+def _run_apart(command: Sequence[str], environment: dict[str, str], place: Path) -> None:
+    """Run a command with all processes that it starts; remove the recording in ``place`` if it fails."""
+    with tempfile.TemporaryFile("w+") as said:  # not a pipe, which a process that is left over would keep open
+        process = subprocess.Popen(command, env=environment, stdout=said, stderr=said, start_new_session=True)
+        try:
+            failed = process.wait(TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            failed = process.wait()
+        if failed:
+            shutil.rmtree(place, ignore_errors=True)
+            said.seek(0)
+            raise RuntimeError(f"{' '.join(command[1:5])} failed: {said.read().strip()[-2000:]}")
+
+
+def golden_of(bug: Bug, work: Path, mode: str, *options: str) -> tuple[Path, float]:
+    """Record and calibrate the golden run of a bug; return its directory and the seconds it took."""
+    place = work / file_name(bug.name) / "-".join(("golden", mode, *options[1:])) / "run"
+    with _LOCKS[place]:
+        return place, _golden(bug, place, mode, *options)
+
+
+def _golden(bug: Bug, place: Path, mode: str, *options: str) -> float:
+    seconds = recorded(bug, Side.GOLDEN, place, "--mode", mode, *options)
+    if seconds:
+        begin = time.perf_counter()
+        _run_apart([MSPROBE, "calibrate", str(place)], dict(os.environ), place)
+        seconds += time.perf_counter() - begin
+    return seconds
+
+
+def run(bug: Bug, kernels: str, work: Path, mode: str) -> Result:
+    """Reproduce a bug, and ask all commands."""
+    golden, seconds = golden_of(bug, work, mode)
+    target = work / file_name(bug.name) / f"{kernels}-{mode}" / "run"
+    seconds += recorded(bug, Side.TARGET, target, "--mode", mode, "--kernels", kernels)
+    answer = ask_locate(target, golden, target.with_name("locate"))
+    # They say the same of the target on other kernels.
+    names = (*ALWAYS, *bug.checks) if kernels == "same" else ()
+    return Result(
+        bug.name,
+        kernels,
+        fingerprints(target) != fingerprints(golden),
+        answer,
+        ask_compare(target, golden, target.with_name("compare")),
+        score(answer, Fault(bug.name, Phase.FORWARD, (), None), bug.truth, Nesting(target, golden)),
+        {name: CHECKS[name](target, golden, target.with_name(name)) for name in names},
+        seconds,
+    )
+
+
+def run_healthy(pair: Pair, work: Path, mode: str) -> Result:
+    """Record both sides of a healthy pair, and ask whether they are."""
+    bug = bugs()[pair.bug]
+    steps = ("--steps", str(pair.steps))
+    golden, seconds = golden_of(bug, work, mode, *steps)
+    other = pair.of(bug)
+    target = work / file_name(pair.name) / "run"
+    # Made as a target is, but from the code without the defect.
+    seconds += recorded(other, Side.GOLDEN, target, "--mode", mode, "--kernels", pair.kernels, "--plain", *steps)
+    return Result(
+        pair.name,
+        pair.kernels,
+        fingerprints(target) != fingerprints(golden),
+        ask_locate(target, golden, target.with_name("locate")),
+        ask_compare(target, golden, target.with_name("compare")),
+        recording_seconds=seconds,
+    )
+
+
+def fingerprints(place: Path) -> list[str]:
+    """Return a digest of the results of each rank."""
+    return [path.read_text() for path in sorted(place.parent.glob(f"{place.name}.*.fingerprint"))]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run, print and write."""
+    asked = _arguments(argv)
+    kernels = KERNELS if asked.kernels == "both" else (asked.kernels,)
+    chosen = [one for one in bugs().values() if asked.bug in one.name and asked.half in (None, one.half)]
+    pairs = [one for one in HEALTHY if asked.bug in one.name] if asked.healthy else []
+    results: list[Result] = []
+    with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(asked.jobs) as pool:
+        work = (asked.work or Path(scratch)).resolve()
+        # Both targets of a bug share its golden run.
+        tasks = [[partial(run, bug, one, work, asked.mode) for one in kernels] for bug in chosen]
+        tasks += [[partial(run_healthy, pair, work, asked.mode)] for pair in pairs]
+        for each in as_completed([pool.submit(_all, one) for one in tasks]):
+            results += each.result()
+            _write(results, asked)
+    print(_page(results))
+    if len(results) < sum(map(len, tasks)):
+        raise SystemExit("some pairs could not be recorded")
+
+
+def _page(results: Sequence[Result]) -> str:
+    """Return the tables, in the order of the catalogue."""
+    order = [*bugs(), *(pair.name for pair in HEALTHY)]
+    found = sorted(results, key=lambda one: (order.index(one.name), one.kernels != "same"))
+    return render(bugs(), *([one for one in found if (one.name in bugs()) is is_bug] for is_bug in (True, False)))
+
+
+def _write(results: Sequence[Result], asked: argparse.Namespace) -> None:
+    """Write what there is so far, so that a long run can be followed."""
+    if asked.out:
+        asked.out.write_text(_page(results))
+    if asked.json:
+        asked.json.write_text(json.dumps([asdict(one) for one in results], indent=1))
+
+
+def _all(tasks: Sequence[Callable[[], Result]]) -> list[Result]:
+    """Run tasks one after the other, and return what they found; nothing for what cannot be recorded."""
+    return [result for task in tasks if (result := _said(task)) is not None]
+
+
+def _said(task: Callable[[], Result]) -> Result | None:
+    try:
+        result = task()
+    except RuntimeError as error:
+        print(error, file=sys.stderr, flush=True)
+        return None
+    print(f"{result.name}, {result.kernels} kernels: {result.locate.verdict}", file=sys.stderr, flush=True)
+    return result
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.bugs", description=(__doc__ or "").splitlines()[0])
+    halves = {half.value.replace(" ", "-"): half for half in Half}
+    parser.add_argument("--bug", default="", help="bugs and healthy pairs whose name contains this")
+    parser.add_argument("--half", type=halves.__getitem__, help=" or ".join(halves))
+    parser.add_argument("--kernels", choices=(*KERNELS, "both"), default="both", help="of the target (%(default)s)")
+    parser.add_argument("--mode", choices=("statistics", "sketch", "tensor"), default="statistics")
+    parser.add_argument("--healthy", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--work", type=Path, help="keeps recordings there; a temporary directory by default")
+    parser.add_argument("--out", type=Path, help="file for the tables, as a page")
+    parser.add_argument("--json", type=Path, help="file for all answers")
+    parser.add_argument("--jobs", type=int, default=1)
+    return parser.parse_args(argv)

@@ -1,0 +1,117 @@
+"""Results as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from bench.bugs.bug import Bug, url_of
+
+if TYPE_CHECKING:
+    from bench.bugs.runner import Result
+
+_INTRO = """# Published bugs
+
+`python -m bench.bugs --out docs/real_bugs.md` reproduces bugs that were reported in public, lets the commands find
+them, and writes this page. The golden run is the code that fixed a bug, the target the code that had it: the two
+releases themselves where both run beside today's PyTorch on the CPU, each installed into a directory of its own, or
+the defect alone, re-created in today's code. Models have two layers and random weights, which are equal on both
+sides; each run has two steps. The golden run is calibrated by three repetitions. With *other kernels* the target's
+matrix products and norms also round differently, as on another device.
+
+The first place is right if the first suspect of [`msprobe locate`](locate.md) is a call of the function that the fix
+changed; modules around it, inside it or next to it are wrong, as with [planted faults](locate.md#measured-accuracy).
+The halves are by the bugs' names and were fixed before the first run: wrong answers about the held out half do not
+change the judge. *Commands* counts `calibrate` and `locate` if these suffice, *seconds* is the wall time of `locate`
+on a machine with other work; `config`, `checkpoint` and `reduction` are `msprobe config_check`, `checkpoint compare`
+and `monitor reduction-check`, which were asked of the target on the same kernels. `acc_check` is not asked: each of
+these bugs consists of right calls. `compare` is asked without noise, with its fixed limits, and also calls runs
+different that only compute in another way: its column for healthy pairs says how often. Missed bugs and wrong places
+stay in the tables.
+"""
+_MARKS = {True: "yes", False: "no", None: "cannot tell"}
+_NO_FAULT = ("agree", "failed")
+
+
+def render(bugs: Mapping[str, Bug], results: Sequence[Result], healthy: Sequence[Result]) -> str:
+    """Return the shares, what was asked of each bug, all wrong answers, and the healthy pairs."""
+    parts = [
+        _shares(bugs, results, lambda bug, one: (bug.half.value, one.kernels)),
+        _shares(bugs, results, lambda bug, one: ("real code" if bug.is_real else "re-created", one.kernels)),
+        _bugs(bugs, results),
+        _misses(bugs, results),
+        _healthy(healthy),
+    ]
+    return "\n\n".join((_INTRO.strip(), *("\n".join(part) for part in parts))) + "\n"
+
+
+def _shares(
+    bugs: Mapping[str, Bug], results: Iterable[Result], key: Callable[[Bug, Result], tuple[str, str]]
+) -> Iterator[str]:
+    groups: dict[tuple[str, str], list[Result]] = {}
+    for one in results:
+        groups.setdefault(key(bugs[one.name], one), []).append(one)
+    yield "| bugs | kernels | number | detected by locate | by compare | first place right | among the first five |"
+    yield "|---|---|---|---|---|---|---|"
+    for (name, kernels), own in sorted(groups.items()):
+        scores = [one.place for one in own if one.place]
+        counts = (
+            sum(one.detected for one in scores),
+            sum(one.compare.verdict not in _NO_FAULT for one in own),
+            sum(one.is_first for one in scores),
+            sum(one.is_in_top_five for one in scores),
+        )
+        shares = " | ".join(f"{count} ({100 * count / len(own):.0f} %)" for count in counts)
+        yield f"| {name} | {kernels} | {len(own)} | {shares} |"
+
+
+def _bugs(bugs: Mapping[str, Bug], results: Sequence[Result]) -> Iterator[str]:
+    yield "| bug | kind | report | code | half | locate: same / other kernels | also say so | commands | seconds |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for name, bug in bugs.items():
+        own = sorted((one for one in results if one.name == name), key=lambda one: one.kernels != "same")
+        if not own:
+            continue
+        code = f"{bug.defective[0]} → {bug.fixed[0].split('==')[1]}" if bug.is_real else "re-created"
+        answers = " / ".join(_word(one) for one in own)
+        also = sorted({check for one in own for check, found in one.checks.items() if found})
+        also += ["compare"] * any(one.compare.verdict not in _NO_FAULT for one in own)
+        seconds = sum(one.locate.seconds for one in own) / len(own)
+        commands = "2" if all(one.place and one.place.is_first for one in own) else "-"
+        yield (
+            f"| {name} | {bug.kind.value} | [{bug.report}]({url_of(bug.report)}) | {code} | {bug.half.value} "
+            f"| {answers} | {', '.join(also) or '-'} | {commands} | {seconds:.1f} |"
+        )
+
+
+def _word(one: Result) -> str:
+    if not one.changes:
+        return "no effect"
+    if one.place is None or not one.place.detected:
+        return "missed" if one.locate.verdict == "agree" else one.locate.verdict
+    if one.place.is_first:
+        return "**first**"
+    return "among five" if one.place.is_in_top_five else "elsewhere"
+
+
+def _misses(bugs: Mapping[str, Bug], results: Iterable[Result]) -> Iterator[str]:
+    yield "First place not right:"
+    yield ""
+    for one in results:
+        if one.place is not None and not one.place.is_first:
+            first = one.locate.suspects[0] if one.locate.suspects else None
+            what = f"{first.entry} (step {first.step}): {first.kind}, {first.reason}" if first else one.locate.verdict
+            bug = bugs[one.name]
+            yield f"* {one.name} ({bug.half.value}, {one.kernels} kernels), in {bug.place}: {what[:240]}"
+
+
+def _healthy(results: Sequence[Result]) -> Iterator[str]:
+    yield "| healthy pair | bitwise equal | locate | compare | calls judged | beyond their limit |"
+    yield "|---|---|---|---|---|---|"
+    for one in results:
+        yield (
+            f"| {one.name} | {_MARKS[not one.changes]} | {one.locate.verdict} | {one.compare.verdict} "
+            f"| {one.locate.num_nodes:,} | {one.locate.num_flagged:,} |"
+        )
+    false = sum(one.locate.verdict != "agree" for one in results)
+    yield f"\nCalled faulty by locate: {false} of {len(results)}."
