@@ -28,6 +28,7 @@ from msprobe_core.cli.op_generate import op_generate
 from msprobe_core.cli.overflow import nan_analyze, overflow_check
 from msprobe_core.cli.parse import identify, parse
 from msprobe_core.cli.plugins import plugins
+from msprobe_core.cli.responses import responses
 from msprobe_core.cli.rl import rl
 from msprobe_core.cli.run_overflow_check import run_overflow_check
 from msprobe_core.cli.show_tensors import show
@@ -68,6 +69,7 @@ def msprobe_register_commands() -> Sequence[click.Command]:
         overflow_check,
         parse,
         plugins,
+        responses,
         rl,
         run_overflow_check,
         run_ut,

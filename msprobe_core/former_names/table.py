@@ -56,8 +56,8 @@ SINGLE_SAVE: Final = (
     "`msprobe compare` compares them"
 )
 RESPONSES: Final = (
-    "detection of anomalous responses is not part of msprobe yet; `msprobe verl compare` compares what training and "
-    "rollout compute for the same tokens"
+    "analyze_output_anomaly is in msprobe.core.response_anomaly; `msprobe responses` and ResponseGuard of "
+    "msprobe_core.rl find more"
 )
 INIT_STEP: Final = "the number of the first step is set by PrecisionDebugger.set_init_step(step)"
 INTERNAL: Final = (
@@ -79,6 +79,7 @@ MOVED: Final = {
     "msprobe.core.checkpoint.open_checkpoint": "msprobe_core.checkpoint:open_checkpoint",
     "msprobe.core.checkpoint.compare": "msprobe_core.checkpoint:compare_checkpoints",
     "msprobe.core.checkpoint.fingerprint": "msprobe_core.checkpoint:fingerprint_checkpoint",
+    "msprobe.core.response_anomaly.analyze_output_anomaly": "msprobe_core.rl.published_anomaly:analyze_output_anomaly",
     "msprobe.core.parse.identify": "msprobe_core.tensor_files.recognition:identify",
     "msprobe.core.parse.open_tensors": "msprobe_core.tensor_files.recognition:open_tensors",
     "msprobe.core.config_check.ConfigChecker": "msprobe_core.recording:ConfigChecker",

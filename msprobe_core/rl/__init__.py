@@ -4,6 +4,7 @@
 * Files: the structs of a run's files, and functions that read and write them.
 * Weights: `WeightDigests` takes fingerprints of parameters on their device, one by one as they pass;
   `WeightLog` writes those of one hop.
+* Answers: `ResponseGuard` watches what a model answers, while it does.
 * Names: `FSDP` and `MEGATRON` map modules of training backends to those of serving engines.
 
 Names are imported on first use.
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
         trainer_directory,
     )
     from msprobe_core.rl.module_maps import FSDP, MEGATRON
+    from msprobe_core.rl.response_guard import Anomaly, AnomalyKind, ResponseGuard
     from msprobe_core.rl.weight_digests import WeightDigests, placements_of, sizes_of, tee
     from msprobe_core.rl.weight_log import Hop, Parallel, WeightLog
     from msprobe_core.rl.writer import RunWriter
@@ -53,6 +55,7 @@ else:
                 "rank_directory recorded_config save_batch save_process save_run save_weights trainer_directory"
             ),
             "msprobe_core.rl.module_maps": "FSDP MEGATRON",
+            "msprobe_core.rl.response_guard": "Anomaly AnomalyKind ResponseGuard",
             "msprobe_core.rl.weight_digests": "WeightDigests placements_of sizes_of tee",
             "msprobe_core.rl.weight_log": "Hop Parallel WeightLog",
             "msprobe_core.rl.writer": "RunWriter",
@@ -69,6 +72,8 @@ __all__ = [  # noqa: RUF022  # by purpose
     "save_run", "save_weights", "trainer_directory",
     # Weights
     "Hop", "Parallel", "WeightLog", "WeightDigests", "placements_of", "sizes_of", "tee",
+    # Answers
+    "Anomaly", "AnomalyKind", "ResponseGuard",
     # Names
     "FSDP", "MEGATRON",
 ]  # fmt: skip

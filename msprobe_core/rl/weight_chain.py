@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -60,7 +59,6 @@ _FAULTS: Mapping[Relation, WeightFault] = {
     ),
 }
 _ROUNDING: Mapping[str, float] = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
-_FILE = re.compile(r"rank(\d+)" + re.escape(SUFFIX) + "$")
 _STAGES = {Hop.SENT: RLStage.WEIGHTS_SENT, Hop.RECEIVED: RLStage.WEIGHTS_RECEIVED}
 """Stages that a plugin for a trainer records the same at."""
 
@@ -137,10 +135,11 @@ def compare_chain(path: Path, chain: Sequence[Hop] = ()) -> Outcome:
 def _syncs(path: Path) -> dict[int, dict[Hop, list[tuple[int, Path]]]]:
     found: dict[int, dict[Hop, list[tuple[int, Path]]]] = {}
     for file in sorted(path.glob(f"sync*/*/rank*{SUFFIX}")):
-        number, rank = file.parents[1].name.removeprefix("sync"), _FILE.match(file.name)
-        if number.isdecimal() and rank is not None:
+        number = file.parents[1].name.removeprefix("sync")
+        rank = file.name.removeprefix("rank").removesuffix(SUFFIX)
+        if number.isdecimal() and rank.isdecimal():
             hop = Hop.named(file.parent.name)
-            found.setdefault(int(number), {}).setdefault(hop, []).append((int(rank[1]), file))
+            found.setdefault(int(number), {}).setdefault(hop, []).append((int(rank), file))
     for hop, stage in _STAGES.items():
         for step in steps_of(path, stage.value):
             found.setdefault(step, {}).setdefault(hop, []).extend(sorted(ranks_of(path, stage.value, step).items()))

@@ -978,6 +978,11 @@ TARGETS = {
     "gradient sketches": Target(
         ["monitoring/sketch_files"], _sketches, command("monitor", "reduction-check", "{}"), "*/*.msgpack"
     ),
+    "answers": Target(
+        ["rl/responses"],
+        written("answers.jsonl", '{"tokens": [1, 2, 3], "logprobs": [-1.0, NaN, null], "step": 3}'),
+        command("responses", "{}/answers.jsonl", "-o", "{}/out"),
+    ),
     "verl": Target(["rl/files", "store/json_structs", "store/samples"], _verl, _use_verl),
     "updates": Target(["store/training_metrics"], _updates, _use_updates),
     "reactions": Target(["free_benchmark/ranking"], _reactions, _use_reactions, "**/*.jsonl"),

@@ -342,6 +342,6 @@ def test_plugins(run):
         "convert, data2db, estimate, export, free_benchmark, gradients, graph, graph_visualize, identify, ",
         "kernel-dump, ",
         "merge_result, monitor, multi_acc_check, multi_run_ut, nan_analyze, op_generate, overflow_check, parse, ",
-        "plugins, rl, run_overflow_check, run_ut, show, twin, verl, view, weights",
+        "plugins, responses, rl, run_overflow_check, run_ut, show, twin, verl, view, weights",
     ):
         assert line in out

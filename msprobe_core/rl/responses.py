@@ -1,0 +1,237 @@
+"""``msprobe responses``: which answers of a training or a service are anomalous, and since when."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from msprobe_core.errors import DumpError
+from msprobe_core.judge.verdict import Verdict
+from msprobe_core.rl.files import RUN_FILE, RLStage
+from msprobe_core.rl.outcome import Finding, Outcome, table_of
+from msprobe_core.rl.recorded import open_run
+from msprobe_core.rl.response_guard import Anomaly, ResponseGuard
+from msprobe_core.store.reading import check_exists
+from msprobe_core.untrusted.files import read_plain
+
+_TOKENS = ("tokens", "token_ids", "response_ids", "output_ids", "output_token_ids", "responses")
+_TEXTS = ("output", "response", "text", "completion", "answer")
+_LOG_PROBS = ("logprobs", "log_probs", "token_logprobs", "rollout_log_probs", "output_logprobs")
+_STEPS = ("step", "global_step", "policy_version")
+_PIECE = re.compile(r" ?[^\W\d_]{1,5}|\d{1,3}|\s{1,8}|([^\w\s])\1{0,3}|_")
+"""Pieces of a text without token ids, about as long as tokens."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer.
+
+    Attributes:
+        place: Where it is, for people.
+        step: Step, or version of the policy; ``None`` if unknown.
+        tokens: Token ids, or numbers of pieces of the text.
+        log_probs: Log-probs of the tokens, if known.
+    """
+
+    place: str
+    step: int | None
+    tokens: Sequence[int]
+    log_probs: Sequence[float | None] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerRow:
+    """An anomalous answer.
+
+    Attributes:
+        place: Where it is.
+        step: Step, or version of the policy.
+        kind: What is wrong.
+        begin: Number of the token from which on.
+        length: Tokens of the answer.
+        period: Tokens that repeat.
+        reason: A sentence.
+        verdict: Always an error; for the colours of tables.
+    """
+
+    place: str
+    step: int | None
+    kind: str
+    begin: int
+    length: int
+    period: int
+    reason: str
+    verdict: str = Verdict.ERROR.value
+
+
+@dataclass(frozen=True)
+class ResponseOptions:
+    """What is looked at.
+
+    Attributes:
+        tokens: Field of the token ids or of the text; ``None`` for known names.
+        by: Field by which answers are counted; ``None`` for known names of steps.
+        max_share: Share of answers that may be anomalous.
+    """
+
+    tokens: str | None = None
+    by: str | None = None
+    max_share: float = 0.0
+
+
+def check_responses(path: Path, options: ResponseOptions) -> Outcome:
+    """Check all answers of a file of JSON lines, of a directory of such files, or of a recorded run.
+
+    Raises:
+        CompareError: there is nothing at ``path``.
+        DumpError: it holds no answers, or a file cannot be read.
+    """
+    check_exists(path)
+    guard = ResponseGuard()
+    counts: Counter[int | None] = Counter()
+    rows: list[AnswerRow] = []
+    levels: dict[int | None, list[float]] = {}
+    total = 0
+    for answer in _answers(path, options):
+        counts[answer.step] += 1
+        total += len(answer.tokens)
+        known = [value for value in answer.log_probs or () if value is not None and math.isfinite(value)]
+        if known:
+            levels.setdefault(answer.step, []).append(sum(known) / len(known))
+        guard.feed(answer.place, answer.tokens, answer.log_probs)
+        found = guard.finish(answer.place)
+        if found is not None:
+            rows.append(_row(answer, found))
+    if not counts:
+        raise DumpError(f"{path}: holds no answers; give a file of JSON lines with {_TOKENS[0]} or {_TEXTS[0]} in each")
+    return _outcome(path, options, counts, rows, levels, total)
+
+
+def _row(answer: Answer, found: Anomaly) -> AnswerRow:
+    return AnswerRow(
+        place=answer.place, step=answer.step, kind=found.kind.value, begin=found.begin, length=len(answer.tokens),
+        period=found.period, reason=found.text,
+    )  # fmt: skip
+
+
+def _answers(path: Path, options: ResponseOptions) -> Iterator[Answer]:
+    if path.is_dir() and (path / RUN_FILE).exists():
+        yield from _of_run(path)
+        return
+    for file in sorted(path.glob("**/*.jsonl")) if path.is_dir() else [path]:
+        yield from _of_file(file, options)
+
+
+def _of_run(path: Path) -> Iterator[Answer]:
+    run = open_run(path)
+    for step in run.steps(RLStage.TRAINER.value):
+        _, tensors = run.batch(step)
+        names = ("responses", "response_mask", "rollout_log_probs")
+        found: list[Any] = [tensors.get(name) for name in names]
+        responses, mask, log_probs = found
+        if responses is None:
+            continue
+        for row in range(len(responses)):
+            shown: Any = slice(None) if mask is None else mask[row] != 0
+            values: list[float] | None = None if log_probs is None else log_probs[row][shown].tolist()
+            tokens: list[int] = responses[row][shown].tolist()
+            yield Answer(f"step {step}, sample {row}", step, tokens, values)
+
+
+def _of_file(path: Path, options: ResponseOptions) -> Iterator[Answer]:
+    try:
+        lines = read_plain(path).splitlines()
+    except OSError as error:
+        raise DumpError(f"{path}: cannot be read ({error.strerror})") from error
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        try:
+            fields: Any = msgspec.json.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            # Python writes NaN as a word that JSON does not have.
+            fields = _with_nan(line, where, error)
+        if not isinstance(fields, dict):
+            raise DumpError(f"{where}: is no object; each line is one answer, with {_TOKENS[0]} or {_TEXTS[0]}")
+        yield _answer(cast("dict[str, Any]", fields), where, options)
+
+
+def _with_nan(line: bytes, where: str, error: Exception) -> Any:
+    try:
+        return msgspec.json.decode(re.sub(rb"(?<=[\[,:\s])-?(NaN|Infinity)(?=[\],}\s])", b'"NaN"', line))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise DumpError(f"{where}: is no JSON ({error}); the file is cut off or of another kind") from error
+
+
+def _answer(fields: Mapping[str, Any], where: str, options: ResponseOptions) -> Answer:
+    names = [options.tokens] if options.tokens is not None else [*_TOKENS, *_TEXTS]
+    given = next((fields[name] for name in names if name in fields), None)
+    if isinstance(given, str):
+        tokens: Sequence[int] = [hash(found[0]) for found in _PIECE.finditer(given)]
+    elif isinstance(given, list) and all(type(token) is int for token in cast("list[Any]", given)):
+        tokens = cast("list[int]", given)
+    else:
+        raise DumpError(f"{where}: has no text or token ids in {' or '.join(names)}; name their field with --tokens")
+    log_probs = next((fields[name] for name in _LOG_PROBS if isinstance(fields.get(name), list)), None)
+    steps = [options.by] if options.by is not None else _STEPS
+    step = next((fields[name] for name in steps if type(fields.get(name)) is int), None)
+    if step is not None and not 0 <= step < 1 << 63:
+        raise DumpError(f"{where}: its step, {step}, is none")
+    return Answer(where, step, tokens, None if log_probs is None else [_number(value) for value in log_probs])
+
+
+def _number(value: Any) -> float | None:
+    if value == "NaN":
+        return math.nan
+    try:
+        return float(value) if isinstance(value, int | float) else None
+    except OverflowError:  # of an integer that no float holds
+        return math.nan
+
+
+def _outcome(
+    path: Path, options: ResponseOptions, counts: Counter[int | None], rows: Sequence[AnswerRow],
+    levels: Mapping[int | None, Sequence[float]], total: int,
+) -> Outcome:  # fmt: skip
+    number = sum(counts.values())
+    is_fault = len(rows) > options.max_share * number
+    verdict = Verdict.ERROR if is_fault else Verdict.WARNING
+    findings = [Finding(verdict=verdict, sentence=f"{r.place}: {r.reason}", step=None, place=r.place) for r in rows]
+    by_step = Counter(row.step for row in rows)
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in Counter(row.kind for row in rows).most_common())
+    lines = [
+        f"  step {step}: {counts[step]:,} answers, {by_step[step]:,} anomalous{_level(levels.get(step))}"
+        for step in sorted(step for step in counts if step is not None)
+    ]
+    headline = f"AGREE: {number:,} answers, none anomalous."
+    if rows:
+        first = min((row.step for row in rows if row.step is not None), default=None)
+        since = "" if first is None else f", first in step {first}"
+        headline = f"{'DIFFERENT' if is_fault else 'AGREE'}: {len(rows):,} of {number:,} answers are anomalous: "
+        headline += f"{kinds}{since}."
+    return Outcome(
+        command="responses", paths=[path], compared=f"Checked {number:,} answers of {total:,} tokens.",
+        headline=headline, findings=findings, lines=lines if len(lines) <= _MAX_LINES else _changed(lines, by_step),
+        numbers={"answers": number, "tokens": total, "anomalous": len(rows)},
+        tables={"answers": table_of(AnswerRow, rows)} if rows else {},
+    )  # fmt: skip
+
+
+_MAX_LINES = 30
+
+
+def _changed(lines: Sequence[str], by_step: Mapping[int | None, int]) -> list[str]:
+    wrong = [line for line in lines if ", 0 anomalous" not in line]
+    return [*wrong[:_MAX_LINES], f"  {len(by_step):,} of {len(lines):,} steps have anomalous answers"]
+
+
+def _level(values: Sequence[float] | None) -> str:
+    return "" if not values else f", mean log-prob {sum(values) / len(values):.2f}"
