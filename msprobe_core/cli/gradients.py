@@ -37,9 +37,9 @@ def compare(*, target: Path, golden: Path, output_path: Path, overwrites: bool) 
     Both are directories of the task grad_probe, of this or an older tool, or of a training monitor that keeps sketches
     of gradients. Similarity is the share of elements with equal signs; at level L0 norms are compared.
 
-    Exit status: 0 if the gradients agree, 1 if they do not, 2 if they cannot be compared.
+    Exit status: 0 if the gradients agree, 1 if they do not, 2 if they cannot be compared, or some of them cannot.
     """
-    from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT
+    from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT, EXIT_FAILED
     from msprobe_core.gradients.compare import compare_gradients  # imports NumPy
     from msprobe_core.report.gradients import refuse_foreign_results, write_comparison
 
@@ -48,7 +48,9 @@ def compare(*, target: Path, golden: Path, output_path: Path, overwrites: bool) 
         refuse_foreign_results(output_path, result.ranks)
     write_comparison(result, output_path)
     show(partial(_print, result, output_path), "the results are in the files")
-    return EXIT_DIFFERENT if result.problems else EXIT_AGREES
+    if result.problems:
+        return EXIT_DIFFERENT
+    return EXIT_AGREES if result.is_whole else EXIT_FAILED
 
 
 def _print(result: GradientComparison, output: Path, console: Console) -> None:
@@ -68,6 +70,9 @@ def _lines(result: GradientComparison, output: Path) -> Iterator[Text]:
             yield Text(f"  {_said(problem)}")
         if len(result.problems) > _MOST_SHOWN:
             yield Text(f"  … and {len(result.problems) - _MOST_SHOWN:,} more")
+    elif not result.is_whole:
+        number = f"{len(result.agreements):,}"
+        yield Text(f"UNDECIDED: {number} gradients agree, and others cannot be compared.", style="bold yellow")
     else:
         yield Text(f"AGREE: {len(result.agreements):,} gradients are as similar as they should be.", style="bold green")
     yield from map(Text, _of_norms(result) if result.basis is Basis.NORMS else _of_signs(result))

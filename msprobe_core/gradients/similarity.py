@@ -107,6 +107,9 @@ class Problem:
     finding: Finding
 
 
+_NOT_COMPARED = (GradientCode.PARAMETERS_MISSING, GradientCode.SIZE_DIFFERS, GradientCode.UNREADABLE)
+
+
 @dataclass(frozen=True, kw_only=True)
 class GradientComparison:
     """The gradients of two trainings.
@@ -120,6 +123,11 @@ class GradientComparison:
     basis: Basis
     agreements: Sequence[Agreement]
     lacking: Sequence[Finding] = ()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every gradient of the ranks and steps that both trainings have was compared."""
+        return not any(finding.code in _NOT_COMPARED for finding in self.lacking)
 
     @property
     def ranks(self) -> list[int]:

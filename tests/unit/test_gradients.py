@@ -178,6 +178,22 @@ def test_a_damaged_file_is_named_and_the_rest_compared(tmp_path):
         compare_gradients(tmp_path / "b", tmp_path / "a")
 
 
+@pytest.mark.parametrize("defect", ["missing", "smaller", "unreadable"])
+def test_gradients_that_agree_but_for_one_that_cannot_be_compared_are_undecided(tmp_path, capsys, defect):
+    for name in ("a", "b"):
+        write_signs(tmp_path / name, {"v": some(1), "w": some(2)})
+    path = tmp_path / "b/rank0/step0/v.npy"
+    if defect == "missing":
+        path.unlink()
+    elif defect == "smaller":
+        np.save(path, np.load(path)[:-1])
+    else:
+        path.write_bytes(b"\x93NUMPY\1\0\xff\xff")
+    arguments = ["gradients", "compare", str(tmp_path / "b"), str(tmp_path / "a"), "-o", str(tmp_path / "out")]
+    assert exit_of(arguments) == 2
+    assert "UNDECIDED: 1 gradients agree, and others cannot be compared." in capsys.readouterr().out
+
+
 def write_norms(directory, steps, *, rank="rank0", checksums=None):
     (directory / rank).mkdir(parents=True, exist_ok=True)
     for step, norms in enumerate(steps):
