@@ -161,10 +161,10 @@ def test_what_optimizers_and_clipping_call_belongs_to_them(record, foreach):
 def test_structure_is_what_statistics_has_beside_the_values(tmp_path, close_debugger, level, monkeypatch, caplog):
     from msprobe.pytorch._reduce import TorchReducer
 
-    architecture, found = ARCHITECTURES["llama"], {}
+    architecture, found, looked_at = ARCHITECTURES["llama"], {}, []
     for task in ("statistics", "structure"):
         if task == "structure":
-            monkeypatch.delattr(TorchReducer, "statistics")  # no tensor is looked at
+            monkeypatch.setattr(TorchReducer, "statistics", lambda _, tensor, __: looked_at.append(tensor))
         model = architecture.build()
         debugger = PrecisionDebugger(dump_path=tmp_path / task, level=level, task=task)
         with debugger.start(model):
@@ -172,6 +172,7 @@ def test_structure_is_what_statistics_has_beside_the_values(tmp_path, close_debu
         debugger.close()
         found[task] = Recorded(tmp_path / task)
     assert "not recorded" not in caplog.text
+    assert looked_at == []
     assert found["structure"].header["task"] == "structure"
     assert found["structure"].data == {}
     assert found["structure"].json("construct.json") == found["statistics"].json("construct.json")

@@ -9,10 +9,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from msprobe.pytorch import PrecisionDebugger
+from msprobe.pytorch._manifest_optimizers import SteppedOptimizers, optimizers_of
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -238,6 +240,16 @@ def test_an_optimizer_is_found_where_the_machine_is_busy(record, tmp_path, monke
 
     record(make, train=train_tiny, steps=1)
     assert [each.type for each in manifest_in(tmp_path / "run").run.optimizers] == ["torch.optim.sgd.SGD"]
+
+
+def test_an_earlier_training_in_the_process_is_not_taken_for_this_one():
+    """A new hook would have compiled code compiled again, so optimizers that step later may not be seen to."""
+    earlier = torch.optim.AdamW(nn.Linear(2, 2).parameters(), lr=0.5)
+    stepped = SteppedOptimizers()
+    stepped.add(earlier)
+    model, _optimizer = tiny()
+    found = optimizers_of([SimpleNamespace(name="", model=model)], stepped)
+    assert [each.type for each in found] == ["torch.optim.sgd.SGD"]
 
 
 def test_a_search_that_is_cut_off_finds_the_optimizer_of_now(record, tmp_path, monkeypatch):

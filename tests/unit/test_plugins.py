@@ -329,7 +329,7 @@ def test_plugins_for_earlier_releases_still_load(registry, path, caplog):
     registry.add(Plugin("old", "0.1", "msprobe-old"), lambda: module)
     (found,) = check_plugins(registry)
     assert [problem for problem in found.problems if problem.level is not Level.NOTE] == []
-    assert caplog.records == []
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []
     assert {hook: len(registry.offers(hook)) for hook in found.hooks} == dict.fromkeys(found.hooks, 1)
     assert len(found.hooks) > 8
 

@@ -40,7 +40,9 @@ def test_eight_threads_share_one_debugger(debugger, tmp_path, caplog):
                 cycle.result(timeout=60)
     finally:
         sys.setswitchinterval(switch)
-    assert [record.getMessage() for record in caplog.records] == []
+    # A window that another thread ends at once has no calls.
+    said = [record.getMessage() for record in caplog.records]
+    assert [message for message in said if "nothing was recorded" not in message] == []
     assert not debugger._controller.session.is_finished
     assert debugger._controller.session.step_number == NUM_THREADS * NUM_CYCLES
     debugger.close()

@@ -97,22 +97,29 @@ def _scaler_above(frame: FrameType | None) -> Any:
 def optimizers_of(models: Sequence[NamedModel], stepped: SteppedOptimizers | None) -> list[Optimizer]:
     """Return the optimizers that update the models, and what wraps them.
 
-    Those that have stepped are known, as are those of an engine that is the model. Without either, all objects of the
-    process are searched for a short time.
+    Those that have stepped are known, as are those of an engine that is the model. If none of them updates the models,
+    as after an earlier training in the process, all objects are searched for a short time.
     """
     roots: list[Any] = [model.model for model in models if not _is_plain(model.model)]
     roots += stepped.all if stepped is not None else []
-    if not any(map(leaves_of, roots)) or _has_wrappers():
-        for one in _existing():
+    is_whole = True
+    if not _update_any(roots, _Names(models, roots)) or _has_wrappers():
+        existing, is_whole = _existing()
+        for one in existing:
             roots.append(one)
             if stepped is not None:
                 stepped.add(one)  # so that they are not searched again when the step ends
     names = _Names(models, roots)
     found = [_described(one, names) for one in _distinct(roots)]
-    if any(any(group.parameters) for one in found for group in one.groups):
+    if not is_whole or any(any(group.parameters) for one in found for group in one.groups):
         # An optimizer of another model, such as a discriminator's that is not recorded, does not count.
         found = [one for one in found if not one.groups or any(any(group.parameters) for group in one.groups)]
     return found
+
+
+def _update_any(roots: Sequence[Any], names: _Names) -> bool:
+    groups = (group for root in roots for leaf in leaves_of(root) for group in leaf.param_groups)
+    return any(names.of(parameter) for group in groups for parameter in group["params"])
 
 
 def _is_plain(model: nn.Module) -> bool:
@@ -123,8 +130,8 @@ def _has_wrappers() -> bool:
     return any(name in sys.modules for name, _ in _WRAPPER_CLASSES)
 
 
-def _existing() -> list[Any]:
-    """Return the optimizers and gradient scalers of this process."""
+def _existing() -> tuple[list[Any], bool]:
+    """Return the optimizers and gradient scalers of this process, and whether all objects were looked at."""
     kinds: tuple[Any, ...] = (torch.optim.Optimizer, _SCALER)
     kinds += tuple(
         kind for module, name in _WRAPPER_CLASSES if (kind := getattr(sys.modules.get(module), name, None)) is not None
@@ -135,8 +142,8 @@ def _existing() -> list[Any]:
     for part in _newest_first():
         found += compress(part, map(subclasses.__contains__, map(type, part)))  # in C: there may be millions
         if time.thread_time() - began > _MAX_SEARCH_S:
-            break
-    return found[::-1]
+            return found[::-1], False
+    return found[::-1], True
 
 
 def _newest_first() -> Iterator[list[Any]]:
