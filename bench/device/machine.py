@@ -6,10 +6,12 @@ import importlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
+from torch.utils._python_dispatch import TorchDispatchMode
 
 Step = Callable[[], object]
 
@@ -47,6 +49,10 @@ class Machine(ABC):
     def peak_bytes(self, step: Step) -> int | None:
         """Run a step; return the most memory in use, or ``None`` if that cannot be told."""
 
+    def with_silu(self, kernel: Callable[..., Any]) -> AbstractContextManager[Any]:
+        """Return what has ``kernel(original, *args)`` compute SiLU in forward passes of a block."""
+        return _WithSilu(kernel)
+
     def seconds(self, step: Step) -> float:
         """Run a step, and return how long it has taken."""
         self.synchronize()
@@ -61,6 +67,18 @@ class Machine(ABC):
 
     def release(self) -> None:  # noqa: B027  # most devices keep none
         """Give memory back that no tensor uses."""
+
+
+class _WithSilu(TorchDispatchMode):
+    def __init__(self, kernel: Callable[..., Any]) -> None:
+        super().__init__()
+        self._kernel = kernel
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        if func is torch.ops.aten.silu.default:
+            return self._kernel(func, *args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
 
 
 class Cuda(Machine):
@@ -141,6 +159,10 @@ class Simulated(Machine):
     def name(self) -> str:
         """What it is."""
         return "the simulated device of the test suite, for a dry run"
+
+    def with_silu(self, kernel: Callable[..., Any]) -> AbstractContextManager[Any]:
+        """See `Machine`."""
+        return self._device.wrong("aten::silu", kernel)
 
     def synchronize(self) -> None:
         """See `Machine`."""

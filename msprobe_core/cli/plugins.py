@@ -13,6 +13,7 @@ from msprobe_core.plugins import Plugin, registry, shadowing_advice, shadowing_p
 from msprobe_core.plugins.offers import KINDS
 from msprobe_core.plugins.plugin_codes import PluginCode
 from msprobe_core.protocols.framework import FrameworkOffer
+from msprobe_core.scaffold import kinds, new_plugin
 
 _PREFIX = "msprobe_register_"
 
@@ -57,23 +58,12 @@ def check(names: Sequence[str]) -> int:
     return 0 if is_well else 1
 
 
-class _Kinds(click.Choice[str]):
-    """The templates that there are, looked up when they are asked for."""
-
-    def __init__(self) -> None:
-        from msprobe_core.scaffold import kinds
-
-        super().__init__(kinds())
-
-
 @plugins.command()
 @click.argument("name")
-@click.option("--kind", required=True, type=_Kinds(), help="What the plugin adds.")
+@click.option("--kind", required=True, type=click.Choice(kinds()), help="What the plugin adds.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Directory to write; msprobe-NAME if left out.")
 def new(name: str, kind: str, output: Path | None) -> None:
     """Write the package of a new plugin, msprobe-NAME, whose contract tests pass as they are."""
-    from msprobe_core.scaffold import new_plugin
-
     written = new_plugin(name, kind, output)
     for path in written:
         click.echo(path)
