@@ -280,6 +280,7 @@ def test_without_a_model_the_rest_is_described(tmp_path):
 
 
 RANKS = """
+import os
 import sys
 import torch
 import torch.distributed as dist
@@ -312,8 +313,12 @@ for step in range(2):
     if debugger:
         debugger.stop()
         debugger.step()
+if debugger:
+    debugger.close()
 open(f"{out}/{sys.argv[3]}{dist.get_rank()}.txt", "w").write(" ".join(losses))
+dist.barrier()
 dist.destroy_process_group()
+os._exit(0)  # when Python ends, gloo's threads sometimes abort the process, with the probe or without it
 """
 
 
