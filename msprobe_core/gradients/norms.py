@@ -13,7 +13,7 @@ from pathlib import Path
 from msprobe_core.errors import DumpError
 from msprobe_core.gradients.gradients_codes import GradientCode
 from msprobe_core.gradients.lacking import Lacking
-from msprobe_core.gradients.probe_layout import matched_ranks, summary_file, summary_steps, tabled_ranks
+from msprobe_core.gradients.probe_layout import matched_ranks, matched_steps, summary_file, summary_steps, tabled_ranks
 from msprobe_core.gradients.similarity import Agreement, Basis, GradientComparison
 from msprobe_core.untrusted.files import read_plain
 
@@ -43,10 +43,7 @@ def compare_norms(target: Path, golden: Path) -> GradientComparison:
     lacking.note(GradientCode.NORMS_ALONE)
     agreements: list[Agreement] = []
     for rank, own, other in matched_ranks(tabled_ranks(target), tabled_ranks(golden), lacking):
-        steps, others = ({*summary_steps(each)} for each in (own, other))
-        for step in sorted(steps ^ others):
-            lacking.note(GradientCode.STEPS_MISSING, rank=rank, step=step)
-        for step in sorted(steps & others):
+        for step in matched_steps(rank, summary_steps(own), summary_steps(other), lacking):
             agreements += _of_step(rank, step, own, other, lacking)
     return GradientComparison(basis=Basis.NORMS, agreements=agreements, lacking=lacking.result())
 

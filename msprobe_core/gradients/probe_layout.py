@@ -12,7 +12,7 @@ The last is ours; see `COUNTED_SHARE`. Older tools write ``rank_{R}``, ``step_{K
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from msprobe_core.errors import DumpError
@@ -93,6 +93,14 @@ def matched_ranks(
         lacking.note(GradientCode.RANK_MISSING, ranks=[rank], rank=rank)
     for rank in sorted(target.keys() & golden.keys()):
         yield rank, target[rank], golden[rank]
+
+
+def matched_steps(rank: int, target: Iterable[int], golden: Iterable[int], lacking: Lacking) -> list[int]:
+    """Return the steps of a rank that both trainings have, and note the others."""
+    own, others = {*target}, {*golden}
+    for step in sorted(own ^ others):
+        lacking.note(GradientCode.STEPS_MISSING, rank=rank, step=step)
+    return sorted(own & others)
 
 
 def probed_steps(directory: Path) -> dict[int, Path]:

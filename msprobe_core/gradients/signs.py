@@ -19,6 +19,7 @@ from msprobe_core.gradients.lacking import Lacking
 from msprobe_core.gradients.probe_layout import (
     COUNTED_DIRECTORY,
     matched_ranks,
+    matched_steps,
     probed_ranks,
     probed_steps,
     sign_files,
@@ -57,9 +58,7 @@ def compare_signs(target: Path, golden: Path) -> GradientComparison:
 
 def _of_rank(rank: int, target: Path, golden: Path, lacking: Lacking) -> Iterator[Agreement]:
     own, other = probed_steps(target), probed_steps(golden)
-    for step in sorted(own.keys() ^ other.keys()):
-        lacking.note(GradientCode.STEPS_MISSING, rank=rank, step=step)
-    for step in sorted(own.keys() & other.keys()):
+    for step in matched_steps(rank, own, other, lacking):
         files, others = sign_files(own[step]), sign_files(other[step])
         names = _names(golden, step) or _names(target, step)
         order = _in_order({*files} | {*others}, names)
