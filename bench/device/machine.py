@@ -120,9 +120,9 @@ class Cuda(Machine):
 
 def waits_of(events: Sequence[Any]) -> list[str]:
     """Return the names of those events of a profile in which the host waits within the step."""
-    steps = [event.time_range for event in events if event.name == _STEP]
-    begin, end = min(each.start for each in steps), max(each.end for each in steps)
-    return [event.name for event in events if event.name in _WAITS and begin <= event.time_range.start <= end]
+    # The step has a range on the device too, which ends when the work does: after waits that are no part of it.
+    step = next(event.time_range for event in events if event.name == _STEP and event.device_type.name == "CPU")
+    return [event.name for event in events if event.name in _WAITS and step.start <= event.time_range.start <= step.end]
 
 
 class Host(Machine):
