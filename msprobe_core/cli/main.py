@@ -29,8 +29,6 @@ _ALLOCATOR = "_RJEM_MALLOC_CONF", "dirty_decay_ms:100,muzzy_decay_ms:0"
 ends. It is read when polars is imported, here and in the processes that a command starts."""
 
 DEBUG_VARIABLE = "MSPROBE_DEBUG"
-DISABLE_VARIABLE = "MSPROBE_DISABLE_PLUGINS"
-"""See `msprobe_core.plugins.discovery`, which is imported when a command is looked up."""
 
 PLUGIN_LOGGER = "msprobe_core.plugins"
 _OFF = {"", "0", "false", "no", "off"}
@@ -76,6 +74,8 @@ def _named_error(command: str | None, error: Exception) -> Exception:
 def _leave_out(_ctx: click.Context, _parameter: click.Parameter, names: tuple[str, ...]) -> None:
     """Leave plugins out, here and in the processes that a command starts."""
     if names:
+        from msprobe_core.plugins.discovery import DISABLE_VARIABLE  # imported when a command is looked up
+
         given = os.environ.get(DISABLE_VARIABLE, "")
         os.environ[DISABLE_VARIABLE] = ",".join([*filter(None, [given]), *names])
 
