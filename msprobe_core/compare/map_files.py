@@ -4,7 +4,7 @@ A directory may have these files; ``docs/plugins.md`` describes them:
 
 * ``apis.yaml``: by prefix, the canonical name of each API;
 * ``arguments.yaml``: by prefix, the parameters of each API in their order;
-* ``modules.yaml``: ``prefixes``, ``types``, ``parameters``, ``buffers`` and ``unit_dimensions``;
+* ``modules.yaml``: ``prefixes``, ``types``, ``parameters``, ``buffers``, ``unit_dimensions`` and ``permuted``;
 * ``inexact.yaml``: by operation, the error of the framework's approximation of a function.
 """
 
@@ -45,17 +45,19 @@ class _Modules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     parameters: dict[str, dict[str, str]] = {}
     buffers: tuple[str, ...] = ()
     unit_dimensions: dict[str, tuple[str, ...]] = {}
+    permuted: dict[str, dict[str, tuple[int, ...]]] = {}
 
 
 _Inexact = dict[str, dict[float, float]]
 
 
-def load_api_map(name: str, directory: Path) -> ApiMap:
+def load_api_map(name: str, directory: Path, *, extends: str = "") -> ApiMap:
     """Return the map from the files of a directory.
 
     Args:
         name: The framework.
         directory: Directory of the files; all are optional.
+        extends: The framework to whose map this one adds; empty for a map of its own.
 
     Raises:
         ConfigError: a file cannot be read, or is malformed; the message names it.
@@ -70,6 +72,8 @@ def load_api_map(name: str, directory: Path) -> ApiMap:
         arguments={own: _places(listed) for own, listed in load_parameters(directory / "arguments.yaml").items()},
         buffers=modules.buffers,
         unit_dimensions=modules.unit_dimensions,
+        permuted=modules.permuted,
+        extends=extends,
         inexact={
             name: tuple(sorted(steps.items()))
             for name, steps in _converted(directory / "inexact.yaml", _Inexact).items()

@@ -8,6 +8,7 @@ import polars as pl
 
 from msprobe_core.compare.layouts.rank_groups import DeclaredRanks
 from msprobe_core.compare.layouts.rules import LayoutRules, Side
+from msprobe_core.compare.layouts.stored_orders import in_canonical_order
 from msprobe_core.compare.layouts.tensors import relaid
 from msprobe_core.compare.pairs import UnitPair
 from msprobe_core.compare.shards.findings import ReplicaFinding
@@ -35,6 +36,7 @@ def read_sides(pair: UnitPair, layouts: LayoutRules | None = None) -> tuple[Dump
         [read_dump(path) for path in parts or (whole,)]
         for parts, whole in ((pair.target_parts, pair.target), (pair.golden_parts, pair.golden))
     )
+    targets, goldens = in_canonical_order(targets, goldens)
     if layouts is not None:
         targets = [relaid(dump, layouts, Side.TARGET, goldens) for dump in targets]
         goldens = [relaid(dump, layouts, Side.GOLDEN, targets) for dump in goldens]

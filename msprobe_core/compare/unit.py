@@ -253,6 +253,10 @@ def _read_sides(pair: UnitPair, layouts: LayoutRules | None, *, in_files: bool) 
     if layouts is None and not _is_in_parts(pair):
         target = _read(pair.target, in_files=in_files)
         golden = _read(pair.golden, in_files=in_files)
+        if target.header.framework != golden.header.framework:
+            from msprobe_core.compare.layouts.stored_orders import in_canonical_order  # rarely needed
+
+            ((target,), (golden,)) = in_canonical_order([target], [golden])
         own = rows_of(target)
         if isinstance(golden, StoredDump) and isinstance(golden.rows, pl.DataFrame) and isinstance(own, pl.DataFrame):
             golden.rows = with_texts_of(golden.rows, own)

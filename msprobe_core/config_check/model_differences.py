@@ -11,6 +11,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from msprobe_core import names
 from msprobe_core.compare.canonical_names import common_wrappers
 from msprobe_core.config_check.config_codes import ConfigCode
@@ -296,7 +298,15 @@ def _parameters(pairs: _Pairs, sides: Sides, other_parts: Finding | None) -> lis
 def _by_name(module: Module, words: ApiMap) -> dict[str, Parameter]:
     own_class = names.class_without_wrapper(module.type.rpartition(".")[2])
     canonical = {**words.parameters.get("", {}), **words.parameters.get(own_class, {})}
-    return {canonical.get(each.name, each.name): each for each in module.parameters}
+    orders = words.permuted.get(own_class, {})
+    return {canonical.get(each.name, each.name): _in_order(each, orders.get(each.name)) for each in module.parameters}
+
+
+def _in_order(parameter: Parameter, order: Sequence[int] | None) -> Parameter:
+    """Return a parameter with its dimensions in PyTorch's order."""
+    if order is None or len(order) != len(parameter.shape):
+        return parameter
+    return msgspec.structs.replace(parameter, shape=tuple(parameter.shape[dim] for dim in order))
 
 
 def _attributes(target: Parameter, golden: Parameter, *, is_foreign: bool) -> Iterator[tuple[Any, ...]]:

@@ -14,6 +14,7 @@ from msprobe_core import hookspecs
 from msprobe_core.errors import BrokenPluginError, MsprobeError
 from msprobe_core.findings import Field, Finding, Level
 from msprobe_core.guard import GuardedOffer, described, kept, shown
+from msprobe_core.plugins.api_maps import extended_maps
 from msprobe_core.plugins.offers import HOOK_PREFIX, KINDS, problem_of
 from msprobe_core.plugins.plugin_codes import PluginCode
 from msprobe_core.protocols.comparison import Executor, Metric
@@ -118,8 +119,8 @@ class Registry:
         return self._offers("msprobe_register_metrics")
 
     def api_maps(self) -> dict[str, ApiMap]:
-        """Return the maps to canonical names by framework."""
-        return self._offers("msprobe_register_api_maps")
+        """Return the maps to canonical names by framework, each with what other maps add to it."""
+        return extended_maps(self._offers("msprobe_register_api_maps").values())
 
     def module_maps(self) -> dict[str, ModuleMap]:
         """Return the maps of training backends' module names, by backend."""

@@ -43,7 +43,8 @@ class ApiMap:
     ``add``.
 
     Attributes:
-        name: The framework, as in the field ``framework`` of a dump.
+        name: The framework, as in the field ``framework`` of a dump; any other name if ``extends`` is given.
+        extends: The framework to whose map this one adds; its own entries stay as they are. Empty for a map of its own.
         apis: Canonical name by own name, both with prefix and without index: ``{"Functional.dense":
             "Functional.linear"}``. ``Primitive.MatMul`` matches ``Primitive.matmul.MatMul``, whatever is in between.
         prefixes: Canonical prefix by own prefix, for modules and for APIs that ``apis`` does not mention: ``{"Mint":
@@ -58,6 +59,8 @@ class ApiMap:
             takes the place of the remaining arguments, as in ``x.reshape((2, 3))``. Gradients of arguments follow.
         buffers: Canonical names of parameters that other frameworks may hold without recording them.
         unit_dimensions: By own class, the parameters that are stored with additional dimensions of size 1.
+        permuted: By own class, for the own names of parameters that are stored with their dimensions in another order,
+            the order of the own dimensions that is PyTorch's: ``{"Dense": {"kernel": (1, 0)}}`` for ``[in, out]``.
         inexact: Functions that the framework approximates with an error of more than a digit or two, by the canonical
             name of the operation in lower case without ``_``: pairs of the largest magnitude of the argument and the
             maximum error up to it, ascending. The error is absolute for bounded functions, relative for exponentials.
@@ -71,9 +74,11 @@ class ApiMap:
     arguments: Mapping[str, Mapping[str, str]] = field(default_factory=dict[str, Mapping[str, str]])
     buffers: Sequence[str] = ()
     unit_dimensions: Mapping[str, Sequence[str]] = field(default_factory=dict[str, Sequence[str]])
+    permuted: Mapping[str, Mapping[str, Sequence[int]]] = field(default_factory=dict[str, Mapping[str, Sequence[int]]])
     inexact: Mapping[str, Sequence[tuple[float, float]]] = field(
         default_factory=dict[str, Sequence[tuple[float, float]]]
     )
+    extends: str = ""
 
 
 @dataclass(frozen=True)

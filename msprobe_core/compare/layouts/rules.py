@@ -51,7 +51,7 @@ class TensorRule:
     """A change of the tensors of some calls, within one rank.
 
     Attributes:
-        where: File and line, for messages.
+        where: File and line, for messages; empty for rules of a framework's map.
         match: Pattern of modules or APIs; see `msprobe_core.compare.layouts.rows.is_meant`.
         values: Names of their values: ``weight``, ``bias``, …, ``parameters``, ``input``, ``output``, ``input.0``, …;
             empty for all.

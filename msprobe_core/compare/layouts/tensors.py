@@ -78,7 +78,7 @@ def _change_all(made: LayoutView, rules: Sequence[TensorRule]) -> None:
         cells[int(row["row"])] = new
     made.frame = _with_cells(made.frame, cells)
     for rule in rules:
-        if rule.where not in used:
+        if rule.where and rule.where not in used:
             made.notes.append(f"{rule.where}: the rule for '{rule.match}' matches no tensor of {made.path}")
     if lost:
         made.notes.append(
