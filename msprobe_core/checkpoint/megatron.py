@@ -2,11 +2,9 @@
 
 Directories are ``mp_rank_TT``, with ``_PPP`` if there are pipeline stages and ``_EEE`` if there are expert parallel
 ranks. Each file counts layers and experts from 0; with virtual stages it has ``model0``, ``model1``, … instead of
-``model``. Virtual stage ``v`` of rank ``p`` is stage ``v * stages + p`` of the model, so layers are numbered by
-counting those of all stages in this order, whatever the stages' sizes are.
+``model``.
 
-Source: ``get_checkpoint_name`` and ``generate_state_dict`` in ``megatron/training/checkpointing.py``, and
-``get_transformer_layer_offset`` of Megatron-Core 0.16.
+Source: ``get_checkpoint_name`` and ``generate_state_dict`` in ``megatron/training/checkpointing.py`` of Megatron-LM.
 """
 
 from __future__ import annotations
@@ -15,11 +13,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from msprobe_core.checkpoint.contents import CheckpointFormat, Kind, Piece
+from msprobe_core.checkpoint.contents import CheckpointFormat, Kind
 from msprobe_core.checkpoint.directory import Draft, flattened, step_in
-from msprobe_core.checkpoint.megatron_rules import Cut, cut_of
 from msprobe_core.checkpoint.opening_codes import OpeningCode
 from msprobe_core.checkpoint.optimizer_names import (
     groups_of,
@@ -28,18 +25,30 @@ from msprobe_core.checkpoint.optimizer_names import (
     numbers_of,
     state_name,
 )
-from msprobe_core.checkpoint.pieces import damaged, error, joined, note, unreadable
-from msprobe_core.compare.shards.sources import narrowed
+from msprobe_core.checkpoint.pieces import damaged, error, note, unreadable
+from msprobe_core.checkpoint.rank_parts import (
+    Chunk,
+    Grid,
+    Holder,
+    Part,
+    Together,
+    add_states,
+    add_unnamed,
+    global_name,
+    note_missing,
+    put_together,
+)
+from msprobe_core.compare.shards.placement import MeshCoordinate
 from msprobe_core.errors import DumpError, clip
+from msprobe_core.protocols.storage import TensorSource
 from msprobe_core.store.pt_trees import Key, Opaque, PtTree, open_pt_tree, path_text
 from msprobe_core.store.tensor_source import StoredTensor
 
+if TYPE_CHECKING:
+    from msprobe_core.checkpoint.declared_ranks import RankLayout
+
 _RANK = re.compile(r"mp_rank_(\d{1,6})(?:_(\d{1,6}))?(?:_(\d{1,6}))?")
 _MODEL = re.compile(r"model(\d{0,3})")
-_LAYER = re.compile(r"((?:.*\.)?layers\.)(\d+)(\..+)")
-_EXPERT = re.compile(r"(.*\.local_experts\.)(\d+)(\..+)")
-_GROUPED = re.compile(r"(.*\.experts\.)(linear_fc[12])\.(weight|bias)(\d+)")
-_TOGETHER = re.compile(r"(.*\.experts\.)weight([12])")
 _WEIGHT_FILES = ("model_optim_rng.pt", "model_rng.pt", "model.pt")
 _TABLE, _HEAD = "embedding.word_embeddings.weight", "output_layer.weight"
 _MASTER_KEYS = ("fp32_from_fp16_params", "fp32_groups")
@@ -47,12 +56,9 @@ _MASTER_KEYS = ("fp32_from_fp16_params", "fp32_groups")
 
 @dataclass(frozen=True)
 class _RankFile:
-    """One file and the ranks that it is of."""
+    """One file and the rank that it is of."""
 
-    path: Path
-    tp: int
-    pp: int
-    ep: int
+    holder: Holder
     tree: PtTree
 
     @property
@@ -60,68 +66,25 @@ class _RankFile:
         """What the file holds, by key."""
         return cast("dict[Key, Any]", self.tree.value)
 
-    def label(self, grid: _Grid) -> str:
-        """Return the ranks as text."""
-        parts = [f"tp{self.tp}", f"pp{self.pp}" if grid.pp > 1 else "", f"ep{self.ep}" if grid.ep > 1 else ""]
-        return " ".join(part for part in parts if part)
 
-
-@dataclass(frozen=True)
-class _Grid:
-    """Sizes of the parallel axes, and what else the arguments say."""
-
-    tp: int
-    pp: int
-    ep: int
-    experts_are_cut: bool
-    num_experts: int | None
-    is_gated: bool | None
-    is_tied: bool
-
-
-@dataclass(frozen=True)
-class _Part:
-    """A tensor of one rank, with the global name."""
-
-    name: str
-    tensor: StoredTensor
-    rank: _RankFile
-    local: str
-
-
-@dataclass(frozen=True)
-class _Chunk:
-    """The parameters of one virtual stage on one rank, by their own names."""
-
-    rank: _RankFile
-    virtual: int
-    tensors: Mapping[str, StoredTensor]
-
-
-def open_megatron(path: Path) -> Draft:
+def open_megatron(path: Path, layout: RankLayout | None = None) -> Draft:
     """Return the checkpoint in the directory of one iteration.
+
+    Args:
+        path: The directory.
+        layout: What a layout file says of its ranks, where the arguments of the training do not.
 
     Raises:
         DumpError: none of its files can be read.
     """
     draft = Draft(path, CheckpointFormat.MEGATRON)
-    ranks = _rank_files(draft)
-    grid = _grid_of(draft, ranks)
-    _note_missing(draft, ranks, grid)
+    ranks = _rank_files(draft, layout)
+    grid = _grid_of(draft, ranks, layout)
+    note_missing(draft, [rank.holder for rank in ranks], grid)
     chunks = [chunk for rank in ranks for chunk in _chunks(draft, rank)]
-    offsets = _offsets(draft, chunks, grid)
-    parts: dict[str, list[_Part]] = {}
-    names: dict[int, dict[str, list[str]]] = {}
-    for chunk in chunks:
-        own = names.setdefault(id(chunk.rank), {})
-        for part in _renamed(chunk, offsets, grid):
-            parts.setdefault(part.name, []).append(part)
-            own.setdefault(part.local, []).append(part.name)
-    gated = _gated(parts, grid)
-    for name, found in parts.items():
-        _add(draft, name, found, gated, grid, Kind.WEIGHT)
-    _tie(draft, grid)
-    _add_optimizers(draft, ranks, chunks, names, gated, grid)
+    together = put_together(draft, chunks, grid)
+    _tie(draft, is_tied=_args([rank.value for rank in ranks]).get("untie_embeddings_and_output_weights") is False)
+    _add_optimizers(draft, ranks, chunks, together, grid)
     draft.step = draft.step if draft.step is not None else step_in(path.name)
     return draft
 
@@ -129,7 +92,7 @@ def open_megatron(path: Path) -> Draft:
 # --- files ----------------------------------------------------------------------------------------------------------
 
 
-def _rank_files(draft: Draft) -> list[_RankFile]:
+def _rank_files(draft: Draft, layout: RankLayout | None) -> list[_RankFile]:
     found: list[tuple[tuple[int, ...], PtTree]] = []
     num_other = 0
     for directory in sorted(draft.path.iterdir()):
@@ -154,7 +117,10 @@ def _rank_files(draft: Draft) -> list[_RankFile]:
     if not found:
         reasons = [each.text for each in draft.notes]
         raise DumpError(f"{draft.path}: none of its files can be read: {clip('; '.join(reasons), 600)}")
-    has_stages = _has_stages([numbers for numbers, _ in found], [tree for _, tree in found])
+    if layout is None:
+        has_stages = _has_stages([numbers for numbers, _ in found], [tree for _, tree in found])
+    else:
+        has_stages = layout.size_of("pp") > 1 or any(len(numbers) == 3 for numbers, _ in found)
     return [_rank_file(numbers, tree, has_stages=has_stages) for numbers, tree in found]
 
 
@@ -165,7 +131,7 @@ def _rank_file(numbers: tuple[int, ...], tree: PtTree, *, has_stages: bool) -> _
         tp, pp, ep = (numbers[0], numbers[1], 0) if has_stages else (numbers[0], 0, numbers[1])
     else:
         tp, pp, ep = numbers[0], 0, 0
-    return _RankFile(tree.path, tp, pp, ep, tree)
+    return _RankFile(Holder(tree.path, MeshCoordinate((("ep", ep), ("pp", pp), ("tp", tp)))), tree)
 
 
 def _has_stages(numbers: Sequence[tuple[int, ...]], trees: Sequence[PtTree]) -> bool:
@@ -195,49 +161,40 @@ def _int(args: Mapping[Key, Any], name: str) -> int | None:
     return value if type(value) is int else None
 
 
-def _grid_of(draft: Draft, ranks: Sequence[_RankFile]) -> _Grid:
+def _grid_of(draft: Draft, ranks: Sequence[_RankFile], layout: RankLayout | None) -> Grid:
     args = _args([rank.value for rank in ranks])
     draft.settings |= flattened(args)
     for rank in ranks:
         step = rank.value.get("iteration")
         if type(step) is int and draft.path.name != "release":
             draft.step = step
-    untied = args.get("untie_embeddings_and_output_weights")
     gated = args.get("swiglu") is True or args.get("gated_linear_unit") is True
     expert_tp = _int(args, "expert_tensor_parallel_size")
-    return _Grid(
-        tp=max(_int(args, "tensor_model_parallel_size") or 1, *(rank.tp + 1 for rank in ranks)),
-        pp=max(_int(args, "pipeline_model_parallel_size") or 1, *(rank.pp + 1 for rank in ranks)),
-        ep=max(_int(args, "expert_model_parallel_size") or 1, *(rank.ep + 1 for rank in ranks)),
+    holders = [rank.holder for rank in ranks]
+
+    def size(axis: str, argument: str) -> int:
+        declared = 1 if layout is None else layout.size_of(axis)
+        return max(_int(args, argument) or 1, declared, *(holder.place.on(axis) + 1 for holder in holders))
+
+    return Grid(
+        tp=size("tp", "tensor_model_parallel_size"),
+        pp=size("pp", "pipeline_model_parallel_size"),
+        ep=size("ep", "expert_model_parallel_size"),
         experts_are_cut=expert_tp is None or expert_tp > 1,
         num_experts=_int(args, "num_experts"),
         is_gated=gated if args else None,
-        is_tied=untied is False,
+        first_layers=() if layout is None else layout.ranks.first_layers,
+        rules=() if layout is None else layout.rules,
     )
 
 
-def _note_missing(draft: Draft, ranks: Sequence[_RankFile], grid: _Grid) -> None:
-    if grid.tp * grid.pp * grid.ep > 1 << 20:
-        raise DumpError(
-            f"{draft.path}: says that it has {grid.tp} x {grid.pp} x {grid.ep} ranks, more than there can be"
-        )
-    dense = {(rank.tp, rank.pp) for rank in ranks}
-    experts = {(rank.pp, rank.ep) for rank in ranks}
-    missing = [f"tp{tp} pp{pp}" for tp in range(grid.tp) for pp in range(grid.pp) if (tp, pp) not in dense]
-    missing += [f"pp{pp} ep{ep}" for pp in range(grid.pp) for ep in range(grid.ep) if (pp, ep) not in experts]
-    draft.notes += [error(OpeningCode.MISSING_RANK, rank=rank) for rank in missing[:16]]
-
-
-# --- names ----------------------------------------------------------------------------------------------------------
-
-
-def _chunks(draft: Draft, rank: _RankFile) -> Iterator[_Chunk]:
+def _chunks(draft: Draft, rank: _RankFile) -> Iterator[Chunk]:
     num_skipped = 0
     for key in rank.value:
         found = _MODEL.fullmatch(key) if isinstance(key, str) else None
         if found is None:
             continue
-        tensors: dict[str, StoredTensor] = {}
+        tensors: dict[str, TensorSource] = {}
         for path, leaf in rank.tree.leaves(key):
             name = path_text(path)
             if name.endswith("_extra_state"):
@@ -245,204 +202,14 @@ def _chunks(draft: Draft, rank: _RankFile) -> Iterator[_Chunk]:
             elif isinstance(leaf, StoredTensor):
                 tensors[name] = leaf
             elif isinstance(leaf, Opaque) and leaf.reason:
-                draft.add(damaged(f"{name} ({rank.path.parent.name})", unreadable(leaf.reason)))
-        yield _Chunk(rank, int(found[1] or 0), tensors)
+                draft.add(damaged(f"{name} ({rank.tree.path.parent.name})", unreadable(leaf.reason)))
+        yield Chunk(rank.holder, int(found[1] or 0), tensors)
     draft.skip("extra states", num_skipped)
 
 
-_Offsets = Mapping[tuple[str, int, int], int]
-"""Number of the first layer by stack, virtual stage and stage."""
-
-
-def _offsets(draft: Draft, chunks: Sequence[_Chunk], grid: _Grid) -> _Offsets:
-    counts: dict[tuple[str, int, int], int] = {}
-    for chunk in chunks:
-        for name in chunk.tensors:
-            if found := _LAYER.fullmatch(name):
-                key = (found[1], chunk.virtual, chunk.rank.pp)
-                counts[key] = max(counts.get(key, 0), int(found[2]) + 1)
-    offsets: dict[tuple[str, int, int], int] = {}
-    for stack in sorted({stack for stack, _, _ in counts}):
-        first, sizes = 0, list[str]()
-        for virtual in range(1 + max((chunk.virtual for chunk in chunks), default=0)):
-            for pp in range(grid.pp):
-                offsets[stack, virtual, pp] = first
-                first += counts.get((stack, virtual, pp), 0)
-                sizes.append(str(counts.get((stack, virtual, pp), 0)))
-        if len(set(sizes)) > 1 and len(sizes) > 1:
-            draft.notes.append(note(OpeningCode.STAGES_COUNTED, stages=f"{clip(stack)} {' + '.join(sizes)}"))
-    return offsets
-
-
-def _renamed(chunk: _Chunk, offsets: _Offsets, grid: _Grid) -> Iterator[_Part]:
-    """Yield the tensors of a chunk with global numbers of layers and experts."""
-    num_local = _experts_in(chunk, grid)
-    for local, tensor in chunk.tensors.items():
-        name = local
-        if found := _LAYER.fullmatch(name):
-            number = int(found[2]) + offsets[found[1], chunk.virtual, chunk.rank.pp]
-            name = f"{found[1]}{number}{found[3]}"
-        first = chunk.rank.ep * num_local
-        if found := _EXPERT.fullmatch(name):
-            name = f"{found[1]}{int(found[2]) + first}{found[3]}"
-        elif found := _GROUPED.fullmatch(name):
-            name = f"{found[1]}local_experts.{int(found[4]) + first}.{found[2]}.{found[3]}"
-        elif (found := _TOGETHER.fullmatch(name)) and len(tensor.shape) == 2 and tensor.is_contiguous and num_local:
-            for expert in range(num_local):
-                whole = f"{found[1]}local_experts.{expert + first}.linear_fc{found[2]}.weight"
-                yield _Part(whole, _expert_of(tensor, int(found[2]), expert, num_local), chunk.rank, local)
-            continue
-        yield _Part(name, tensor, chunk.rank, local)
-
-
-def _experts_in(chunk: _Chunk, grid: _Grid) -> int:
-    """Return the number of experts of each layer in a chunk."""
-    count = 0
-    for name in chunk.tensors:
-        if found := _EXPERT.fullmatch(name):
-            count = max(count, int(found[2]) + 1)
-        elif found := _GROUPED.fullmatch(name):
-            count = max(count, int(found[4]) + 1)
-    return count or (grid.num_experts or 0) // grid.ep
-
-
-def _expert_of(tensor: StoredTensor, which: int, expert: int, num_experts: int) -> StoredTensor:
-    """Return the matrix ``[out, in]`` of one expert of those together, whose bytes are ``[experts, in, out]``."""
-    hidden = tensor.shape[which - 1]
-    width = tensor.shape[2 - which] // num_experts
-    rows, columns = (hidden, width) if which == 1 else (width, hidden)
-    offset = tensor.offset + expert * rows * columns
-    return replace(tensor, shape=(columns, rows), strides=(1, columns), offset=offset)
-
-
-def _gated(parts: Mapping[str, Sequence[_Part]], grid: _Grid) -> dict[str, bool]:
-    """Return whether first matrices of an MLP have gate and up: if they have twice the columns of the second one."""
-    found: dict[str, bool] = {}
-    for name, own in parts.items():
-        for first, second in (("linear_fc1", "linear_fc2"), ("dense_h_to_4h", "dense_4h_to_h")):
-            module = name.rpartition(".")[0]
-            if not module.endswith(first):
-                continue
-            others = parts.get(f"{module.removesuffix(first)}{second}.weight")
-            if others and len(others[0].tensor.shape) == 2 and own[0].tensor.shape:
-                found[name] = own[0].tensor.shape[0] == 2 * others[0].tensor.shape[1]
-            else:
-                found[name] = grid.is_gated is True
-    return found
-
-
-# --- putting together -----------------------------------------------------------------------------------------------
-
-
-def _add(
-    draft: Draft, name: str, parts: Sequence[_Part], gated: Mapping[str, bool], grid: _Grid, kind: Kind, of: str = ""
-) -> None:
-    """Add a tensor of the parts of all ranks.
-
-    Args:
-        draft: Where it is added.
-        name: Its name.
-        parts: What ranks have of it.
-        gated: By name, whether a matrix has gate and up.
-        grid: Sizes of the parallel axes.
-        kind: What it is.
-        of: Name of the parameter, for a state of an optimizer; empty for the parameter itself.
-    """
-    parameter = of or name
-    size = 1 if "local_experts." in parameter and not grid.experts_are_cut else grid.tp
-    cut = cut_of(parameter, is_gated=gated.get(parameter, False)) if size > 1 else Cut.NONE
-    shape = parts[0].tensor.shape
-    if cut is Cut.UNKNOWN or (not shape and cut is not Cut.NONE) or (cut is Cut.SECOND and len(shape) != 2):
-        _add_apart(draft, name, parts, grid, kind)
-        return
-    first: dict[int, _Part] = {}
-    copies: list[tuple[int, _Part]] = []
-    for part in parts:
-        slot = 0 if cut is Cut.NONE else part.rank.tp
-        if slot in first:
-            copies.append((slot, part))
-        else:
-            first[slot] = part
-    if cut is Cut.NONE:
-        rule = cut.value if grid.tp > 1 and copies else ""
-        origin = (0,) * len(shape)
-        pieces = [_piece(part, origin, grid) for part in first.values()]
-        replicas = [_piece(part, origin, grid) for _, part in copies]
-        draft.add(joined(name, pieces, kind=kind, rule=rule, replicas=replicas))
-        return
-    missing = [f"tp{i}" for i in range(grid.tp) if i not in first]
-    damage = error(OpeningCode.MISSING_RANK, rank=", ".join(missing)) if missing else None
-    place = _placed(cut, {slot: part.tensor.shape for slot, part in first.items()}, shape, grid.tp)
-    pieces = [piece for slot, part in sorted(first.items()) for piece in place.pieces(slot, part, grid)]
-    replicas = [piece for slot, part in copies for piece in place.pieces(slot, part, grid)]
-    rule = f"tensor parallel over {grid.tp} ranks, {cut.value}"
-    whole = place.shape if missing else None
-    draft.add(joined(name, pieces, shape=whole, kind=kind, rule=rule, replicas=replicas, damage=damage))
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Where the parts of tensor parallel ranks begin."""
-
-    cut: Cut
-    begins: Mapping[int, int]
-    shape: tuple[int, ...]
-
-    def pieces(self, slot: int, part: _Part, grid: _Grid) -> list[Piece]:
-        """Return the pieces of a rank's part."""
-        tensor, begin = part.tensor, self.begins[slot]
-        rest = (0,) * (len(tensor.shape) - 1)
-        if self.cut is Cut.SECOND:
-            return [_piece(part, (0, begin), grid)]
-        if self.cut is Cut.FIRST:
-            return [_piece(part, (begin, *rest), grid)]
-        half = tensor.shape[0] // 2
-        sizes = (half, *tensor.shape[1:])
-        up = replace(part, tensor=cast("StoredTensor", narrowed(tensor, (half, *rest), sizes)))
-        gate = replace(part, tensor=cast("StoredTensor", narrowed(tensor, (0, *rest), sizes)))
-        return [
-            _piece(gate, (begin // 2, *rest), grid),
-            _piece(up, (self.shape[0] // 2 + begin // 2, *rest), grid),
-        ]
-
-
-def _placed(cut: Cut, shapes: Mapping[int, tuple[int, ...]], like: tuple[int, ...], size: int) -> _Place:
-    """Return where parts begin; a missing rank has as much as the first of those that there are."""
-    dim = 1 if cut is Cut.SECOND else 0
-    begins: dict[int, int] = {}
-    begin = 0
-    for slot in range(size):
-        begins[slot] = begin
-        shape = shapes.get(slot, like)
-        begin += shape[dim] if len(shape) > dim else 0
-    return _Place(cut, begins, tuple(begin if i == dim else n for i, n in enumerate(like)))
-
-
-def _piece(part: _Part, begin: tuple[int, ...], grid: _Grid) -> Piece:
-    return Piece(source=part.tensor, begin=begin, file=part.rank.path, rank=part.rank.label(grid))
-
-
-def _add_apart(draft: Draft, name: str, parts: Sequence[_Part], grid: _Grid, kind: Kind) -> None:
-    """Add the part of each tensor parallel rank as a tensor of its own."""
-    by_rank: dict[int, list[_Part]] = {}
-    for part in parts:
-        by_rank.setdefault(part.rank.tp, []).append(part)
-    for tp, own in by_rank.items():
-        origin = (0,) * len(own[0].tensor.shape)
-        replicas = [_piece(part, origin, grid) for part in own[1:]]
-        rule = f"part of tensor parallel rank {tp}; it is not known how ranks share it"
-        draft.add(joined(f"{name}[tp{tp}]", [_piece(own[0], origin, grid)], kind=kind, rule=rule, replicas=replicas))
-    if kind is Kind.WEIGHT:
-        earlier = [each for each in draft.notes if each.code is OpeningCode.UNKNOWN_RULE]
-        count = 1 + sum(int(cast("int", each.fields["count"])) for each in earlier)
-        first = earlier[0].fields["name"] if earlier else clip(name)
-        draft.notes = [each for each in draft.notes if each not in earlier]
-        draft.notes.append(note(OpeningCode.UNKNOWN_RULE, count=count, name=first))
-
-
-def _tie(draft: Draft, grid: _Grid) -> None:
+def _tie(draft: Draft, *, is_tied: bool) -> None:
     """Make the head an alias of the embedding if they are tied; the copy of the last stage is a replica."""
-    if not grid.is_tied or _TABLE not in draft.tensors:
+    if not is_tied or _TABLE not in draft.tensors:
         return
     table, head = draft.tensors[_TABLE], draft.tensors.pop(_HEAD, None)
     draft.aliases[_HEAD] = _TABLE
@@ -458,19 +225,15 @@ def _tie(draft: Draft, grid: _Grid) -> None:
 
 
 def _add_optimizers(
-    draft: Draft,
-    ranks: Sequence[_RankFile],
-    chunks: Sequence[_Chunk],
-    names: Mapping[int, Mapping[str, Sequence[str]]],
-    gated: Mapping[str, bool],
-    grid: _Grid,
+    draft: Draft, ranks: Sequence[_RankFile], chunks: Sequence[Chunk], together: Together, grid: Grid
 ) -> None:
     """Add moments and copies in float32, put together as their parameters are."""
-    parts: dict[tuple[str, str], list[_Part]] = {}
+    parts: dict[tuple[str, str], list[Part]] = {}
     unnamed = 0
     named = 0
     for rank in ranks:
-        own = [chunk for chunk in chunks if chunk.rank is rank]
+        holder = rank.holder
+        own = [chunk for chunk in chunks if chunk.rank == holder]
         shapes = {f"{chunk.virtual} {name}": x.shape for chunk in own for name, x in chunk.tensors.items()}
         for optimizer in _optimizers(rank.value.get("optimizer")):
             states, groups = _states_of(optimizer)
@@ -478,37 +241,21 @@ def _add_optimizers(
             named += len(found)
             unnamed += 0 if found else len({number for number, _, _ in states})
             for number, what, tensor in states:
-                local = found.get(number, "").partition(" ")[2]
-                globals_ = names[id(rank)].get(local, ())
-                virtual = found.get(number, "").partition(" ")[0]
-                name = _global_name(local, globals_, own, virtual)
+                virtual, _, local = found.get(number, "0 ").partition(" ")
+                stages = [chunk.virtual for chunk in own if local in chunk.tensors]
+                name = global_name(local, together.names[holder].get(local, ()), int(virtual), stages)
                 if name is None:
-                    label = f"{rank.label(grid)}.{number}"
-                    draft.add(joined(state_name(label, what), [Piece(source=tensor, begin=(0,) * len(tensor.shape),
-                                     file=rank.path, rank=rank.label(grid))], kind=kind_of_state(what)))  # fmt: skip
-                    continue
-                parts.setdefault((name, what), []).append(_Part(name, tensor, rank, local))
-            own_groups = groups_of(optimizer.get("param_groups"))
-            for i, group in enumerate(own_groups):
+                    add_unnamed(draft, state_name(f"{grid.label(holder)}.{number}", what), tensor, holder, grid)
+                else:
+                    parts.setdefault((name, what), []).append(Part(name, tensor, holder, local))
+            for i, group in enumerate(groups_of(optimizer.get("param_groups"))):
                 scalars = {key: each for key, each in group.items() if key != "params"}
                 draft.settings |= flattened(scalars, f"optimizer.param_groups.{i}")
-    for (name, what), own_parts in parts.items():
-        _add(draft, state_name(name, what), own_parts, gated, grid, kind_of_state(what), of=name)
+    add_states(draft, parts, together, grid)
     if named:
         draft.notes.append(note(OpeningCode.NAMED_BY_ORDER, count=named))
     if unnamed:
         draft.notes.append(note(OpeningCode.UNNAMED_STATES, count=unnamed))
-
-
-def _global_name(local: str, names: Sequence[str], chunks: Sequence[_Chunk], virtual: str) -> str | None:
-    """Return the global name of a parameter of one rank; ``None`` if it is not known."""
-    if not local or not names:
-        return None
-    if len(names) == 1:
-        return names[0]
-    # The same local name in several virtual stages: names are in the order of the stages.
-    order = sorted(chunk.virtual for chunk in chunks if local in chunk.tensors)
-    return names[order.index(int(virtual))] if len(order) == len(names) else None
 
 
 def _optimizers(value: Any) -> list[dict[Key, Any]]:

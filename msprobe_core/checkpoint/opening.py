@@ -10,11 +10,15 @@ import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msprobe_core.checkpoint.contents import Checkpoint, CheckpointFormat
 from msprobe_core.checkpoint.directory import Draft, inside
 from msprobe_core.errors import DumpError, clip
 from msprobe_core.untrusted.files import read_plain
+
+if TYPE_CHECKING:
+    from msprobe_core.checkpoint.declared_ranks import RankLayout
 
 _TRACKER = "latest_checkpointed_iteration.txt"
 _LATEST = "latest"
@@ -28,11 +32,12 @@ _STATE_ENDINGS = (".pt", ".pth", ".bin")
 """Beginnings of names of files that trainers write beside the weights."""
 
 
-def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+def open_checkpoint(path: str | os.PathLike[str], layout: RankLayout | None = None) -> Checkpoint:
     """Return what a checkpoint holds.
 
     Args:
         path: A file, or a directory; of several checkpoints in a directory the latest one, if a file names it.
+        layout: How a directory's files, one for each rank, form the model, where they do not say it themselves.
 
     Raises:
         DumpError: it does not exist, is of an unknown format, or nothing of it can be read. What concerns single
@@ -41,8 +46,13 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     path = Path(path)
     try:
         with _without_collection():
-            draft = _open_directory(path) if path.is_dir() else _open_file(path)
-            return draft.done()
+            if path.is_dir():
+                return _open_directory(path, layout).done()
+            if layout is not None and path.exists():
+                raise DumpError(
+                    f"{path}: is one file, of which no layout of ranks can be declared; give their directory"
+                )
+            return _open_file(path).done()
     except OSError as problem:
         raise DumpError(f"{path}: cannot be read ({problem.strerror or problem})") from problem
     except MemoryError as problem:
@@ -63,21 +73,28 @@ def _without_collection() -> Generator[None, None, None]:
             gc.enable()
 
 
-def _open_directory(path: Path) -> Draft:
+def _open_directory(path: Path, layout: RankLayout | None = None) -> Draft:
     if (path / ".metadata").is_file():
+        if layout is not None:
+            raise DumpError(f"{path}: says itself how its tensors are divided; leave its side out of --layout")
         from msprobe_core.checkpoint.dcp import open_dcp
 
         return open_dcp(path)
     if (path / _TRACKER).is_file():
         tag = _tracked(path / _TRACKER)
-        return _open_directory(_existing(path, "release" if tag == "release" else f"iter_{int(tag):07d}", _TRACKER))
+        name = "release" if tag == "release" else f"iter_{int(tag):07d}"
+        return _open_directory(_existing(path, name, _TRACKER), layout)
     if (path / _LATEST).is_file():
-        return _open_directory(_existing(path, _tracked(path / _LATEST), _LATEST))
+        return _open_directory(_existing(path, _tracked(path / _LATEST), _LATEST), layout)
     names = _listed(path)
     if any(name.startswith("mp_rank_") and (path / name).is_dir() for name in names):
         from msprobe_core.checkpoint.megatron import open_megatron
 
-        return open_megatron(path)
+        return open_megatron(path, layout)
+    if layout is not None:
+        from msprobe_core.checkpoint.declared_ranks import open_declared
+
+        return open_declared(path, layout, _TENSOR_ENDINGS, _open_rank)
     if any(name.endswith("_model_states.pt") for name in names):
         from msprobe_core.checkpoint.deepspeed import open_deepspeed
 
@@ -86,6 +103,10 @@ def _open_directory(path: Path) -> Draft:
         if any(name.endswith(ending) for name in names):
             raise DumpError(f"{path}: lacks {head}, without which its files *{ending} cannot be put together")
     return _open_files(path, names)
+
+
+def _open_rank(path: Path) -> Draft:
+    return _open_directory(path) if path.is_dir() else _open_file(path)
 
 
 _HEADS = {".distcp": ".metadata", "_optim_states.pt": "mp_rank_00_model_states.pt"}

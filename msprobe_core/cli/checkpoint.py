@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,10 +16,19 @@ from msprobe_core.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from msprobe_core.checkpoint.contents import Checkpoint
+    from msprobe_core.checkpoint.declared_ranks import RankLayout
     from msprobe_core.checkpoint.listing import Listing
     from msprobe_core.checkpoint.result import CheckpointResult
     from msprobe_core.checkpoint.resume import ResumeResult
 
+_layout_option = click.option(
+    "--layout",
+    "layouts",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="YAML: how the ranks' files form the model, if they do not say it; as for compare.",
+)
 _OPTIMIZER_HELP = "Also moments and master weights of the optimizer."
 
 
@@ -33,6 +42,7 @@ def checkpoint() -> None:
 @click.argument("golden", type=click.Path(path_type=Path))
 @click.option("-o", "--output_path", type=click.Path(path_type=Path), help="Directory for the result files.")
 @click.option("--map", "mapping", type=click.Path(path_type=Path), help="YAML: target's name: golden name.")
+@_layout_option
 @click.option("--only", metavar="REGEX", help="Only tensors whose name matches on either side.")
 @click.option("--optimizer", "has_optimizer", is_flag=True, help=_OPTIMIZER_HELP)
 @click.option(
@@ -49,6 +59,7 @@ def compare(
     golden: Path,
     output_path: Path | None,
     mapping: Path | None,
+    layouts: Path | None,
     only: str | None,
     has_optimizer: bool,
     earlier: tuple[Path, ...],
@@ -68,7 +79,8 @@ def compare(
         check_comparison(output_path)
     names = {} if mapping is None else _names_in(mapping)
     _check_pattern(only)
-    found = _compared(target, golden, names, only, earlier, has_optimizer=has_optimizer)
+    opened = _Opened(layouts)
+    found = _compared(target, golden, names, only, earlier, opened, has_optimizer=has_optimizer)
     paths: Sequence[Path] = () if output_path is None else write_comparison(found, output_path)
     show(lambda console: print_comparison(found, paths, top_k, console), "give -o to write it to files")
     if not found.is_judged:
@@ -82,6 +94,7 @@ def _compared(
     names: Mapping[str, str],
     only: str | None,
     earlier: tuple[Path, ...],
+    opened: _Opened,
     *,
     has_optimizer: bool,
 ) -> CheckpointResult:
@@ -93,7 +106,6 @@ def _compared(
         is_fingerprint,
         read_fingerprint,
     )
-    from msprobe_core.checkpoint.opening import open_checkpoint
 
     with progress_bar("comparing") as advance:
 
@@ -102,18 +114,53 @@ def _compared(
 
         if not (is_fingerprint(target) or is_fingerprint(golden)):
             options = CheckpointOptions(
-                names=names, only=only, has_optimizer=has_optimizer, earlier=[open_checkpoint(path) for path in earlier]
+                names=names, only=only, has_optimizer=has_optimizer, earlier=[opened.golden(path) for path in earlier]
             )
-            return compare_checkpoints(open_checkpoint(target), open_checkpoint(golden), options, said)
+            return compare_checkpoints(opened.target(target), opened.golden(golden), options, said)
         if names or only is not None or earlier:
             raise ConfigError("--map, --only and --earlier need the checkpoints themselves; give no fingerprint")
 
-        def print_of(path: Path) -> CheckpointPrint:
+        def print_of(path: Path, opens: Callable[[Path], Checkpoint]) -> CheckpointPrint:
             if is_fingerprint(path):
                 return read_fingerprint(path)
-            return fingerprint_checkpoint(open_checkpoint(path), has_optimizer=has_optimizer, progress=said)
+            return fingerprint_checkpoint(opens(path), has_optimizer=has_optimizer, progress=said)
 
-        return compare_prints(print_of(target), print_of(golden))
+        return compare_prints(print_of(target, opened.target), print_of(golden, opened.golden))
+
+
+class _Opened:
+    """Opens checkpoints with the layouts that a file declares of their sides."""
+
+    def __init__(self, layouts: Path | None) -> None:
+        from msprobe_core.compare.layouts.rules import Side
+
+        self._layouts: dict[Side, RankLayout | None] = {}
+        if layouts is None:
+            return
+        from msprobe_core.checkpoint.declared_ranks import layout_of
+        from msprobe_core.compare.layouts.rules import load_layouts
+
+        rules = load_layouts(layouts)
+        if not rules.ranks:
+            raise ConfigError(
+                f"{layouts}: declares no ranks; for checkpoints only 'parallel' is read, for example "
+                "parallel: {target: {tp: 2, pp: 2}}"
+            )
+        self._layouts = {side: layout_of(rules, side) for side in Side}
+
+    def target(self, path: Path) -> Checkpoint:
+        """Open a checkpoint of the target."""
+        from msprobe_core.checkpoint.opening import open_checkpoint
+        from msprobe_core.compare.layouts.rules import Side
+
+        return open_checkpoint(path, self._layouts.get(Side.TARGET))
+
+    def golden(self, path: Path) -> Checkpoint:
+        """Open a golden checkpoint."""
+        from msprobe_core.checkpoint.opening import open_checkpoint
+        from msprobe_core.compare.layouts.rules import Side
+
+        return open_checkpoint(path, self._layouts.get(Side.GOLDEN))
 
 
 def _check_pattern(only: str | None) -> None:
@@ -145,16 +192,18 @@ def _names_in(path: Path) -> dict[str, str]:
 @checkpoint.command()
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("-o", "--output_path", required=True, type=click.Path(path_type=Path), help="File, *.fingerprint.arrow.")
+@_layout_option
 @click.option("--rows", "has_rows", is_flag=True, help="Also a hash of each row.")
 @click.option("--optimizer", "has_optimizer", is_flag=True, help=_OPTIMIZER_HELP)
 @overwrite_option
-def fingerprint(*, path: Path, output_path: Path, has_rows: bool, has_optimizer: bool, overwrites: bool) -> int:
+def fingerprint(
+    *, path: Path, output_path: Path, layouts: Path | None, has_rows: bool, has_optimizer: bool, overwrites: bool
+) -> int:
     """Write a fingerprint of the checkpoint PATH: some 300 bytes a tensor, to compare with at another site.
 
     Exit status: 0 if it was written, 1 if a tensor could not be read, 2 if the checkpoint could not.
     """
     from msprobe_core.checkpoint.fingerprints import SUFFIX, TASK, fingerprint_checkpoint, write_fingerprint
-    from msprobe_core.checkpoint.opening import open_checkpoint
     from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT
     from msprobe_core.store.layout import make_directory
     from msprobe_core.store.results import refuse_foreign_text
@@ -163,7 +212,7 @@ def fingerprint(*, path: Path, output_path: Path, has_rows: bool, has_optimizer:
         output_path = output_path.with_name(output_path.name + SUFFIX)
     if not overwrites:
         refuse_foreign_text(output_path, "msprobe checkpoint fingerprint", TASK.encode())
-    opened = open_checkpoint(path)
+    opened = _Opened(layouts).target(path)
     make_directory(output_path.parent)
     with progress_bar("reading") as advance:
         found = fingerprint_checkpoint(
@@ -182,20 +231,20 @@ def fingerprint(*, path: Path, output_path: Path, has_rows: bool, has_optimizer:
 
 @checkpoint.command()
 @click.argument("path", type=click.Path(path_type=Path))
+@_layout_option
 @click.option("--json", "is_json", is_flag=True, help="Print JSON.")
 @click.option(
     "-k", "--top_k", default=20, show_default=True, type=click.IntRange(0), help="Tensors to print; 0 for all."
 )
-def inspect(*, path: Path, is_json: bool, top_k: int) -> int:
+def inspect(*, path: Path, layouts: Path | None, is_json: bool, top_k: int) -> int:
     """Print what the checkpoint PATH holds, from its headers: no values are read.
 
     Exit status: 0 if it is whole, 1 if parts are missing or damaged, 2 if it cannot be read.
     """
     from msprobe_core.checkpoint.listing import list_checkpoint
-    from msprobe_core.checkpoint.opening import open_checkpoint
     from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT
 
-    found = list_checkpoint(open_checkpoint(path))
+    found = list_checkpoint(_Opened(layouts).target(path))
     if is_json:
         from msprobe_core.untrusted.paths import encode_json
 

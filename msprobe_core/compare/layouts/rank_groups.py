@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 import polars as pl
 
+from msprobe_core.compare.layouts.numbering import holds_experts, holds_layers, number_in_path, offset_at
 from msprobe_core.compare.layouts.rows import BUILT_IN, called_in, enclosing_module, names_of, placements_of
 from msprobe_core.compare.layouts.rules import LayoutRules, Ranks, Side
 from msprobe_core.compare.shards.placement import AxisPlacement, MeshCoordinate
@@ -133,7 +133,7 @@ class DeclaredRanks:
     def named(self, parts: Sequence[Part]) -> Sequence[Part]:
         """Return the parts with global numbers of layers and experts, and calls of APIs numbered across all stages."""
         ordered = sorted(parts, key=lambda part: self.place_of(part.rank).on("pp"))
-        for axis, is_container in (("ep", _holds_experts), ("pp", _holds_layers)):
+        for axis, is_container in (("ep", holds_experts), ("pp", holds_layers)):
             if axis in self._ranks.axes:
                 first = self._ranks.first_layers if axis == "pp" else ()
                 ordered = self._numbered(ordered, axis, is_container, first)
@@ -156,7 +156,9 @@ class DeclaredRanks:
 
     # layers and experts
 
-    def _numbered(self, parts: Sequence[Part], axis: str, is_container: Any, first: Sequence[int]) -> list[Part]:
+    def _numbered(
+        self, parts: Sequence[Part], axis: str, is_container: Callable[[str], bool], first: Sequence[int]
+    ) -> list[Part]:
         """Return the parts with consecutive module numbers in numbered containers along an axis."""
         have: dict[str, dict[int, set[int]]] = {}
         for part in parts:
@@ -172,7 +174,7 @@ class DeclaredRanks:
             for entry in part.frame["entry"].unique().to_list():
                 found = _number_in(entry, is_container)
                 if found is not None:
-                    offset = _offset(have[found[0]], place, first)
+                    offset = offset_at(have[found[0]], place, first)
                     changed[entry] = with_number_in_path(entry, found[2], found[1] + offset)
             named.append(_renamed_part(part, changed))
         return named
@@ -212,42 +214,9 @@ class DeclaredRanks:
         ]
 
 
-_NUMBERED = re.compile(r"\d+", re.ASCII)
-
-
-def _holds_experts(container: str) -> bool:
-    return "experts" in container
-
-
-def _holds_layers(container: str) -> bool:
-    return "experts" not in container
-
-
-def _number_in(entry: str, is_container: Any) -> tuple[str, int, int] | None:
-    """Return container, number and position of the outermost number in a module's path that is inside a container."""
-    called = called_in(entry)
-    if called.path is None:
-        return None
-    parts = called.path.split(".")
-    for i, part in enumerate(parts):
-        container = parts[i - 1] if i else ""
-        if _NUMBERED.fullmatch(part) and is_container(container):
-            return ".".join(parts[:i]), int(part), i
-    return None
-
-
-def _offset(have: Mapping[int, set[int]], place: int, first: Sequence[int]) -> int:
-    """Return the offset for numbers at a coordinate; 0 if the coordinates have distinct numbers already."""
-    if place < len(first):
-        return first[place] - min(have[place])
-    seen: set[int] = set()
-    is_global = True
-    for numbers in have.values():
-        is_global = is_global and not (seen & numbers)
-        seen |= numbers
-    if is_global:
-        return 0
-    return sum(max(numbers) + 1 for other, numbers in have.items() if other < place)
+def _number_in(entry: str, is_container: Callable[[str], bool]) -> tuple[str, int, int] | None:
+    path = called_in(entry).path
+    return None if path is None else number_in_path(path, is_container)
 
 
 def _renamed_part(part: Part, changed: Mapping[str, str]) -> Part:
