@@ -15,6 +15,7 @@ from msprobe_core.cli.config_check import config_check
 from msprobe_core.cli.confirm import confirm
 from msprobe_core.cli.control import control
 from msprobe_core.cli.convert import convert
+from msprobe_core.cli.demo import demo
 from msprobe_core.cli.estimate import estimate
 from msprobe_core.cli.export import export
 from msprobe_core.cli.free_benchmark import free_benchmark
@@ -52,6 +53,7 @@ def msprobe_register_commands() -> Sequence[click.Command]:
         control,
         convert,
         data2db,
+        demo,
         estimate,
         export,
         free_benchmark,

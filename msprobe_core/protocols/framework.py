@@ -254,8 +254,12 @@ class FrameworkOffer:
         package: The package that programs import to use it, for example ``torch``; identifies the framework of a
             process.
         load: Returns the `Framework`; may import the package, and raises what importing it raises.
+        demo: A program for ``msprobe demo``; ``None`` if there is none. It trains a tiny model for one step, records
+            that to the directory in its first argument, and prints the loss. With the argument ``--fault`` one layer
+            of the model is wrong.
     """
 
     name: str
     package: str
     load: Callable[[], Framework]
+    demo: Path | None = None

@@ -73,6 +73,12 @@ def print_location(result: LocateResult, file: Path, console: Console) -> None:
     console.print(_verdict_line(result), soft_wrap=True)
 
 
+def print_culprit(result: LocateResult, console: Console) -> None:
+    """Print the first suspect with its evidence, and the verdict."""
+    for line in (*(_lines(1, result.suspects[0]) if result.suspects else ()), _verdict_line(result)):
+        console.print(line, soft_wrap=True)
+
+
 def _told_differences(result: LocateResult) -> Sequence[Explained]:
     """Return the first differences that can change results, those that explain the fault first."""
     every = () if result.configuration is None else result.configuration.explained

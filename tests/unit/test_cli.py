@@ -339,7 +339,7 @@ def test_plugins(run):
         "writers: arrow, json",
         "readers: arrow, json",
         "commands: acc_check, api_precision_compare, calibrate, checkpoint, compare, config_check, confirm, control, ",
-        "convert, data2db, estimate, export, free_benchmark, gradients, graph, graph_visualize, identify, ",
+        "convert, data2db, demo, estimate, export, free_benchmark, gradients, graph, graph_visualize, identify, ",
         "kernel-dump, ",
         "merge_result, monitor, multi_acc_check, multi_run_ut, nan_analyze, op_generate, overflow_check, parse, ",
         "plugins, responses, rl, run_overflow_check, run_ut, show, twin, verl, view, weights",

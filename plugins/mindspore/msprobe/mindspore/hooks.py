@@ -18,7 +18,7 @@ __version__ = "0.1.0"
 @hookimpl
 def msprobe_register_frameworks() -> Sequence[FrameworkOffer]:
     """Offer MindSpore."""
-    return [FrameworkOffer("mindspore", "mindspore", _load)]
+    return [FrameworkOffer("mindspore", "mindspore", _load, Path(__file__).with_name("_demo.py"))]
 
 
 @hookimpl

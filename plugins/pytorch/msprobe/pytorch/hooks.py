@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 @hookimpl
 def msprobe_register_frameworks() -> Sequence[FrameworkOffer]:
     """Offer PyTorch."""
-    return [FrameworkOffer("pytorch", "torch", _load)]
+    return [FrameworkOffer("pytorch", "torch", _load, Path(__file__).with_name("_demo.py"))]
 
 
 @cache
