@@ -41,7 +41,13 @@ if TYPE_CHECKING:
         PendingWorks,
     )
     from msprobe_core.interception.gradients import GraphGradients, Node
-    from msprobe_core.interception.host_values import BFLOAT16, HostReducer, HostValues, statistics_of
+    from msprobe_core.interception.host_values import (
+        BFLOAT16,
+        HostReducer,
+        HostValues,
+        statistics_of,
+        sums_of_integers,
+    )
     from msprobe_core.interception.modules import (
         After,
         Before,
@@ -106,7 +112,7 @@ else:
                 "ALWAYS_ASYNCHRONOUS Describer Pending PendingWorks RECEIVES SENDS UNSET_INPUTS"
             ),
             "msprobe_core.interception.gradients": "GraphGradients Node",
-            "msprobe_core.interception.host_values": "BFLOAT16 HostReducer HostValues statistics_of",
+            "msprobe_core.interception.host_values": "BFLOAT16 HostReducer HostValues statistics_of sums_of_integers",
             "msprobe_core.interception.modules": (
                 "After Before FoundModule Handle Hook ModuleCalls WatchHooks register_after"
             ),
@@ -138,7 +144,7 @@ __all__ = [  # noqa: RUF022  # by purpose
     # Communication
     "ALWAYS_ASYNCHRONOUS", "RECEIVES", "SENDS", "UNSET_INPUTS", "Describer", "Pending", "PendingWorks",
     # Values on the host
-    "BFLOAT16", "HostReducer", "HostValues", "statistics_of",
+    "BFLOAT16", "HostReducer", "HostValues", "statistics_of", "sums_of_integers",
     # Random functions
     "RandomCall", "RandomFunction", "RandomLog", "RandomState", "RandomStates", "RandomWatch", "Repeat",
     "common_states", "Seeding", "seed_common",

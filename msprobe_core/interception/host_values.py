@@ -165,6 +165,24 @@ def _bytes_of(values: HostValues) -> Array:
     return contiguous.reshape(-1).view(np.uint8)
 
 
+def sums_of_integers(total: int, squares: int, rounded: float, norm: float) -> tuple[float, float]:
+    """Return sum and Euclidean norm of integers on a device without float64: exact, or rounded if int64 has wrapped.
+
+    ``|sum(v)| <= sum(v * v)`` for integers, so neither sum has wrapped while that of the squares is below 2**63. The
+    rounded norm decides that, with a margin of half that for its own error.
+
+    Args:
+        total: The sum, modulo 2**64.
+        squares: The sum of squares, modulo 2**64.
+        rounded: The sum in float32.
+        norm: The Euclidean norm in float32.
+    """
+    return (total, math.sqrt(squares)) if norm * norm < _HALF_OF_INT64 else (rounded, norm)
+
+
+_HALF_OF_INT64 = 2.0**62
+
+
 def statistics_of(values: Array) -> Stats:
     """Return the statistics of an array; empty for an array without elements or of a dtype that is not numeric.
 

@@ -138,6 +138,15 @@ def test_nothing_needs_float64_of_a_device_without_it(on_device, bare, tmp_path,
     assert one["entry"].to_list() == other["entry"].to_list()
 
 
+def test_integers_are_summed_exactly_by_a_device_without_float64(on_device):
+    rounded = {"seeds", "extremes"}  # their squares do not fit into int64
+    for name, late, host in on_device(device_runs.reduced_integers):
+        assert (late.max, late.min, late.num_nan, late.num_inf) == (host.max, host.min, 0, 0), name
+        tolerance = 1e-6 * host.l2_norm if name in rounded else 0
+        assert late.mean == pytest.approx(host.mean, abs=tolerance, rel=0), name
+        assert late.l2_norm == pytest.approx(host.l2_norm, abs=tolerance, rel=1e-15), name
+
+
 @pytest.mark.parametrize("lag", [0, 1])
 def test_the_flight_recorder_looks_when_extremes_have_arrived(on_device, bare, tmp_path, lag):
     run, known = on_device(device_runs.fly, tmp_path, {"lag": lag})

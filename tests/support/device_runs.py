@@ -242,6 +242,34 @@ def monitor(place: Path, settings: Mapping[str, Any]) -> Run:
     return train(around, **settings)
 
 
+def reduced_integers() -> list[tuple[str, Any, Any]]:
+    """Return the name of each tensor of integers, and its statistics as device and host compute them."""
+    from msprobe.pytorch._reduce import TorchReducer
+
+    from msprobe_core.plugin import Digest
+
+    simulated_device().lacks = {torch.float64}
+    torch.manual_seed(5)
+    limits = torch.iinfo(torch.int64)
+    cases = {
+        "token ids": torch.randint(150_000, (8, 4096)),
+        "positions in int32": torch.arange(1 << 15, dtype=torch.int32),
+        "mask": torch.rand(999) > 0.3,
+        "bytes": torch.randint(256, (999,), dtype=torch.uint8),
+        "beyond float32": torch.tensor([(1 << 24) + 1, 1, -(1 << 30) - 1]),
+        "seeds": torch.randint(limits.max, (7,)),
+        "extremes": torch.tensor([limits.max, limits.min, limits.min]),
+    }
+    found: list[tuple[str, Any, Any]] = []
+    for name, values in cases.items():
+        reducer, digests = TorchReducer(), [Digest(), Digest()]
+        for tensor, digest in zip((values.to("npu"), values), digests, strict=True):
+            reducer.statistics(tensor, digest)
+        reducer.collect()
+        found.append((name, *(digest.stats for digest in digests)))
+    return found
+
+
 def seeded(options: Mapping[str, bool]) -> Mapping[str, bool]:
     """Draw twice on the device after `seed_all`; return what is so."""
     from msprobe.pytorch import seed_all

@@ -11,6 +11,7 @@ import numpy as np
 from mindspore import ops
 
 from msprobe.mindspore._device import COMPLEX, FLOATING, is_host
+from msprobe_core.interception import sums_of_integers
 from msprobe_core.plugin import Digest, Stats
 
 _TINY = float(np.finfo(np.float32).tiny)
@@ -25,11 +26,16 @@ def widest_float() -> Any:
 
 
 class DeferredStatistics:
-    """Pending numbers on the device: seven for each tensor, stacked and fetched in one transfer."""
+    """Pending numbers on the device: seven for each tensor, stacked and fetched in one transfer.
+
+    Integers have four more, in int64, on a device without float64: float32 rounds their sums and large extremes, which
+    would then differ from those that a host computes of equal ones.
+    """
 
     def __init__(self) -> None:
-        self._waiting: list[tuple[Digest, Any, int]] = []
+        self._waiting: list[tuple[Digest, Any, int, int | None]] = []
         self._numbers: list[Any] = []
+        self._integers: list[Any] = []
         self._zero: Any = None
 
     @property
@@ -52,8 +58,12 @@ class DeferredStatistics:
             [_SUM(ops.cast(test(numbers), wide), ()) for test in (ops.isnan, ops.isinf)] if dtype in FLOATING else []
         )
         results = (high, low, _SUM(numbers, ()), _SUM(scaled, ()), _SUM(ops.square(scaled), ()), *counts)
-        self._waiting.append((digest, dtype, values.size))
+        place = None if dtype in FLOATING or wide == ms.float64 else len(self._integers)
+        self._waiting.append((digest, dtype, values.size, place))
         self._numbers += results
+        if place is not None:
+            whole: Any = ops.cast(values, ms.int64)
+            self._integers += [_MAX(whole, ()), _MIN(whole, ()), _SUM(whole, ()), _SUM(whole * whole, ())]
         if not counts:
             if self._zero is None:
                 self._zero = high * 0.0
@@ -64,9 +74,14 @@ class DeferredStatistics:
         if not self._waiting:
             return
         fetched: Any = ops.stack(self._numbers).asnumpy()
-        for i, (digest, dtype, size) in enumerate(self._waiting):
-            digest.stats = _to_stats(dtype, size, *fetched[7 * i : 7 * i + 7].tolist())
-        self._waiting, self._numbers = [], []
+        integers: Any = ops.stack(self._integers).asnumpy() if self._integers else None
+        for i, (digest, dtype, size, place) in enumerate(self._waiting):
+            found = fetched[7 * i : 7 * i + 7].tolist()
+            if place is None:
+                digest.stats = _to_stats(dtype, size, *found)
+            else:
+                digest.stats = _of_integers(dtype, size, integers[place : place + 4].tolist(), found)
+        self._waiting, self._numbers, self._integers = [], [], []
 
 
 _MAX, _MIN, _SUM = ops.ReduceMax(), ops.ReduceMin(), ops.ReduceSum()
@@ -86,6 +101,16 @@ def _to_stats(
     if dtype not in FLOATING:
         return Stats(int(high), int(low), mean, norm, 0, 0)
     return Stats(high, low, mean, norm, 0, 0)
+
+
+def _of_integers(dtype: Any, numel: int, exact: list[int], rounded: list[float]) -> Stats:
+    high, low, total, squares = exact
+    largest, smallest, rounded_total, _, scaled_squares, *_ = rounded
+    norm = math.sqrt(scaled_squares) * max(abs(largest), abs(smallest))
+    total, norm = sums_of_integers(total, squares, rounded_total, norm)
+    if dtype == ms.bool_:
+        return Stats(bool(high), bool(low), total / numel, norm, 0, 0)
+    return Stats(high, low, total / numel, norm, 0, 0)
 
 
 class DeferredCopies:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from msprobe.pytorch._memory import array_of
 from msprobe.pytorch._native import statistics_by_kernels
-from msprobe_core.interception import statistics_of
+from msprobe_core.interception import statistics_of, sums_of_integers
 from msprobe_core.plugin import Digest, Stats
 
 _logger = logging.getLogger("msprobe")
@@ -276,15 +277,17 @@ class DeferredStatistics:
 
     Each tensor produces six numbers, in lists by their dtype, because one stacked copy per list is one kernel and
     converting each number would be thousands. A kernel that computes all six is used if available.
+
+    A device without float64 sums floating-point numbers in float32, and integers exactly, in int64: rounded sums of
+    token ids would differ from those that a host computes of equal ones.
     """
 
     def __init__(self, kernel: ProvenKernel | None = None) -> None:
         self._kernel = kernel
-        self._digests: list[tuple[Digest, torch.dtype, int]] = []
+        self._digests: list[tuple[Digest, torch.dtype, int, bool]] = []
         self._results: dict[torch.dtype, list[Tensor]] = {}
         self._places: list[tuple[tuple[torch.dtype, int], ...]] = []
-        self._offsets: dict[torch.dtype, int] = {}
-        self._num_results = 0
+        self._kept: list[torch.dtype] = []
 
     def add(self, values: Tensor, digest: Digest) -> None:
         """Enqueue the reductions of one tensor."""
@@ -296,19 +299,26 @@ class DeferredStatistics:
             values = values.abs()
         elif dtype is torch.bool:
             values = values.to(torch.uint8)
-        if values.dtype is torch.float64 and values.device.type in WITHOUT_DOUBLE:
+        lacks_double = values.device.type in WITHOUT_DOUBLE
+        if values.dtype is torch.float64 and lacks_double:
             values = values.float()  # a norm in a smaller dtype than its input is refused
         low, high = torch.aminmax(values)
         # Values are unknown here, so the sums are wide enough for any.
-        wide = torch.float32 if values.device.type in WITHOUT_DOUBLE else torch.float64
-        if not values.is_floating_point():
-            num_nan = num_inf = torch.zeros((), dtype=torch.int64, device=values.device)
-            values = values.to(wide)
+        wide = torch.float32 if lacks_double else torch.float64
+        is_exact = lacks_double and not values.is_floating_point()
+        if values.is_floating_point():
+            rest = torch.isnan(values).sum(), torch.isinf(values).sum()
+        elif is_exact:
+            whole = values.to(torch.int64)
+            rest = whole.sum(), whole.square().sum()
+            values = whole.to(wide)
         else:
-            num_nan, num_inf = torch.isnan(values).sum(), torch.isinf(values).sum()
+            num_none = torch.zeros((), dtype=torch.int64, device=values.device)
+            rest = num_none, num_none
+            values = values.to(wide)
         total, norm = values.sum(dtype=wide), torch.linalg.vector_norm(values, dtype=wide)
-        self._digests.append((digest, dtype, values.numel()))
-        self._places.append(tuple(self._keep(result) for result in (high, low, total, norm, num_nan, num_inf)))
+        self._digests.append((digest, dtype, values.numel(), is_exact))
+        self._places.append(tuple(self._keep(result) for result in (high, low, total, norm, *rest)))
 
     def _keep(self, result: Tensor) -> tuple[torch.dtype, int]:
         kept = self._results.setdefault(result.dtype, [])
@@ -316,31 +326,50 @@ class DeferredStatistics:
         return result.dtype, len(kept) - 1
 
     def finish(self) -> Tensor | None:
-        """Return a vector of all results, which is the only one to transfer; ``None`` if there are none."""
-        stacked: list[Tensor] = []
-        for dtype, results in self._results.items():
-            self._offsets[dtype] = self._num_results
-            self._num_results += len(results)
-            wide = torch.float32 if results[0].device.type in WITHOUT_DOUBLE else torch.float64
-            stacked.append(torch.stack(results).to(wide))
+        """Return a vector of all results, which is the only one to transfer; ``None`` if there are none.
+
+        Its numbers are float64, or the bits of float32 and int64 as int32 if the device lacks that.
+        """
+        stacked = {dtype: torch.stack(results) for dtype, results in self._results.items()}
+        self._kept = list(stacked)
         fused = [] if self._kernel is None else self._kernel.finish()
-        results = [*stacked, *fused]
-        return torch.cat(results) if results else None
+        if any(each.device.type in WITHOUT_DOUBLE for each in stacked.values()):
+            parts = [each.to(_carrier(dtype)).view(torch.int32) for dtype, each in stacked.items()]
+        else:
+            parts = [*(each.to(torch.float64) for each in stacked.values()), *fused]
+        return torch.cat(parts) if parts else None
 
     def fill_in(self, vector: Tensor) -> None:
         """Fill in the digests from the vector."""
-        numbers: list[float] = vector.tolist()
-        for (digest, dtype, numel), places in zip(self._digests, self._places, strict=True):
-            digest.stats = _to_stats(dtype, numel, [numbers[self._offsets[kept] + i] for kept, i in places])
+        vector = vector.cpu()
+        has_bits = vector.dtype is torch.int32
+        numbers: dict[torch.dtype, list[float]] = {}
+        start = 0
+        for dtype in self._kept:
+            carrier = _carrier(dtype) if has_bits else torch.float64
+            stop = start + len(self._results[dtype]) * carrier.itemsize // vector.itemsize
+            numbers[dtype] = vector[start:stop].clone().view(carrier).tolist()  # a view as int64 must be aligned
+            start = stop
+        for (digest, dtype, numel, is_exact), places in zip(self._digests, self._places, strict=True):
+            found = [numbers[kept][i] for kept, i in places]
+            if is_exact:
+                high, low, rounded, norm, total, squares = found
+                found = [high, low, *sums_of_integers(int(total), int(squares), rounded, norm), 0, 0]
+            digest.stats = _to_stats(dtype, numel, found)
         if self._kernel is not None:
-            self._kernel.fill_in(numbers[self._num_results :])
+            self._kernel.fill_in(vector[start:].tolist())
+
+
+def _carrier(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype that represents the numbers of another one and leaves a device without float64."""
+    return torch.float32 if dtype.is_floating_point else torch.int64
 
 
 WITHOUT_DOUBLE = frozenset({"npu", "mps"})
 """Kinds of device without usable float64."""
 
 
-def _to_stats(dtype: torch.dtype, numel: int, numbers: list[float]) -> Stats:
+def _to_stats(dtype: torch.dtype, numel: int, numbers: Sequence[float]) -> Stats:
     high, low, total, norm, num_nan, num_inf = numbers
     if num_nan:
         high = low = math.nan
