@@ -162,11 +162,12 @@ demo-checkpoint: $(READY)
 	$(BIN)/msprobe checkpoint compare $(CHECKPOINT)/megatron.fingerprint.arrow $(CHECKPOINT)/hf.fingerprint.arrow
 	$(BIN)/msprobe checkpoint compare $(CHECKPOINT)/megatron_bug $(CHECKPOINT)/hf.fingerprint.arrow; test $$? -eq 1
 
-# Write docs/findings.md, the list of all findings, from their templates.
+# Write docs/findings.md and docs/zh/findings.md, the list of all findings, from their templates.
 findings: $(READY)
 	$(BIN)/python tests/support/finding_list.py
 
-# Write docs/standards.md, the published standards of single calls, from msprobe_core/api_check/standards.yaml.
+# Write docs/standards.md and docs/zh/standards.md, the published standards of single calls, from
+# msprobe_core/api_check/standards.yaml.
 standards: $(READY)
 	$(BIN)/python tests/support/standards_page.py
 

@@ -1,4 +1,4 @@
-"""Write ``docs/findings.md``: every code of the core with the fields and the English text of its template.
+"""Write ``docs/findings.md`` and its Chinese page: every code of the core with the fields and the text of its template.
 
 python tests/support/finding_list.py
 """
@@ -10,9 +10,12 @@ from finding_samples import core_codes
 
 from msprobe_core.findings import Code, Language, Place, template_of, wording
 
-PAGE = Path(__file__).parents[2] / "docs" / "findings.md"
+_DOCS = Path(__file__).parents[2] / "docs"
 
-_HEAD = """\
+PAGES = {Language.ENGLISH: _DOCS / "findings.md", Language.CHINESE: _DOCS / "zh" / "findings.md"}
+
+_HEADS = {
+    Language.ENGLISH: """\
 # Findings
 
 What msprobe finds has a *code*, a *level* (`error`, `unmatched`, `warning` or `note`) and *fields*; texts are made of
@@ -22,13 +25,26 @@ change. `make findings` writes this page.
 
 | code | fields | text |
 |---|---|---|
-"""
+""",
+    Language.CHINESE: """\
+# 发现 {#findings}
+
+msprobe 的发现由*编码*、*级别*(`error`、`unmatched`、`warning` 或 `note`)和*字段*组成,
+文本由它们生成。脚本可以依赖编码和字段:它们出现在
+[`summary.json`](formats.md#summaryjson)、`locate.json`、`overflow.json` 和 `confirm.json` 中,
+表的 `codes` 列和[页面](view_format.md)中也有。措辞可能改变。本页由 `make findings` 写出。
+
+| 编码 | 字段 | 文本 |
+|---|---|---|
+""",
+}
 
 
-def table() -> str:
-    """Return the page."""
+def table(language: Language) -> str:
+    """Return the page in a language."""
     codes = sorted(core_codes(), key=lambda code: code.value)
-    return _HEAD + "".join(f"| `{code.value}` | {_fields(code)} | {_text(code)} |\n" for code in codes)
+    rows = (f"| `{code.value}` | {_fields(code)} | {_text(code, language)} |\n" for code in codes)
+    return _HEADS[language] + "".join(rows)
 
 
 def _fields(code: Code) -> str:
@@ -36,10 +52,11 @@ def _fields(code: Code) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-def _text(code: Code) -> str:
-    text = wording(code.package(), Language.ENGLISH).findings[code.value]
+def _text(code: Code, language: Language) -> str:
+    text = wording(code.package(), language).findings[code.value]
     return re.sub(r"\{(\w+)[^{}]*\}", r"*\1*", text.replace("|", "\\|") if "{" not in text else text).strip()
 
 
 if __name__ == "__main__":
-    PAGE.write_text(table(), encoding="utf-8")
+    for language, path in PAGES.items():
+        path.write_text(table(language), encoding="utf-8")

@@ -1,16 +1,27 @@
-"""Write ``docs/standards.md``: the published standards of single calls, from ``standards.yaml``.
+"""Write ``docs/standards.md`` and its Chinese page: the published standards of single calls, from ``standards.yaml``.
+
+The text around the numbers is in ``tests/data/standards``: a page with places for each language, and in ``zh.yaml`` the
+Chinese for each English text of ``standards.yaml``.
 
 python tests/support/standards_page.py
 """
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from msprobe_core.api_check.standards import Algorithm, Condition, Standards, power_text, standards
+from msprobe_core.findings import Language
 
-PAGE = Path(__file__).parents[2] / "docs" / "standards.md"
+_TESTS = Path(__file__).parents[1]
+
+PAGES = {
+    Language.ENGLISH: _TESTS.parent / "docs" / "standards.md",
+    Language.CHINESE: _TESTS.parent / "docs" / "zh" / "standards.md",
+}
 
 _CONDITIONS = {
     Condition.OUTPUT_FLOAT8: "the result is of {float8}",
@@ -19,135 +30,79 @@ _CONDITIONS = {
     Condition.OTHER: "otherwise",
 }
 
-_HEAD = """\
-# Published standards of single calls
 
-Acceptance standards that others use for the result of one call, with their numbers in version {version} of
-`msprobe_core/api_check/standards.yaml`. `msprobe acc_check` computes their metrics and what each standard says, as
-columns of its own table and of the published tables; its verdict does not follow from them.
-`msprobe api_precision_compare` judges by the ratios below. `make standards` writes this page from the file.
+@dataclass(frozen=True)
+class _Words:
+    """How a language says what is English in the data, and how it lists names."""
 
-Definitions of the metrics are in `msprobe_core.api_check.published`; the golden values are a replay in float64.
+    chinese: Mapping[str, str] | None
 
-## Which standard applies
+    def __call__(self, text: str) -> str:
+        if self.chinese is None or not re.search("[a-z]{2}", text):
+            return text
+        assert text in self.chinese, f"tests/data/standards/zh.yaml has no Chinese for {text!r}"
+        return self.chinese[text]
 
-The first of these that holds:
-
-{selection}
-
-## The six standards
-
-{algorithms}
-
-## Constants by dtype
-
-{constants}
-
-`golden_eps` is added to the golden magnitude in relative errors. A golden magnitude below `small_value` is small: its
-absolute error counts, and is limited by `absolute_atol` in the absolute threshold standard and by `benchmark_atol` in
-the benchmark standard; relative errors of the others are limited by `rtol`. In the accumulative standard, values below
-{accumulative} are small. `minimum_error` is what a metric of the golden side counts as at least.
-
-## Errors in units in the last place
-
-{ulp}
-
-A result passes if its mean is below `mean`, the share of elements beyond `threshold` units below `share`, or that share
-less than `ratio` times that of the golden side.
-
-## Limits of ratios
-
-A metric of the target, divided by that of the golden side, must not exceed:
-
-{classes}
-
-The share of small values with an error is limited by {small} times that of the golden side. The error balance is
-reported with a limit of {balance}, and not counted.
-
-## The rules for one side alone
-
-In this order, for one result:
-
-{plain}
-
-## Single benchmark
-
-With relative errors `|result - golden| / (|golden| + {eps})`, the mean is below the threshold and the largest below
-{factor} times the threshold:
-
-{single}
-
-`hfloat32` is for calls that round their float32 inputs to 10 bits, as convolutions on some devices do; no result has
-that dtype.
-
-## torch.testing
-
-`|result - golden| <= atol + rtol * |golden|` for every element, as `torch.testing.assert_close` of PyTorch 2.13 has it:
-
-{torch}
-
-## APIs in lists of earlier releases
-
-Until January 2026 the published tool chose the standard by these lists. They select nothing now, because the conditions
-above come first.
-
-{earlier}
-
-## Where documents and behaviour differ
-
-{drifts}
-
-## Where msprobe differs from the published tool
-
-{differences}
-"""
+    def names(self, names: Iterable[str]) -> str:
+        comma = ", " if self.chinese is None else "、"
+        return comma.join(f"`{name}`" for name in names)
 
 
-def page() -> str:
-    """Return the page."""
+def page(language: Language) -> str:
+    """Return the page in a language."""
     table = standards()
-    return _HEAD.format(
+    say = _Words(chinese() if language is Language.CHINESE else None)
+    template = (_TESTS / "data" / "standards" / f"{language.value}.md").read_text(encoding="utf-8")
+    return template.format(
         version=table.version,
-        selection=_selection(table),
-        algorithms=_rows(
-            ("standard", "label in tables", "a result passes if"),
-            [(name.value, text.label, text.rule) for name, text in table.algorithms.items()],
-        ),
+        selection=_selection(table, say),
+        skipped=say.names(sorted(table.skipped_dtypes)),
+        algorithms=_rows([(name.value, text.label, say(text.rule)) for name, text in table.algorithms.items()]),
         constants=_by_name("dtype", table.dtypes),
         accumulative=_text(table.accumulative_small_value),
         ulp=_ulp(table),
-        classes=_rows(
-            ("class", "largest relative error", "mean relative error", "RMSE", "APIs"),
-            [
-                (name, *map(_text, (own.max_relative, own.mean_relative, own.rmse)), _names(own.apis) or "all others")
-                for name, own in table.classes.items()
-            ],
-        ),
+        classes=_classes(table, say),
         small=_text(table.small_value_ratio),
         balance=_text(table.error_balance_ratio),
-        plain=_plain(table),
+        plain=_plain(table, say),
         eps=_text(table.single_benchmark.eps),
         factor=_text(table.single_benchmark.max_factor),
-        single=_rows(
-            ("dtype", "threshold"), [(name, _text(each)) for name, each in table.single_benchmark.thresholds.items()]
-        ),
+        single=_rows((name, _text(each)) for name, each in table.single_benchmark.thresholds.items()),
         torch=_by_name("dtype", table.torch_testing),
-        earlier=_rows(
-            ("standard", "APIs"), [(name.value, _names(apis)) for name, apis in table.earlier_apis.items()]
-        ),
-        drifts=_rows(
-            ("what", "behaviour", "documents"), [(each.what, each.behaviour, each.documented) for each in table.drifts]
-        ),
-        differences="\n".join(f"* {text}" for text in table.differences),
-    )  # fmt: skip
+        earlier=_rows((name.value, say.names(apis)) for name, apis in table.earlier_apis.items()),
+        drifts=_rows((say(each.what), say(each.behaviour), say(each.documented)) for each in table.drifts),
+        differences="\n".join(f"* {say(text)}" for text in table.differences),
+    )
 
 
-def _selection(table: Standards) -> str:
-    dtypes = {"float8": _names(sorted(table.float8_dtypes)), "float": _names(sorted(table.float_dtypes))}
-    rows = [(_CONDITIONS[choice.condition].format(**dtypes), choice.algorithm.value) for choice in table.selection]
-    skipped = _names(sorted(table.skipped_dtypes))
-    note = f"Tables have no metrics of a standard for {skipped}, and `msprobe api_precision_compare` skips their rows."
-    return f"{_rows(('if', 'standard'), rows)}\n\n{note}"
+def chinese() -> dict[str, str]:
+    """Return the Chinese for each English text of the data."""
+    text = (_TESTS / "data" / "standards" / "zh.yaml").read_text(encoding="utf-8")
+    return msgspec.yaml.decode(text, type=dict[str, str])
+
+
+def english() -> set[str]:
+    """Return each English text of the data that has to be translated."""
+    table = standards()
+    texts = [*_CONDITIONS.values(), "all others", *table.differences]
+    texts += [text.rule for text in table.algorithms.values()]
+    texts += [text for each in table.drifts for text in (each.what, each.behaviour, each.documented)]
+    return {text for text in texts if re.search("[a-z]{2}", text)}
+
+
+def _selection(table: Standards, say: _Words) -> str:
+    dtypes = {"float8": say.names(sorted(table.float8_dtypes)), "float": say.names(sorted(table.float_dtypes))}
+    return _rows(
+        (say(_CONDITIONS[choice.condition]).format(**dtypes), choice.algorithm.value) for choice in table.selection
+    )
+
+
+def _classes(table: Standards, say: _Words) -> str:
+    rows = []
+    for name, own in table.classes.items():
+        limits = map(_text, (own.max_relative, own.mean_relative, own.rmse))
+        rows.append((name, *limits, say.names(own.apis) or say("all others")))
+    return _rows(rows)
 
 
 def _ulp(table: Standards) -> str:
@@ -156,51 +111,32 @@ def _ulp(table: Standards) -> str:
         limits = table.ulp_limits[name]
         cells = [form.min_exponent, form.mantissa_bits, form.threshold, limits.mean, limits.share, limits.ratio]
         rows.append((name, *("" if cell is None else _text(cell) for cell in cells)))
-    return _rows(("dtype", "smallest exponent", "fraction bits", "`threshold`", "`mean`", "`share`", "`ratio`"), rows)
+    return _rows(rows)
 
 
-def _plain(table: Standards) -> str:
-    values = msgspec.structs.asdict(table.plain)
-    shown = {
-        name: _names(sorted(value)) if isinstance(value, frozenset) else _text(value) for name, value in values.items()
+def _plain(table: Standards, say: _Words) -> dict[str, str]:
+    return {
+        name: say.names(sorted(value)) if isinstance(value, frozenset) else _text(value)
+        for name, value in msgspec.structs.asdict(table.plain).items()
     }
-    return _PLAIN.format(**shown).strip()
-
-
-_PLAIN = """
-1. Integers and booleans pass if no element differs.
-2. Results of {quantization_apis} pass if no element is off by more than {quantization_max_absolute}.
-3. Results of {dropout_apis} with {dropout_min_elements} elements or more pass if the numbers of zeros differ by less
-   than {dropout_zero_share} of the elements.
-4. A cosine similarity of {cosine} or less, or one side of zeros only, is an error; a single element has no cosine. A
-   side with no magnitude above {zero} is one of zeros.
-5. A largest absolute error below {max_absolute} passes, without further checks.
-6. float16 and bfloat16: an error unless more than {half_within_percent} of the elements are within 1 %, and a warning
-   unless more than {half_within_thousandth} are within 0.1 %.
-7. Other floats: an error unless more than {single_within_thousandth} are within 0.1 %, and a warning unless more than
-   {single_within_ten_thousandth} are within 0.01 %.
-"""
 
 
 def _by_name(title: str, parts: dict[str, object]) -> str:
     fields = next(iter(parts.values())).__struct_fields__
+    header = [(title, *(f"`{field}`" for field in fields)), ["---"] * (len(fields) + 1)]
     rows = [(name, *(_text(getattr(part, field)) for field in fields)) for name, part in parts.items()]
-    return _rows((title, *(f"`{field}`" for field in fields)), rows)
+    return _rows([*header, *rows])
 
 
-def _rows(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+def _rows(rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join("| " + " | ".join(line) + " |" for line in rows)
 
 
 def _text(value: float) -> str:
     return power_text(float(value))
 
 
-def _names(names: Iterable[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
-
-
 if __name__ == "__main__":
     assert set(Algorithm) == set(standards().algorithms)
-    PAGE.write_text(page(), encoding="utf-8")
+    for language, path in PAGES.items():
+        path.write_text(page(language), encoding="utf-8")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from finding_list import PAGE, table
+from finding_list import PAGES, table
 
 from msprobe_core import findings
 from msprobe_core.findings import (
@@ -190,5 +190,6 @@ def test_each_template_is_of_a_code_that_exists(package):
         assert set(json.loads(text)["findings"]) == own
 
 
-def test_the_list_of_codes_is_up_to_date():
-    assert PAGE.read_text(encoding="utf-8") == table(), "run make findings"
+@pytest.mark.parametrize("language", Language)
+def test_the_list_of_codes_is_up_to_date(language):
+    assert PAGES[language].read_text(encoding="utf-8") == table(language), "run make findings"

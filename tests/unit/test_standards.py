@@ -7,25 +7,31 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from standards_page import PAGE, page
+from standards_page import PAGES, chinese, english, page
 
 from msprobe_core.api_check import standards as module
 from msprobe_core.api_check.published import published_columns
 from msprobe_core.api_check.standards import Algorithm, load_standards, power_text, standards
 from msprobe_core.compat import ratio_compare
 from msprobe_core.errors import ConfigError
+from msprobe_core.findings import Language
 from msprobe_core.model import ReplayTensor
 
 FILE = Path(module.__file__).with_suffix(".yaml")
 
 
-def test_the_page_is_that_of_the_file():
-    assert PAGE.read_text(encoding="utf-8") == page(), "run make standards"
+@pytest.mark.parametrize("language", Language)
+def test_the_page_is_that_of_the_file(language):
+    assert PAGES[language].read_text(encoding="utf-8") == page(language), "run make standards"
+
+
+def test_each_text_of_the_file_has_a_translation_and_no_other_has():
+    assert english() == {*chinese()}
 
 
 def cells_below(heading):
     """Return the first table below a heading of the page, by first cell."""
-    section = PAGE.read_text(encoding="utf-8").split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    section = PAGES[Language.ENGLISH].read_text(encoding="utf-8").split(f"\n## {heading}\n")[1].split("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("|")]
     return {cells[0]: cells[1:] for cells in ([c.strip() for c in line.strip("|").split("|")] for line in lines[2:])}
 
