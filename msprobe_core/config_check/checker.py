@@ -5,11 +5,16 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
+
+from msprobe_core.capture.data_rows import RowWatcher
+from msprobe_core.capture.described_process import described_process
 from msprobe_core.capture.framework_choice import find_framework
 from msprobe_core.config.text import given_path
 from msprobe_core.config_check.pack import DYNAMIC, STATIC, Pack, Place, RandomSite, Summary, write_pack
@@ -17,13 +22,19 @@ from msprobe_core.config_check.packing import distributions, environment
 from msprobe_core.config_check.static_settings import read_settings
 from msprobe_core.errors import SessionError
 from msprobe_core.guard import kept, reason_of
-from msprobe_core.interception.randomness import RandomCall, RandomWatch, common_states
+from msprobe_core.interception.randomness import RandomWatch, common_states
 from msprobe_core.interception.stacks import StackCache
-from msprobe_core.manifest.facts import Manifest, Scalar
+from msprobe_core.manifest.cleaning import cleaned_optimizers
+from msprobe_core.manifest.facts import DataRows, Manifest, Scalar
 from msprobe_core.manifest.libraries import installed_libraries
-from msprobe_core.manifest.process import manifest_of
 from msprobe_core.model import Digest
-from msprobe_core.protocols.capabilities import DescribingFramework, MonitoringFramework, WatchingFramework
+from msprobe_core.protocols.capabilities import (
+    DescribingFramework,
+    MonitoringFramework,
+    RandomDraw,
+    RandomFramework,
+    WatchingFramework,
+)
 from msprobe_core.protocols.framework import Framework, NamedModel
 
 _logger = logging.getLogger(__name__)
@@ -41,15 +52,17 @@ class _Named:
 
 
 class _RandomCalls:
-    """Counts calls of the random functions of Python and NumPy by the place that makes them."""
+    """Counts calls of the random functions of Python, NumPy and the framework by the place that makes them."""
 
     def __init__(self, framework: Framework) -> None:
         self._stacks = StackCache(framework.hidden_frames)
         self._counts: dict[tuple[str, tuple[str, ...]], int] = {}
-        self._watch = RandomWatch(self._note, (), common_states())
-        self._watch.install()
+        if isinstance(framework, RandomFramework):
+            framework.watch_random(self._note, has_seeding=True)
+        else:
+            RandomWatch(self._note, (), common_states()).install()
 
-    def _note(self, call: RandomCall) -> Any:
+    def _note(self, call: RandomDraw) -> Any:
         key = call.name, self._stacks.capture()
         self._counts[key] = self._counts.get(key, 0) + 1
         return call.run()
@@ -58,7 +71,7 @@ class _RandomCalls:
     def sites(self) -> Mapping[str, Sequence[RandomSite]]:
         """The calls so far."""
         found: dict[str, list[RandomSite]] = {}
-        for (name, stack), count in self._counts.items():
+        for (name, stack), count in list(self._counts.items()):  # other threads may draw
             found.setdefault(name, []).append(RandomSite(count, stack))
         return found
 
@@ -79,7 +92,7 @@ class ConfigChecker:
 
     @classmethod
     def apply_patches(cls, fmk: str = "pytorch") -> None:
-        """Count the calls of random functions of Python and NumPy from now on.
+        """Count the calls of random functions of Python, NumPy and the framework, and of seeding, from now on.
 
         Args:
             fmk: The framework: ``pytorch`` or ``mindspore``.
@@ -126,18 +139,18 @@ class ConfigChecker:
         self._num_steps = num_steps
         self._step = 0
         self._has_warned = False
+        self._notes: list[str] = []
         models: list[NamedModel] = [] if model is None else [cast("NamedModel", _Named("", model))]
         files = [shell_path] if isinstance(shell_path, str | os.PathLike) else list(shell_path or ())
         settings: dict[str, Mapping[str, Scalar]] = {}
         if files:
             settings[STATIC] = read_settings([Path(each) for each in files])
-        manifests: dict[int, Manifest] = {}
-        if isinstance(framework, DescribingFramework):
-            run = framework.run_facts(models)
-            manifests[self._rank] = manifest_of(run, rank=rank, libraries=installed_libraries(), settings={})
-            if run.settings:
-                settings[DYNAMIC] = manifests[self._rank].run.settings
-        self._pack = Pack(environment=environment(), libraries=distributions(), settings=settings, manifests=manifests)
+        self._models = models
+        self._manifest = described_process(framework, models, rank, installed_libraries, self._noting)
+        if self._manifest is not None and self._manifest.run.settings:
+            settings[DYNAMIC] = self._manifest.run.settings
+        self._pack = Pack(environment=environment(), libraries=distributions(), settings=settings)
+        self._data: list[DataRows] = []
         self._dataset: dict[Place, Mapping[str, Summary]] = {}
         self._weights: dict[Place, Mapping[str, Summary]] = {}
         self._write()
@@ -151,13 +164,13 @@ class ConfigChecker:
         """Whether a module is the model itself."""
         return path == ""
 
-    def before(self, stem: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG002
+    def before(self, stem: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Read what the model is given, and its parameters."""
         if self._step >= self._num_steps:
             return
         try:
             with self._framework.quiet(lambda where, error: self._warn(error)):  # noqa: ARG005
-                self._read(args, kwargs)
+                self._read(stem, args, kwargs)
             self._step += 1
             if self._step & (self._step - 1) == 0 or self._step == self._num_steps:  # 1, 2, 4, …: linear in all
                 self._write()
@@ -167,7 +180,10 @@ class ConfigChecker:
     def after(self, stem: str) -> None:
         """Do nothing."""
 
-    def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _read(self, stem: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        rows = self._rows()
+        if rows is not None:
+            rows.before(stem, args, kwargs)
         reducer = self._framework.reducer()
         inputs = dict(self._tensors_in("args", args, 0)) | dict(self._tensors_in("kwargs", kwargs, 0))
         digests: list[dict[str, Digest]] = []
@@ -182,6 +198,16 @@ class ConfigChecker:
         self._dataset[place], self._weights[place] = (
             {name: _summary(digest) for name, digest in own.items()} for own in digests
         )
+        if rows is not None:
+            self._data += rows.fetch(self._step)
+
+    def _rows(self) -> RowWatcher | None:
+        """Return what hashes the rows of one forward, which is a step of the pack."""
+        if not isinstance(self._framework, DescribingFramework):
+            return None
+        rows = RowWatcher(self._framework, lambda what, error: self._warn(kept(error)))  # noqa: ARG005
+        rows.begin(self._models)
+        return rows
 
     def _parameters(self) -> Mapping[str, Any]:
         framework = self._framework
@@ -200,13 +226,36 @@ class ConfigChecker:
     def _write(self) -> None:
         random = type(self)._random
         own = {} if random is None else {self._rank: random.sites}
-        write_pack(self._path, replace(self._pack, dataset=self._dataset, weights=self._weights, random=own))
+        manifests = {} if self._manifest is None else {self._rank: self._described(self._manifest)}
+        pack = replace(self._pack, dataset=self._dataset, weights=self._weights, random=own, manifests=manifests)
+        write_pack(self._path, pack)
+
+    def _described(self, manifest: Manifest) -> Manifest:
+        """Return the manifest with the rows of the data, and the optimizers, which programs create after the model."""
+        framework = self._framework
+        if self._models and not manifest.run.optimizers and isinstance(framework, DescribingFramework):
+            with self._noting("optimizers"):
+                optimizers = cleaned_optimizers(tuple(framework.optimizers_of(self._models)))
+                manifest = msgspec.structs.replace(
+                    manifest, run=msgspec.structs.replace(manifest.run, optimizers=optimizers)
+                )
+        self._manifest = manifest
+        return msgspec.structs.replace(manifest, data=tuple(self._data), notes=tuple(self._notes))
 
     def _complete(self) -> None:
         try:
             self._write()
         except BaseException as error:  # noqa: BLE001  # the program is ending
             self._warn(kept(error))
+
+    @contextmanager
+    def _noting(self, what: str) -> Generator[None, None, None]:
+        try:
+            yield
+        except BaseException as error:  # noqa: BLE001  # of plugins and frameworks
+            reason = kept(error)
+            self._notes.append(f"{what}: {reason_of(reason)}")
+            self._warn(reason)
 
     def _warn(self, error: Exception) -> None:
         if not self._has_warned:

@@ -262,12 +262,18 @@ def _members_of(pack: Pack) -> Iterator[tuple[str, bytes]]:
         yield f"weights/step{step}/rank{rank}/weight.json", encode_json(flat, indent=4)
     for rank, functions in sorted(pack.random.items()):
         calls = {
-            name: [{"count": site.count, "stack": list(site.stack)} for site in sites]
+            spelled(name): [{"count": site.count, "stack": list(site.stack)} for site in sites]
             for name, sites in functions.items()
         }
         yield f"random/rank{rank}.json", encode_json(calls, indent=4)
     for rank, manifest in sorted(pack.manifests.items()):
         yield f"manifest/rank{rank}.json", encode_json(manifest)
+
+
+def spelled(name: str) -> str:
+    """Return the name of a random function as `mindstudio-probe` writes it."""
+    name = name.removeprefix("torch.") if name.startswith("torch.Tensor.") else name
+    return f"np.{name.removeprefix('numpy.')}" if name.startswith("numpy.") else name
 
 
 def _plain(summary: Summary) -> dict[str, float | None]:

@@ -10,7 +10,7 @@ from difflib import SequenceMatcher
 
 from msprobe_core.config_check.config_codes import ConfigCode
 from msprobe_core.config_check.differences import Difference, Section, SectionResult, Severity
-from msprobe_core.config_check.pack import Place, RandomSite, Summary
+from msprobe_core.config_check.pack import Place, RandomSite, Summary, spelled
 from msprobe_core.config_check.sides import GOLDEN, TARGET, lone, said, section_result
 from msprobe_core.findings import Finding
 
@@ -127,8 +127,8 @@ class CallRow:
 def call_rows(target: Calls, golden: Calls) -> Iterator[CallRow]:
     """Yield the random functions that the ranks of both sides have called, by the places that called them."""
     for rank in sorted(target.keys() & golden.keys()):
-        of_target = {_spelled(name): sites for name, sites in target[rank].items()}
-        of_golden = {_spelled(name): sites for name, sites in golden[rank].items()}
+        of_target = {spelled(name): sites for name, sites in target[rank].items()}
+        of_golden = {spelled(name): sites for name, sites in golden[rank].items()}
         for name in (*of_target, *[each for each in of_golden if each not in of_target]):
             left = list(of_golden.get(name, ()))
             for own in of_target.get(name, ()):
@@ -138,12 +138,6 @@ def call_rows(target: Calls, golden: Calls) -> Iterator[CallRow]:
                 yield CallRow(name, rank, own, partner)
             for other in left:
                 yield CallRow(name, rank, None, other)
-
-
-def _spelled(name: str) -> str:
-    """Return the name of a random function as `mindstudio-probe` writes it."""
-    name = name.removeprefix("torch.") if name.startswith("torch.Tensor.") else name
-    return f"np.{name.removeprefix('numpy.')}" if name.startswith("numpy.") else name
 
 
 _FRAME = re.compile(r"File (?P<file>.*), line \d+, in (?P<function>[^,]*),(?P<code>.*)", re.DOTALL | re.ASCII)
@@ -189,5 +183,5 @@ def compare_random_calls(target: Calls, golden: Calls) -> SectionResult:
 
 
 def _count(calls: Calls, row: CallRow) -> int:
-    sites = [each for name, own in calls.get(row.rank, {}).items() if _spelled(name) == row.name for each in own]
+    sites = [each for name, own in calls.get(row.rank, {}).items() if spelled(name) == row.name for each in own]
     return sum(each.count for each in sites)

@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from msprobe_core.config.text import given_path
-from msprobe_core.errors import ConfigError
+from msprobe_core.errors import ConfigError, PluginError
 from msprobe_core.interception.patching import Function, FunctionPatch, Outermost, Patches, never
 from msprobe_core.interception.stacks import StackCache
+from msprobe_core.protocols.capabilities import RandomDraw, RandomFramework
 from msprobe_core.store.layout import create_file, make_directory
 
 if TYPE_CHECKING:
@@ -310,25 +311,21 @@ class RandomLog:
         self,
         output_path: str | os.PathLike[str],
         framework: Framework,
-        *,
-        functions: Iterable[RandomFunction],
-        states: Mapping[str, RandomState],
-        steps_aside: Callable[[], bool] = never,
     ) -> None:
         """Create the file and begin.
 
         Args:
             output_path: Directory; created if it does not exist.
-            framework: Provides the rank for the file name, and the frames to omit from stacks.
-            functions: Random functions of the framework.
-            states: States that they draw from, by family.
-            steps_aside: See `RandomWatch`.
+            framework: A `RandomFramework`; has the rank for the file name, and the frames to omit from stacks.
 
         Raises:
             ConfigError: ``output_path`` is not a path.
+            PluginError: the framework is no `RandomFramework`.
             StoreError: the file cannot be created.
         """
         directory = _checked_directory(output_path)
+        if not isinstance(framework, RandomFramework):
+            raise PluginError(f"the plugin for {framework.name} does not observe random functions (watch_random)")
         rank = framework.rank()
         unit = f"proc{os.getpid()}" if rank is None else f"rank{rank}"
         now = time.time_ns() // 1000
@@ -339,22 +336,18 @@ class RandomLog:
         self._process = os.getpid()
         self._stacks = StackCache(framework.hidden_frames)
         self._file = create_file(self.path)
-        self.on_stop: Callable[[], None] | None = None
-        """Called once, when logging ends."""
         self._write("api_name", "stack")
-        self.watch = RandomWatch(self._note, functions, {**common_states(), **states}, steps_aside=steps_aside)
-        self.watch.install()
+        self._end: Callable[[], None] | None = framework.watch_random(self._note, has_dropout=True)
 
     def stop(self) -> None:
         """Stop writing, and restore every function. Idempotent."""
-        self.watch.remove()
-        on_stop, self.on_stop = self.on_stop, None
-        if on_stop is not None:
-            on_stop()
+        end, self._end = self._end, None
+        if end is not None:
+            end()
         with suppress(OSError):
             self._file.close()
 
-    def _note(self, call: RandomCall) -> Any:
+    def _note(self, call: RandomDraw) -> Any:
         # A forked child shares the file descriptor and must not write to it.
         if os.getpid() == self._process and not self._file.closed:
             # No cell begins with a character that a spreadsheet interprets as a formula: frames begin with "File".

@@ -575,6 +575,38 @@ class CommunicatingFramework(Protocol):
         ...
 
 
+class RandomDraw(Protocol):
+    """One call of a random function, before it is made."""
+
+    @property
+    def name(self) -> str:
+        """Name of the function for people, such as ``torch.rand``."""
+        ...
+
+    def run(self) -> Any:
+        """Make the call and return its result."""
+        ...
+
+
+@runtime_checkable
+class RandomFramework(Protocol):
+    """Optional, for what observes random functions: ``random_save`` and `ConfigChecker`."""
+
+    def watch_random(
+        self, draws: Callable[[RandomDraw], Any], *, has_dropout: bool = False, has_seeding: bool = False
+    ) -> Callable[[], None]:
+        """Pass the calls of random functions of Python, NumPy and the framework to ``draws``; return what ends it.
+
+        `msprobe_core.interception.RandomWatch` does it. Calls inside of other ones are not passed.
+
+        Args:
+            draws: Makes the call, and returns its result.
+            has_dropout: Also each active dropout, which may cost more than other functions.
+            has_seeding: Also functions that set a seed.
+        """
+        ...
+
+
 class PendingRows(Protocol):
     """Hashes of the rows of a tensor, which a device may still compute."""
 

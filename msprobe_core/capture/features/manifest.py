@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
 
 import msgspec
 
 from msprobe_core.capture.attachments import Attachments
+from msprobe_core.capture.data_rows import RowWatcher
 from msprobe_core.capture.described_process import described_process
 from msprobe_core.capture.features.feature import Feature, Host
 from msprobe_core.capture.forward_window import ForwardWindow
-from msprobe_core.fingerprint.rows import ordered_hash, unordered_hash
-from msprobe_core.guard import UserCodeError, kept, reason_of
+from msprobe_core.guard import kept, reason_of
 from msprobe_core.manifest.cleaning import cleaned_optimizers
-from msprobe_core.manifest.facts import DataRows, Manifest, Scalar
+from msprobe_core.manifest.facts import DataRows, Manifest
 from msprobe_core.protocols.capabilities import (
     DataWatchingFramework,
     DescribingFramework,
-    ForwardDescribingFramework,
-    PendingRows,
     UpdateObservingFramework,
     WatchingFramework,
 )
@@ -32,20 +27,6 @@ from msprobe_core.protocols.framework import NamedModel, Removable
 from msprobe_core.store.manifest_file import DATA_ROWS_FILE, MANIFEST_FILE, write_data_rows, write_manifest
 
 _logger = logging.getLogger(__name__)
-
-MOST_ROWS = 256
-"""Rows of one input whose hashes are kept one by one."""
-
-_MOST_INPUTS = 64
-"""Inputs of one step whose rows are hashed: a window may last for thousands of forwards."""
-_MAX_DEPTH = 4
-
-
-@dataclass(frozen=True)
-class _Pending:
-    name: str
-    micro_step: int
-    rows: PendingRows
 
 
 class ManifestRecording(Feature):
@@ -69,7 +50,7 @@ class ManifestRecording(Feature):
         self._notes: list[str] = []
         self._data: list[DataRows] = []
         self._num_written = 0
-        self._rows: _RowWatcher | None = None
+        self._rows: RowWatcher | None = None
         self._has_warned = False
 
     @classmethod
@@ -115,7 +96,7 @@ class ManifestRecording(Feature):
             watch = _watch_of(framework)
             if models and watch is not None:
                 if self._rows is None:
-                    self._rows = _RowWatcher(self._describes, self._note)
+                    self._rows = RowWatcher(self._describes, self._note)
                 self._rows.begin(models, forwards)
                 attachments.put_in_place(watch, models, self._rows)
         with self._noting("optimizers"):
@@ -151,20 +132,7 @@ class ManifestRecording(Feature):
     def _fetch(self) -> None:
         if self._rows is None:
             return
-        for pending in self._rows.drain():
-            hashes = pending.rows.hashes()
-            if hashes is not None:
-                self._data.append(
-                    DataRows(
-                        step=self._step,
-                        name=pending.name,
-                        micro_step=pending.micro_step,
-                        count=len(hashes),
-                        ordered=ordered_hash(hashes),
-                        unordered=unordered_hash(hashes),
-                        rows=tuple(f"{each:016x}" for each in hashes[:MOST_ROWS]),
-                    )
-                )
+        self._data += self._rows.fetch(self._step)
 
     def _find_optimizers(self) -> None:
         if self._describes is None or self._manifest is None:
@@ -217,91 +185,3 @@ def _watch_of(framework: object) -> Callable[..., Removable] | None:
     if isinstance(framework, DataWatchingFramework):
         return framework.watch_data
     return framework.watch if isinstance(framework, WatchingFramework) else None
-
-
-class _RowWatcher:
-    """Begins to hash the rows of the inputs of the outermost modules; implements `CallWatcher`."""
-
-    def __init__(self, framework: DescribingFramework, note: Callable[[str, BaseException], None]) -> None:
-        self._framework = framework
-        self._is_tensor = cast("Any", framework).is_tensor
-        self._note = note
-        self._lock = threading.Lock()
-        self._pending: list[_Pending] = []
-        self._num_calls: dict[str, int] = {}
-        self._num_inputs = 0
-        self._switches: Mapping[str, Scalar] | None = None
-        self._names: frozenset[str] = frozenset()
-        self._forwards: ForwardWindow | None = None
-
-    def begin(self, models: Sequence[NamedModel], forwards: ForwardWindow | None) -> None:
-        """Begin a window."""
-        self._names = frozenset(model.name for model in models)
-        self._forwards = forwards
-
-    def wants(self, path: str, type_name: str) -> bool:  # noqa: ARG002
-        """Whether a module is one that was given to ``start``."""
-        return path in self._names
-
-    def before(self, stem: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Begin to hash the rows of the arguments."""
-        if self._forwards is not None and not self._forwards.is_inside:
-            return
-        try:
-            self._read_switches()
-            with self._lock:
-                micro_step = self._num_calls.get(stem, 0)
-                self._num_calls[stem] = micro_step + 1
-            path = ".".join(stem.split(".")[1:-1])
-            beginning = f"{path}." if path else ""
-            named = [(f"args.{place}", value) for place, value in enumerate(args)]
-            named += [(f"kwargs.{name}", value) for name, value in kwargs.items()]
-            for name, value in named:
-                for place, tensor in self._tensors_in(f"{beginning}{name}", value, 0):
-                    self._hash(place, tensor, micro_step)
-        except UserCodeError as error:
-            raise error.error from None  # into the training, which it is of
-        except BaseException as error:  # noqa: BLE001  # arguments are objects of the program
-            kept(error)
-            self._note("data", error)
-
-    def after(self, stem: str) -> None:
-        """Do nothing."""
-
-    @property
-    def switches(self) -> Mapping[str, Scalar]:
-        """Switches that held for the first forward."""
-        return self._switches or {}
-
-    def _read_switches(self) -> None:
-        if self._switches is None:
-            self._switches = {}  # first: what fails once is not tried again
-            if isinstance(self._framework, ForwardDescribingFramework):
-                self._switches = self._framework.forward_switches()
-
-    def _hash(self, name: str, tensor: Any, micro_step: int) -> None:
-        if self._num_inputs >= _MOST_INPUTS:
-            return
-        rows = self._framework.row_hashes(tensor)
-        if rows is not None:
-            with self._lock:
-                self._num_inputs += 1
-                self._pending.append(_Pending(name, micro_step, rows))
-
-    def _tensors_in(self, path: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
-        if self._is_tensor(value):
-            yield path, value
-        elif depth == _MAX_DEPTH:
-            return
-        elif isinstance(value, Mapping):
-            for name, item in list(cast("Mapping[Any, Any]", value).items()):
-                yield from self._tensors_in(f"{path}.{name}", item, depth + 1)
-        elif isinstance(value, list | tuple):
-            for place, item in enumerate(cast("Sequence[Any]", value)):
-                yield from self._tensors_in(f"{path}.{place}", item, depth + 1)
-
-    def drain(self) -> list[_Pending]:
-        """Return what has been begun since the last call."""
-        with self._lock:
-            pending, self._pending = self._pending, []
-        return pending

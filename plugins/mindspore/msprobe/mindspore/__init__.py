@@ -13,7 +13,7 @@ from msprobe_core.plugin import former_attribute, lazy_names, offer_former_names
 
 if TYPE_CHECKING:
     from msprobe.mindspore._callbacks import MsprobeStep
-    from msprobe.mindspore._random import random_save
+    from msprobe.mindspore._random_save import random_save
     from msprobe.mindspore._seed import seed_all
     from msprobe.mindspore.debugger import PrecisionDebugger
     from msprobe.mindspore.monitor import TrainerMon
@@ -25,7 +25,7 @@ else:  # imported on first use: finding this plugin must not import MindSpore
         __name__,
         {
             "msprobe.mindspore._callbacks": "MsprobeStep",
-            "msprobe.mindspore._random": "random_save",
+            "msprobe.mindspore._random_save": "random_save",
             "msprobe.mindspore._seed": "seed_all",
             "msprobe.mindspore.debugger": "PrecisionDebugger",
             "msprobe.mindspore.monitor": "TrainerMon",

@@ -27,6 +27,7 @@ from msprobe.mindspore._monitor import Monitoring
 from msprobe.mindspore._perturb import perturb
 from msprobe.mindspore._primitives import PrimitivePatches
 from msprobe.mindspore._quiet import RecordingGuard
+from msprobe.mindspore._random import watch_random
 from msprobe.mindspore._reduce import MindSporeReducer, values_of
 from msprobe.mindspore._state import NetState
 from msprobe.mindspore._unwritten import Unwritten
@@ -46,6 +47,7 @@ from msprobe_core.plugin import (
     LinearKind,
     NamedModel,
     Perturbation,
+    RandomDraw,
     Reducer,
     Removable,
     ReplayCall,
@@ -228,6 +230,12 @@ class MindSporeFramework(Monitoring, Measuring, Describing):
     def watch_data(self, models: Sequence[NamedModel], watcher: CallWatcher) -> Removable:
         """Hook the Cells that the watcher wants; in GRAPH_MODE, pass it what comes out of the graphs in this window."""
         return _GraphWatch(self._graph_watchers, watcher) if graph_mode() else self.watch(models, watcher)
+
+    def watch_random(
+        self, draws: Callable[[RandomDraw], Any], *, has_dropout: bool = False, has_seeding: bool = False
+    ) -> Callable[[], None]:
+        """Patch random functions."""
+        return watch_random(draws, has_dropout=has_dropout, has_seeding=has_seeding)
 
     def perturb(self, models: Sequence[NamedModel], perturbation: Perturbation, seed: int) -> Removable:
         """Hook Cells.

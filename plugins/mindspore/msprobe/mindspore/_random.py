@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
 import mindspore as ms
 from mindspore import Tensor, mint, ops
 
-from msprobe.mindspore._framework import MindSporeFramework
 from msprobe.mindspore._jit import is_tracing
 from msprobe.mindspore._quiet import RecordingGuard
-from msprobe_core.interception import RandomFunction, RandomLog
+from msprobe_core.interception import RandomFunction, RandomWatch, common_states
+from msprobe_core.plugin import RandomDraw
 
 _seeds: Any = import_module("mindspore.common.seed")  # the package has a function of that name
 _layers: Any = mint.nn
@@ -30,6 +30,9 @@ _METHODS = ("bernoulli", "bernoulli_", "exponential_", "multinomial", "normal_",
 
 _LAYERS = ("Dropout", "Dropout2D", "Dropout3D")
 """Operators that Cells hold and that draw from a state of their own, which cannot be restored."""
+
+
+_SEEDING = ("manual_seed", "set_seed", "seed")
 
 
 class MindSporeState:
@@ -61,25 +64,13 @@ def mindspore_functions() -> list[RandomFunction]:
     return [RandomFunction(owner, name, FAMILY) for owner, names in owners for name in names if hasattr(owner, name)]
 
 
-def random_save(output_path: str | os.PathLike[str] = "./output") -> RandomLog:
-    """Log every call of a random function of Python, NumPy and MindSpore from now on, with its stack.
-
-    Rows go to ``{output_path}/random_rank{id}_{time}.csv``, outside of a job to ``random_proc{pid}_{time}.csv``. They
-    are on disk before the function runs, so a killed process loses none. Draws of a compiled graph are not logged.
-
-    Args:
-        output_path: Directory; created if it does not exist.
-
-    Returns: a handle; its ``stop`` ends the log, and so does leaving it if used as a context manager.
-
-    Raises:
-        ConfigError: ``output_path`` is not a path.
-        StoreError: the file cannot be created.
-    """
-    return RandomLog(
-        output_path,
-        MindSporeFramework(),
-        functions=mindspore_functions(),
-        states={FAMILY: MindSporeState()},
-        steps_aside=is_tracing,
-    )
+def watch_random(draws: Callable[[RandomDraw], Any], *, has_dropout: bool, has_seeding: bool) -> Callable[[], None]:
+    """See `msprobe_core.plugin.RandomFramework.watch_random`."""
+    functions = mindspore_functions()
+    if not has_dropout:
+        functions = [each for each in functions if "dropout" not in each.name.lower()]
+    if has_seeding:
+        functions += [RandomFunction(ms, name, FAMILY) for name in _SEEDING]
+    watch = RandomWatch(draws, functions, {**common_states(), FAMILY: MindSporeState()}, steps_aside=is_tracing)
+    watch.install()
+    return watch.remove

@@ -32,6 +32,7 @@ from msprobe.pytorch._perturb import perturb
 from msprobe.pytorch._placements import distribution_of
 from msprobe.pytorch._quiet import RecordingGuard
 from msprobe.pytorch._raise import RaisedModules
+from msprobe.pytorch._random import watch_random
 from msprobe.pytorch._redistributions import redistributions
 from msprobe.pytorch._reduce import TorchReducer, readable
 from msprobe.pytorch._releases import is_compiling
@@ -56,6 +57,7 @@ from msprobe_core.plugin import (
     LinearKind,
     NamedModel,
     Perturbation,
+    RandomDraw,
     Reducer,
     Removable,
     ReplayCall,
@@ -207,6 +209,12 @@ class PyTorchFramework(Monitoring, Measuring, Describing):
     def watch_data(self, models: Sequence[NamedModel], watcher: CallWatcher) -> Removable:
         """Observe the modules that the watcher wants, but not while compiled code runs, which would be compiled too."""
         return _DataWatch(models, watcher)
+
+    def watch_random(
+        self, draws: Callable[[RandomDraw], Any], *, has_dropout: bool = False, has_seeding: bool = False
+    ) -> Callable[[], None]:
+        """Patch random functions and, for dropout, its kernels."""
+        return watch_random(draws, has_dropout=has_dropout, has_seeding=has_seeding)
 
     def perturb(self, models: Sequence[NamedModel], perturbation: Perturbation, seed: int) -> Removable:
         """Install a dispatch mode, or module hooks."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from msprobe.pytorch._dropout import DropoutKernels
-from msprobe.pytorch._framework import PyTorchFramework
 from msprobe.pytorch._random_state import TorchState
 from msprobe.pytorch._releases import is_compiling
-from msprobe_core.interception import RandomFunction, RandomLog
+from msprobe_core.interception import RandomFunction, RandomWatch, common_states
+from msprobe_core.plugin import RandomDraw
 
 FAMILY = "torch"
 
@@ -25,34 +26,28 @@ _METHODS = (
 )  # fmt: skip
 
 
+_SEEDING = ("manual_seed", "seed")
+
+
 def torch_functions() -> list[RandomFunction]:
     """Return the random functions; dropout is watched by `DropoutKernels`."""
     functions = [RandomFunction(torch, name, FAMILY) for name in _FUNCTIONS if hasattr(torch, name)]
     return functions + [RandomFunction(torch.Tensor, name, FAMILY) for name in _METHODS]
 
 
-def random_save(output_path: str | os.PathLike[str] = "./output") -> RandomLog:
-    """Log every call of a random function of Python, NumPy and PyTorch from now on, with its stack.
-
-    Rows go to ``{output_path}/random_rank{id}_{time}.csv``, outside of a job to ``random_proc{pid}_{time}.csv``. They
-    are on disk before the function runs, so a killed process loses none.
-
-    Args:
-        output_path: Directory; created if it does not exist.
-
-    Returns: a handle; its ``stop`` ends the log, and so does leaving it if used as a context manager.
-
-    Raises:
-        ConfigError: ``output_path`` is not a path.
-        StoreError: the file cannot be created.
-    """
+def watch_random(draws: Callable[[RandomDraw], Any], *, has_dropout: bool, has_seeding: bool) -> Callable[[], None]:
+    """See `msprobe_core.plugin.RandomFramework.watch_random`."""
     state = TorchState()
-    log = RandomLog(
-        output_path,
-        PyTorchFramework(),
-        functions=torch_functions(),
-        states={FAMILY: state},
-        steps_aside=is_compiling,
-    )
-    log.on_stop = DropoutKernels.watch(log.watch, state)
-    return log
+    functions = torch_functions()
+    if has_seeding:
+        functions += [RandomFunction(torch, name, FAMILY) for name in _SEEDING]
+    watch = RandomWatch(draws, functions, {**common_states(), FAMILY: state}, steps_aside=is_compiling)
+    watch.install()
+    end_dropout = DropoutKernels.watch(watch, state) if has_dropout else None
+
+    def end() -> None:
+        watch.remove()
+        if end_dropout is not None:
+            end_dropout()
+
+    return end
