@@ -16,6 +16,9 @@ VERL_READY := $(VERL_VENV)/.ready
 LOWEST_VENV := .venv-lowest
 LOWEST_BIN := $(LOWEST_VENV)/bin
 LOWEST_READY := $(LOWEST_VENV)/.ready
+# What builds the documentation site; it imports nothing of msprobe.
+DOCS_VENV := .venv-docs
+DOCS_READY := $(DOCS_VENV)/.ready
 DEMO := demo_output
 PAIR := examples/llama_pair/train.py --level mix
 PLUGINS := plugins/pytorch plugins/mindspore plugins/verl
@@ -64,7 +67,7 @@ TORCH_TESTS := tests/contract/test_pytorch.py tests/e2e --ignore=tests/e2e/minds
 SECONDS ?= 600
 SEED ?= $(shell date +%s)
 
-.PHONY: fuzz test-lowest demo demo-check demo-checkpoint demo-cross demo-monitor demo-verl findings standards page test beside test-mindspore test-numpy-1 test-verl test-main test-slow slow-mindspore slow-others test-nightly test-torch \
+.PHONY: fuzz test-lowest demo demo-check demo-checkpoint demo-cross demo-monitor demo-verl findings standards page site test beside test-mindspore test-numpy-1 test-verl test-main test-slow slow-mindspore slow-others test-nightly test-torch \
 	lint bench clean
 
 # $(call install,environment,dependency group,more constraints)
@@ -175,6 +178,18 @@ standards: $(READY)
 page:
 	cd view_page && npm ci --no-audit --no-fund --loglevel=error && npm run --silent build
 
+$(DOCS_READY): pyproject.toml constraints-docs.txt
+	$(PYTHON) -m venv $(DOCS_VENV)
+	$(DOCS_VENV)/bin/python -m pip install --quiet --upgrade pip
+	$(DOCS_VENV)/bin/python -m pip install --quiet --constraint constraints-docs.txt --group docs
+	touch $@
+
+# Build the documentation site in English and Chinese, with every warning an error; open site/index.html.
+site: export NO_MKDOCS_2_WARNING = 1
+site: $(DOCS_READY)
+	$(DOCS_VENV)/bin/python -m mkdocs build --quiet --strict
+	$(DOCS_VENV)/bin/python -m mkdocs build --quiet --strict --config-file mkdocs.zh.yml
+
 # Run PPO with verl on CPUs, with a serving engine that does not update one parameter, and find that parameter.
 demo-verl: $(VERL_READY)
 	rm -rf $(DEMO)/verl
@@ -212,13 +227,13 @@ test-verl: $(VERL_READY)
 	$(VERL_BIN)/python $(QUICK) $(VERL_TESTS)
 
 # Slow tests. MindSpore's single process leaves a core to the others.
-test-slow: $(READY) $(MS_READY) $(VERL_READY)
+test-slow: $(READY) $(MS_READY) $(VERL_READY) $(DOCS_READY)
 	$(MAKE) --no-print-directory --jobs=$(WORKERS) --output-sync=target slow-mindspore slow-others
 
 slow-mindspore: $(MS_READY)
 	$(MS_BIN)/python $(SLOW) $(MS_TESTS)
 
-slow-others: $(READY) $(VERL_READY)
+slow-others: $(READY) $(VERL_READY) $(DOCS_READY)
 	$(VERL_BIN)/python $(SLOW) tests/e2e/verl
 	$(BIN)/python $(SLOW) $(SHARED)
 
@@ -269,4 +284,4 @@ bench: $(READY) $(MS_READY)
 	$(BIN)/python bench/view_scale.py
 
 clean:
-	rm -rf $(VENV) $(MS_VENV) $(VERL_VENV) .venv-torch-* .venv-lowest $(DEMO) .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(MS_VENV) $(VERL_VENV) $(DOCS_VENV) site .venv-torch-* .venv-lowest $(DEMO) .pytest_cache .ruff_cache .hypothesis
