@@ -15,10 +15,11 @@ import pluggy
 if TYPE_CHECKING:
     import click
 
+    from msprobe_core.protocols.checks import ComparisonCheck, DumpCheck, LiveCheck
     from msprobe_core.protocols.comparison import Executor, Metric
     from msprobe_core.protocols.framework import FrameworkOffer
     from msprobe_core.protocols.monitoring import MonitorWriterFactory
-    from msprobe_core.protocols.presentation import Export, TableFormat
+    from msprobe_core.protocols.presentation import Export, ReportFormat, TableFormat
     from msprobe_core.protocols.recording import FeatureOffer
     from msprobe_core.protocols.storage import Processor, Reader, WriterFactory
     from msprobe_core.protocols.trainers import ApiMap, ModuleMap, RunSettings, TrainerStages
@@ -137,6 +138,15 @@ class HookSpecs:
         """
 
     @hookspec
+    def msprobe_register_reports(self) -> Sequence[ReportFormat]:  # pyright: ignore[reportReturnType]
+        """Offer formats of reports on the results of ``msprobe compare`` and ``msprobe locate``.
+
+        Called: when such a command starts with ``--report``, on the main thread.
+        Cost: start-up; import what a report needs in its methods.
+        Returns: `ReportFormat` objects; each ``name`` is a value of ``--report``.
+        """
+
+    @hookspec
     def msprobe_register_exports(self) -> Sequence[Export]:  # pyright: ignore[reportReturnType]
         """Offer formats of other viewers that results can be written in.
 
@@ -170,6 +180,34 @@ class HookSpecs:
         Called: once, when a session opens, on the thread that called ``start``.
         Cost: start-up. ``make`` returns ``None`` for configurations that do not ask for the feature.
         Returns: `FeatureOffer` objects; each ``name`` is that of the setting or task that asks for it.
+        """
+
+    @hookspec
+    def msprobe_register_dump_checks(self) -> Sequence[DumpCheck]:  # pyright: ignore[reportReturnType]
+        """Offer checks of what has been recorded.
+
+        Called: once, when ``msprobe check`` starts, on the main thread.
+        Cost: start-up; must not import a framework, because dumps are checked where none is installed.
+        Returns: `DumpCheck` objects; each ``name`` is a value of ``--only``.
+        """
+
+    @hookspec
+    def msprobe_register_comparison_checks(self) -> Sequence[ComparisonCheck]:  # pyright: ignore[reportReturnType]
+        """Offer checks of compared pairs, whose findings are notes of the comparison.
+
+        Called: once in each process that compares, after its first pair.
+        Cost: start-up; each check then sees each compared pair.
+        Returns: `ComparisonCheck` objects; each ``name`` precedes its findings.
+        """
+
+    @hookspec
+    def msprobe_register_live_checks(self) -> Sequence[LiveCheck]:  # pyright: ignore[reportReturnType]
+        """Offer checks of calls while they are recorded.
+
+        Called: once, when a session opens, on the thread that called ``start``.
+        Cost: start-up. Each selected check then sees every recorded call, on the thread that trains; one that takes
+        more than a twentieth of the time is dropped, with a warning.
+        Returns: `LiveCheck` objects; each ``name`` is a value of the setting ``live_checks``.
         """
 
     @hookspec

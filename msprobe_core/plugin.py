@@ -10,7 +10,9 @@ Everything else is private.
   of `msprobe_core.protocols.capabilities`. It reports calls to a `CallRecorder`.
 * A format offers a `WriterFactory` and a `Reader`, which returns a `Dump`; a reduction offers a `Processor`.
 * A comparison is extended with a `Metric`, an `Executor`, an `ApiMap` or a `ModuleMap`; a `TableFormat` and an `Export`
-  show its results; a trainer has `TrainerStages` and `RunSettings`.
+  show its results, and so does a `ReportFormat`; a trainer has `TrainerStages` and `RunSettings`.
+* Checks of one's own look at a dump (`DumpCheck`), at a comparison (`ComparisonCheck`), or at calls while they are
+  recorded (`LiveCheck`); what they find are texts or a `Finding` with a `Code`.
 * A block around user code lets the exceptions of `is_of_the_program` pass and handles what `kept` returns;
   `UserCodeError` carries an error of the training through the probe's code.
 * The package of a plugin calls `refuse_shadowing`, and gives its names with `lazy_names`, which imports them on first
@@ -31,6 +33,7 @@ from msprobe_core.errors import (
     StoreError,
     UnwrittenError,
 )
+from msprobe_core.findings import Code, Finding
 from msprobe_core.hookspecs import hookimpl
 from msprobe_core.lazy import lazy_names
 from msprobe_core.model import (
@@ -42,6 +45,7 @@ from msprobe_core.model import (
     Digest,
     Distribution,
     Ending,
+    Entry,
     ExecutorOptions,
     Fp8Stats,
     GradientSlot,
@@ -68,6 +72,7 @@ from msprobe_core.model import (
     TaskLost,
     TensorContent,
     TensorMeta,
+    TensorValue,
 )
 from msprobe_core.protocols.capabilities import (
     ArrivingNumbers,
@@ -106,6 +111,7 @@ from msprobe_core.protocols.capabilities import (
     UpdatingFramework,
     WatchingFramework,
 )
+from msprobe_core.protocols.checks import ComparisonCheck, DumpCheck, LiveCheck
 from msprobe_core.protocols.comparison import Executor, Metric
 from msprobe_core.protocols.framework import (
     Attachment,
@@ -124,6 +130,7 @@ from msprobe_core.protocols.presentation import (
     Export,
     Page,
     PageGraphs,
+    ReportFormat,
     Table,
     TableChoices,
     TableFormat,
@@ -149,6 +156,7 @@ if TYPE_CHECKING:
     from msprobe_core.former_names.imports import former_attribute, offer_former_names
     from msprobe_core.guard import UserCodeError, is_of_the_program, kept, reason_of
     from msprobe_core.plugins import refuse_shadowing, registry
+    from msprobe_core.store.entry_values import tensors_of
 else:
     __getattr__ = lazy_names(
         __name__,
@@ -157,6 +165,7 @@ else:
             "msprobe_core.former_names.imports": "former_attribute offer_former_names",
             "msprobe_core.guard": "UserCodeError described is_of_the_program kept reason_of",
             "msprobe_core.plugins": "refuse_shadowing registry",
+            "msprobe_core.store.entry_values": "tensors_of",
         },
     )
 
@@ -184,8 +193,13 @@ __all__ = [  # noqa: RUF022  # by purpose
     # Comparison, pages and trainers
     "Executor", "Metric", "Export", "Page", "PageGraphs", "ApiMap", "ModuleMap", "RunSettings",
     "TrainerStages",
-    # Tables of results
-    "Colours", "Column", "Companion", "Table", "TableChoices", "TableFormat", "TableRows", "Width",
+    # Checks of one's own
+    "ComparisonCheck", "DumpCheck", "LiveCheck", "Entry", "TensorValue", "tensors_of",
+    # What they find, in codes of one's own
+    "Code", "Finding",
+    # Tables of results, and reports
+    "Colours", "Column", "Companion", "ReportFormat", "Table", "TableChoices", "TableFormat", "TableRows",
+    "Width",
     # Data
     "Argument", "Batch", "CallScript", "Digest", "Distribution", "Ending", "ExecutorOptions", "Fp8Stats",
     "GradientSlot", "KernelOptions", "Level", "LinearKind", "MAX_DEPTH", "OUTSIDE", "PerturbMode", "Perturbation",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from msprobe_core.capture.attachments import not_watched
 from msprobe_core.capture.processors import Fp8Processor, NoDigests
@@ -14,35 +14,14 @@ from msprobe_core.capture.window import Model, Window
 from msprobe_core.config import Config
 from msprobe_core.errors import ConfigError, PluginError, SessionError
 from msprobe_core.model import Level, Task
-from msprobe_core.plugins import registry
+from msprobe_core.plugins.chosen import choose
 from msprobe_core.protocols.capabilities import Fp8Reducer, OperatorFramework, WatchingFramework
 from msprobe_core.protocols.framework import Framework
 from msprobe_core.protocols.storage import Processor
 
 _logger = logging.getLogger(__name__)
 
-_Offer = TypeVar("_Offer")
-
 _LEVELS = (Level.L0, Level.L1, Level.MIX, Level.DEBUG)
-
-
-def choose(setting: str, name: str, offers: Mapping[str, _Offer], hook: str) -> _Offer:
-    """Return the offer that a setting names.
-
-    Args:
-        setting: The setting.
-        name: Its value.
-        offers: What plugins offer.
-        hook: Through which hook.
-
-    Raises:
-        ConfigError: there is no offer of that name.
-        BrokenPluginError: there is none, and it may be missing because a plugin is broken.
-    """
-    if name not in offers:
-        registry().refuse_missing(hook, name)
-        raise ConfigError(f"'{setting}' is {name!r}; allowed: {', '.join(sorted(offers))}")
-    return offers[name]
 
 
 def processor_for(config: Config, processors: Mapping[str, Processor]) -> Processor:

@@ -25,6 +25,7 @@ from msprobe_core.errors import MsprobeError, SessionError, clip
 from msprobe_core.guard import described, kept
 from msprobe_core.interception.stacks import StackCache
 from msprobe_core.model import EndState, Level, Task
+from msprobe_core.plugins.chosen import choose
 from msprobe_core.protocols.framework import Framework
 from msprobe_core.protocols.storage import Processor, WriterFactory
 
@@ -67,7 +68,7 @@ class Session:
         """The framework that is recorded."""
         self._on_failure = on_failure or Session.log_failure
         processor = checks.processor_for(config, processors)
-        writer = checks.choose("writer", config.writer, writers, "msprobe_register_writers")
+        writer = choose("writer", config.writer, writers, "msprobe_register_writers")
         writer.check()
         checks.check_config(config)
         checks.check_framework(config, framework, processor)

@@ -9,6 +9,7 @@ import click
 from msprobe_core.cli.acc_check import acc_check, multi_acc_check, multi_run_ut, run_ut
 from msprobe_core.cli.api_precision_compare import api_precision_compare
 from msprobe_core.cli.calibrate import calibrate
+from msprobe_core.cli.check import check
 from msprobe_core.cli.checkpoint import checkpoint
 from msprobe_core.cli.compare import compare
 from msprobe_core.cli.config_check import config_check
@@ -46,6 +47,7 @@ def msprobe_register_commands() -> Sequence[click.Command]:
         acc_check,
         api_precision_compare,
         calibrate,
+        check,
         checkpoint,
         compare,
         config_check,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from msprobe_core.cli.incomplete import allow_incomplete_option, exit_status
 from msprobe_core.cli.output import output_option, overwrite_option
 from msprobe_core.cli.pairing import Pairing, noise_given, pairing_options
 from msprobe_core.cli.progress import progress_bar
+from msprobe_core.cli.reports import report_option, say_written
 from msprobe_core.cli.show import show
 from msprobe_core.compat.formats import GENERATION_A
 from msprobe_core.errors import CompareError
@@ -103,6 +105,7 @@ def _marked(name: str) -> str:
 @click.option(
     "--resume", is_flag=True, help="Reuse the finished parts of an interrupted comparison to the same directory."
 )
+@report_option
 @allow_incomplete_option
 def compare(**given: Any) -> int:
     """Compare the dump of a run under test with that of a trusted run.
@@ -118,8 +121,11 @@ def compare(**given: Any) -> int:
     # polars and numpy are not needed for --help.
     from msprobe_core.compare.run import RunOptions, compare_run
     from msprobe_core.compat.first_differences import DifferenceFiles
+    from msprobe_core.report.offered import report_formats, write_comparison_reports
+    from msprobe_core.report.summary import summary_content
     from msprobe_core.report.terminal import print_summary
 
+    formats = report_formats(asked.reports)
     request = _request(asked.target_path, asked.golden_path, asked.input_path)
     run = RunOptions(
         executor=asked.executor_name,
@@ -148,6 +154,9 @@ def compare(**given: Any) -> int:
         lambda console: print_summary(result, files, console, allows_incomplete=asked.allows_incomplete),
         f"it is in {files.summary}",
     )
+    if formats:
+        content = summary_content(result, files.tables)
+        say_written(write_comparison_reports(formats, content, asked.output_path))
     return exit_status(is_wrong=result.differs, incomplete=result.incomplete, allows_incomplete=asked.allows_incomplete)
 
 
@@ -184,6 +193,7 @@ class _Asked(Pairing):
     resume: bool
     overwrites: bool
     allows_incomplete: bool
+    reports: Sequence[str]
 
 
 def _tables(asked: _Asked) -> TableOptions:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from msprobe_core.cli.incomplete import allow_incomplete_option
 from msprobe_core.cli.output import output_option, overwrite_option
 from msprobe_core.cli.pairing import Pairing, noise_given, noise_option, pairing_options
 from msprobe_core.cli.progress import progress_bar
+from msprobe_core.cli.reports import report_option, say_written
 from msprobe_core.cli.show import show
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 @noise_option
 @pairing_options
 @allow_incomplete_option
+@report_option
 @click.option("--confirm", "confirms", is_flag=True, help="Replay the calls of the first suspects: who is wrong?")
 @click.option(
     "--model",
@@ -46,10 +49,12 @@ def locate(**given: Any) -> int:
     from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT, EXIT_FAILED
     from msprobe_core.locate import LocateVerdict
     from msprobe_core.locate import locate as search
-    from msprobe_core.report.locate_file import check_location, write_location
+    from msprobe_core.report.locate_file import check_location, location_content, write_location
     from msprobe_core.report.locate_text import print_location
+    from msprobe_core.report.offered import report_formats, write_location_reports
     from msprobe_core.store.layout import check_place
 
+    formats = report_formats(asked.reports)
     check_place(asked.output_path)
     if not asked.overwrites:
         check_location(asked.output_path)
@@ -57,6 +62,8 @@ def locate(**given: Any) -> int:
         result = search(asked.target, asked.golden, options_of(asked), progress)
     file = write_location(result, asked.output_path)
     show(lambda console: print_location(result, file, console), f"it is in {file}")
+    if formats:
+        say_written(write_location_reports(formats, location_content(result), asked.output_path))
     return {
         LocateVerdict.AGREE: EXIT_AGREES,
         LocateVerdict.FAULT: EXIT_DIFFERENT,
@@ -76,6 +83,7 @@ class Asked(Pairing):
     model: str | None
     allows_incomplete: bool
     overwrites: bool
+    reports: Sequence[str]
 
 
 def options_of(asked: Asked) -> LocateOptions:

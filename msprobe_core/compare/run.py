@@ -23,6 +23,7 @@ from msprobe_core.compare.pairs import Chosen, Pairing, UnitPair, find_pairs_of_
 from msprobe_core.compare.result import ComparisonResult, UnitFiles, UnitResult, UnitSummary
 from msprobe_core.compare.tensor_pass import Progress
 from msprobe_core.compare.unit import CompareOptions, compare_unit
+from msprobe_core.custom_checks.comparisons import comparison_findings
 from msprobe_core.errors import CompareError, DumpError
 from msprobe_core.execute.kept import KeptOutcomes, state_of
 from msprobe_core.execute.units import executor_called, run_units
@@ -190,7 +191,7 @@ def compare_dumps(
     if options is None:
         options = CompareOptions(stack_path=None if stack_path is None else Path(stack_path))
     pairing = find_pairs_of_modes(target, golden, chosen)
-    work = partial(compare_unit, options=options, progress=progress)
+    work = partial(_compared, options=options, progress=progress)
     units, failed = _worked_off(pairing.pairs, work, RunOptions(executor="inline"))
     return _result(target, golden, units, (pairing.missing, failed), options)[0]
 
@@ -251,10 +252,19 @@ def _result(
     return result, chain(first, steps)
 
 
+def _compared(
+    pair: UnitPair, options: CompareOptions, progress: Progress | None, *, in_files: bool = False
+) -> UnitResult:
+    """Return the comparison of a pair, with what checks of plugins say of it among its notes."""
+    unit = compare_unit(pair, options, progress, in_files=in_files)
+    found = comparison_findings(unit)
+    return replace(unit, note_findings=[*unit.note_findings, *found]) if found else unit
+
+
 def _compare_and_write(
     pair: UnitPair, options: CompareOptions, writer: ResultWriter[object], progress: Progress | None
 ) -> UnitDone:
-    result = compare_unit(pair, options, progress, in_files=True)
+    result = _compared(pair, options, progress, in_files=True)
     raise_if_interrupted()  # an interruption may have made the result wrong, so nothing is written after one
     return UnitDone(result.summary(), writer.write_unit(result))
 

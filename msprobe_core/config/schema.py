@@ -235,6 +235,7 @@ class CommonFields(msgspec.Struct, frozen=True, kw_only=True):
     writer: str = "json"
     tensor_format: TensorFormat = TensorFormat.FILES
     manifest: bool = True
+    live_checks: tuple[str, ...] = ()
 
 
 class Config(CommonFields, frozen=True, kw_only=True):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from msprobe_core.errors import BrokenPluginError, ConfigError, MsprobeError
 from msprobe_core.findings import Finding, Level
 from msprobe_core.guard import checked
-from msprobe_core.model import ExecutorOptions
+from msprobe_core.model import Digest, Entry, ExecutorOptions, Phase, Stats, TensorMeta, TensorValue
 from msprobe_core.plugins.offers import KINDS
 from msprobe_core.plugins.plugin_codes import PluginCode
 from msprobe_core.plugins.registry import Plugin, Registry
@@ -35,12 +35,22 @@ def _try_metric(offer: Any) -> None:
             raise BrokenPluginError(f"the metric '{offer.name}' returned {cell!r}, which is neither number nor text")
 
 
+def _try_live_check(offer: Any) -> None:
+    stats = Stats(max=1.0, min=1.0, mean=1.0, l2_norm=1.0, num_nan=0, num_inf=0)
+    value = TensorValue(TensorMeta("Array", "float32", (1,)), Digest(stats))
+    answer = offer.check(Entry(name="Functional.relu.0.forward", phase=Phase.FORWARD, inputs=[value], outputs=[value]))
+    if isinstance(answer, str) or not isinstance(answer, Iterable):
+        raise BrokenPluginError(f"the live check '{offer.name}' returned {answer!r}, which is no list of findings")
+    list(cast("Iterable[object]", answer))
+
+
 _TRIALS: Mapping[str, Callable[[Any], object]] = {
     "msprobe_register_frameworks": _try_framework,
     "msprobe_register_writers": lambda offer: offer.check(),
     "msprobe_register_readers": lambda offer: offer.recognises(_NO_DUMP),
     "msprobe_register_executors": lambda offer: offer.check(ExecutorOptions()),
     "msprobe_register_tables": lambda offer: list(offer.titles()),
+    "msprobe_register_live_checks": _try_live_check,
     "msprobe_register_metrics": _try_metric,
     "msprobe_register_run_settings": lambda offer: offer.read(),
     "msprobe_register_commands": lambda offer: offer.get_short_help_str() + str(offer.params),

@@ -13,10 +13,11 @@ import msgspec
 from msprobe_core.findings import Finding, Level
 from msprobe_core.guard import members_of, missing_members, shown
 from msprobe_core.plugins.plugin_codes import PluginCode
+from msprobe_core.protocols.checks import ComparisonCheck, DumpCheck, LiveCheck
 from msprobe_core.protocols.comparison import Executor, Metric
 from msprobe_core.protocols.framework import Framework, FrameworkOffer
 from msprobe_core.protocols.monitoring import MonitorWriter, MonitorWriterFactory
-from msprobe_core.protocols.presentation import Export, Table, TableFormat
+from msprobe_core.protocols.presentation import Export, ReportFormat, Table, TableFormat
 from msprobe_core.protocols.recording import FeatureOffer
 from msprobe_core.protocols.storage import Dump, Processor, Reader, Writer, WriterFactory
 from msprobe_core.protocols.trainers import ApiMap, ModuleMap, RunSettings, TrainerStages
@@ -59,7 +60,11 @@ KINDS: Mapping[str, Kind] = {
     "msprobe_register_readers": Kind("reader", Reader, {"read": Dump}),
     "msprobe_register_executors": Kind("executor", Executor, {"run": Iterable}),
     "msprobe_register_tables": Kind("table", TableFormat, {"table": Table, "titles": Iterable}),
+    "msprobe_register_reports": Kind("report", ReportFormat, {"comparison": str, "location": str}),
     "msprobe_register_exports": Kind("export", Export, {"write": Iterable}),
+    "msprobe_register_dump_checks": Kind("dump check", DumpCheck),
+    "msprobe_register_comparison_checks": Kind("comparison check", ComparisonCheck),
+    "msprobe_register_live_checks": Kind("live check", LiveCheck),
     "msprobe_register_metrics": Kind("metric", Metric),
     "msprobe_register_api_maps": Kind("map of names of", ApiMap, is_data=True),
     "msprobe_register_module_maps": Kind("map of modules of", ModuleMap, is_data=True),

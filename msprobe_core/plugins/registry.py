@@ -17,10 +17,11 @@ from msprobe_core.guard import GuardedOffer, described, kept, shown
 from msprobe_core.plugins.api_maps import extended_maps
 from msprobe_core.plugins.offers import HOOK_PREFIX, KINDS, problem_of
 from msprobe_core.plugins.plugin_codes import PluginCode
+from msprobe_core.protocols.checks import ComparisonCheck, DumpCheck, LiveCheck
 from msprobe_core.protocols.comparison import Executor, Metric
 from msprobe_core.protocols.framework import FrameworkOffer
 from msprobe_core.protocols.monitoring import MonitorWriterFactory
-from msprobe_core.protocols.presentation import Export, TableFormat
+from msprobe_core.protocols.presentation import Export, ReportFormat, TableFormat
 from msprobe_core.protocols.recording import FeatureOffer
 from msprobe_core.protocols.storage import Processor, Reader, WriterFactory
 from msprobe_core.protocols.trainers import ApiMap, ModuleMap, RunSettings, TrainerStages
@@ -114,6 +115,22 @@ class Registry:
         """Return the formats of other viewers by name."""
         return self._offers("msprobe_register_exports")
 
+    def reports(self) -> dict[str, ReportFormat]:
+        """Return the formats of reports by name."""
+        return self._offers("msprobe_register_reports")
+
+    def dump_checks(self) -> dict[str, DumpCheck]:
+        """Return the checks of dumps by name."""
+        return self._offers("msprobe_register_dump_checks")
+
+    def comparison_checks(self) -> dict[str, ComparisonCheck]:
+        """Return the checks of compared pairs by name."""
+        return self._offers("msprobe_register_comparison_checks")
+
+    def live_checks(self) -> dict[str, LiveCheck]:
+        """Return the checks of calls while they are recorded, by name."""
+        return self._offers("msprobe_register_live_checks")
+
     def metrics(self) -> dict[str, Metric]:
         """Return the metrics by name."""
         return self._offers("msprobe_register_metrics")
@@ -151,10 +168,10 @@ class Registry:
         """Return the name of an offer in messages, for example ``the writer 'csv' of the plugin 'tables'``.
 
         Args:
-            kind: ``writer``, ``reader``, ``processor``, ``framework`` or ``table``.
+            kind: ``writer``, ``reader``, ``processor``, ``dump check``, …: the hook's name in the singular.
             name: Its name.
         """
-        return _described(kind, name, self.provider_of(f"msprobe_register_{kind}s", name))
+        return _described(kind, name, self.provider_of(f"msprobe_register_{kind.replace(' ', '_')}s", name))
 
     def offers(self, hook: str) -> Mapping[str, Any]:
         """Return what all plugins offer through a hook, by name."""

@@ -231,3 +231,38 @@ class Export(Protocol):
             CompareError: the page has nothing to export in this format.
         """
         ...
+
+
+class ReportFormat(Protocol):
+    """A report on a result, in addition to the files that a command always writes."""
+
+    @property
+    def name(self) -> str:
+        """Value of ``--report`` that selects it."""
+        ...
+
+    @property
+    def summary(self) -> str:
+        """What the report is: one sentence."""
+        ...
+
+    @property
+    def suffix(self) -> str:
+        """Of the file, without the dot."""
+        ...
+
+    def comparison(self, summary: Mapping[str, Any]) -> str:
+        """Return the report on a comparison.
+
+        Args:
+            summary: Content of ``summary.json``, described in ``docs/compare.md``.
+        """
+        ...
+
+    def location(self, found: Mapping[str, Any]) -> str:
+        """Return the report on a search for the first divergence.
+
+        Args:
+            found: Content of ``locate.json``, described in ``docs/locate.md``.
+        """
+        ...

@@ -45,7 +45,7 @@ def write_summary_file(
         StoreError: it cannot be written.
     """
     path = directory / SUMMARY_FILE
-    write_json(path, _summary(result, tables))
+    write_json(path, summary_content(result, tables))
     return path
 
 
@@ -61,7 +61,8 @@ def table_notes(unit: UnitSummary, tables: Sequence[Path]) -> list[str]:
     return [f"{unit.num_rows:,} rows are more than a sheet holds: {tables[0].name} has the worst, {tables[1].name} all"]
 
 
-def _summary(result: ComparisonResult[UnitSummary], tables: Sequence[Sequence[Path]]) -> dict[str, Any]:
+def summary_content(result: ComparisonResult[UnitSummary], tables: Sequence[Sequence[Path]]) -> dict[str, Any]:
+    """Return the content of the file, in JSON's types."""
     return {
         "agrees": result.agrees,
         "target": str(result.target),

@@ -5,7 +5,8 @@
 * Structs: `save_struct` and `load_struct` keep small typed records as JSON; concurrent readers see whole files.
 * Samples: ``samples.json`` says which sample each row of a recorded stage is.
 * Losses: ``updates.json`` has the losses and the norms of gradients of a stage that trains.
-* Dumps: `read_json_dump` reads one; `ending_of` says whether it holds all of its step.
+* Dumps: `recorded_units` goes through those of a run, also one with stages; `msprobe_core.comparison` reads
+  one of any format, and `read_json_dump` one of ours; `ending_of` says whether it holds all of its step.
 * Formats of plugins: `entry_json` gives the record of an entry, `FrameBuilder` makes rows of such records.
 
 Names are imported on first use.
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
         unit_directory,
     )
     from msprobe_core.store.results import refuse_foreign_json
+    from msprobe_core.store.run_units import RecordedUnit, recorded_units, stages_in
     from msprobe_core.store.runs import units_of_step
     from msprobe_core.store.samples import (
         SAMPLES_FILE,
@@ -61,6 +63,7 @@ else:
             "msprobe_core.store.layout": (
                 "Unit create_file find_steps find_units make_directory tensor_file_name unit_directory"
             ),
+            "msprobe_core.store.run_units": "RecordedUnit recorded_units stages_in",
             "msprobe_core.store.results": "refuse_foreign_json",
             "msprobe_core.store.runs": "units_of_step",
             "msprobe_core.store.samples": (
@@ -78,7 +81,7 @@ else:
 __all__ = [  # noqa: RUF022  # by purpose
     # Files of a run
     "Unit", "create_file", "find_steps", "find_units", "make_directory", "tensor_file_name", "unit_directory",
-    "units_of_step", "read_plain",
+    "units_of_step", "RecordedUnit", "recorded_units", "stages_in", "read_plain",
     # Tensors
     "DTYPES", "SAFETENSORS_DTYPES", "widen", "open_member", "open_tensor", "read_tensor", "shard_keys", "read_whole",
     # Structs and results

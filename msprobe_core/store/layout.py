@@ -10,6 +10,7 @@
         dump_tensor_data/{name}.pt, .npy                or shard-{N}.safetensors
         manifest.json                                   in the first step that a process records
         data_rows.json                                  in later ones
+        live_checks.jsonl                               what live checks have found, if anything
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ ARROW_STACK_FILE = "stack.arrow"
 ARROW_CONSTRUCT_FILE = "construct.arrow"
 MANIFEST_FILE = "manifest.json"
 DATA_ROWS_FILE = "data_rows.json"
+LIVE_CHECKS_FILE = "live_checks.jsonl"
 TENSOR_DIRECTORY = "dump_tensor_data"
 SHARD_SUFFIX = ".safetensors"
 
@@ -40,7 +42,7 @@ RECORD_FILES = (DUMP_FILE, ARROW_DUMP_FILE, DEBUG_FILE)
 
 _DUMP_FILES = (
     DUMP_FILE, DEBUG_FILE, STACK_FILE, CONSTRUCT_FILE, ARROW_DUMP_FILE, ARROW_STACK_FILE, ARROW_CONSTRUCT_FILE,
-    MANIFEST_FILE, DATA_ROWS_FILE,
+    MANIFEST_FILE, DATA_ROWS_FILE, LIVE_CHECKS_FILE,
 )  # fmt: skip
 
 _RANK = re.compile(r"rank(0|[1-9]\d*)", re.ASCII)

@@ -96,6 +96,12 @@ HEALTHY: dict[str, Callable[[], Any]] = {
     "tables": tables,
     "exports": exports,
     "metrics": lambda: SimpleNamespace(name=NAME, compare=lambda target, golden: 1.0),
+    "dump_checks": lambda: SimpleNamespace(name=NAME, summary="a look", check=lambda dump: []),
+    "comparison_checks": lambda: SimpleNamespace(name=NAME, check=lambda unit: []),
+    "live_checks": lambda: SimpleNamespace(name=NAME, check=lambda entry: []),
+    "reports": lambda: SimpleNamespace(
+        name=NAME, summary="a text", suffix="md", comparison=lambda summary: "", location=lambda found: ""
+    ),
     "api_maps": lambda: ApiMap(name=NAME),
     "module_maps": lambda: ModuleMap(name=NAME),
     "commands": lambda: click.Command(NAME, callback=lambda: click.echo("done")),
@@ -115,6 +121,10 @@ METHODS = {
     "tables": ("table", "titles"),
     "exports": ("write",),
     "metrics": ("compare",),
+    "dump_checks": ("check",),
+    "comparison_checks": ("check",),
+    "live_checks": ("check",),
+    "reports": ("comparison",),
     "commands": ("callback",),
     "features": ("make",),
     "run_settings": ("read",),

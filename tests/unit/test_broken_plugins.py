@@ -15,7 +15,7 @@ from msprobe_core.cli.main import _run
 
 BREAKS = [*WAYS, "missing member"]
 BARE = [train_step(model, step) for model in [Network()] for step in range(2)]
-USED = ("frameworks", "processors", "writers", "features", "run_settings")
+USED = ("frameworks", "processors", "writers", "features", "run_settings", "live_checks")
 """Hooks that a recording asks."""
 
 
@@ -30,8 +30,8 @@ def trained(tmp_path, hook):
 
     mode = NAME if hook == "processors" else "statistics"
     (tmp_path / "c.json").write_text(json.dumps({"statistics": {"summary_mode": mode}}))
-    writer = {"writer": NAME} if hook == "writers" else {}
-    debugger = Debugger(config_path=tmp_path / "c.json", dump_path=tmp_path / "run", level="mix", **writer)
+    settings = {"writers": {"writer": NAME}, "live_checks": {"live_checks": [NAME]}}.get(hook, {})
+    debugger = Debugger(config_path=tmp_path / "c.json", dump_path=tmp_path / "run", level="mix", **settings)
     model, losses = Network(), []
     try:
         for step in range(2):
@@ -47,8 +47,8 @@ def trained(tmp_path, hook):
 def is_harmless(hook, method, way):
     """Whether what is broken there is what a healthy plugin may do, or is not called."""
     if way == "returns None":
-        return method is not None and method not in {"load", "open"}
-    return way == "wrong type" and method in {"check", "reduce"}
+        return method is not None and method not in {"load", "open"} and hook != "live_checks"
+    return way == "wrong type" and method in {"check", "reduce"} and hook != "live_checks"
 
 
 @pytest.mark.parametrize("way", BREAKS)
@@ -94,7 +94,13 @@ def dumps(tmp_path_factory):
     return found
 
 
-OPTIONS = {"executors": ["--executor", NAME], "tables": ["--compat", NAME]}
+TRIED = {"load", "check", "recognises", "titles", "read", "compare"}
+"""Methods that ``msprobe plugins check`` calls."""
+
+UNTRIED = ("dump_checks", "comparison_checks")
+"""Hooks whose offers need a run to be tried."""
+
+OPTIONS = {"executors": ["--executor", NAME], "tables": ["--compat", NAME], "reports": ["--report", NAME]}
 """What makes ``msprobe compare`` use a plugin."""
 
 
@@ -107,6 +113,8 @@ def compared(dumps, tmp_path, hook):
         command = ["export", str(target), "-o", str(tmp_path / "out"), f"--{NAME}"]
     if hook == "commands":
         command = [NAME]
+    if hook == "dump_checks":
+        command = ["check", str(target), "-o", str(tmp_path / "out")]
     try:
         return _run(command)
     finally:
@@ -131,7 +139,9 @@ def test_a_command_says_what_is_broken(tmp_path, capsys, caplog, dumps, hook, me
     assert status in (0, 2, 3) or (hook, method, way) == ("commands", "callback", "wrong type")  # its status
     if status == 2:
         assert NAME in text.err
-    if hook not in OPTIONS and hook not in ("readers", "exports", "commands"):
+    if hook == "comparison_checks" and method is not None and way != "missing member":
+        assert NAME in said
+    if hook not in OPTIONS and hook not in ("readers", "exports", "commands", "dump_checks"):
         assert status == 0  # nothing of the plugin is needed
 
 
@@ -149,7 +159,7 @@ def test_plugins_are_checked(capsys, caplog, hook, method, way):
         assert "BROKEN" in listed.partition(f"\n{NAME} ")[2].partition("\n")[0]
         assert status == 1
         assert "something is wrong" in text.out
-    elif way in ("raises", "exits") and method in {"load", "check", "recognises", "titles", "read", "compare"}:
+    elif hook not in UNTRIED and way in ("raises", "exits") and method in TRIED:
         assert (status, hook == "readers" and method == "read") in ((1, False), (0, True))
 
 

@@ -344,7 +344,7 @@ LAYERS = [
     {"hookspecs"},
     {"config", "plugins", "extras", "scaffold"},
     {"store"},
-    {"monitoring", "order", "execute", "interception", "tensor_files"},
+    {"custom_checks", "monitoring", "order", "execute", "interception", "tensor_files"},
     {"judge"},
     {"capture", "compare"},
     {"replay"},

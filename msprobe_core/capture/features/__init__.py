@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from msprobe_core.capture.features.feature import Feature, Host
 from msprobe_core.capture.features.input_replay import InputLoader
+from msprobe_core.capture.features.live_checks import LiveChecks
 from msprobe_core.capture.features.manifest import ManifestRecording
 from msprobe_core.capture.features.overflow import OverflowWatch
 from msprobe_core.capture.features.perturbing import PerturbedWindows
@@ -21,7 +22,10 @@ def make_features(host: Host) -> list[Feature]:
     Raises:
         PluginError: the framework's plugin lacks a capability that one of them needs.
     """
-    own = (ManifestRecording.make, PerturbedWindows.make, InputLoader.make, OverflowWatch.make, BenchCheck.make)
+    own = (
+        ManifestRecording.make, PerturbedWindows.make, InputLoader.make, OverflowWatch.make, BenchCheck.make,
+        LiveChecks.make,
+    )  # fmt: skip
     made: list[Feature] = [feature for make in own if (feature := make(host)) is not None]
     for name, offer in registry().features().items():
         feature = offer.make(host)

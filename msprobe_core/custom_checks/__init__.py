@@ -1,0 +1,1 @@
+"""Checks that plugins offer, and what they find."""
