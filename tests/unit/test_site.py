@@ -136,7 +136,10 @@ def wrong_words(line):
             return [words[0]]
         command, words = inner, words[1:]
     words = list(itertools.takewhile(lambda word: word != "--", words))
-    context = click.Context(command, **command.context_settings)
+    settings = {
+        "help_option_names": ["-h", "--help"]
+    }  # as the command line has them; click keeps the option it makes first
+    context = click.Context(command, **{**settings, **command.context_settings})
     known = {option for given in command.get_params(context) for option in (*given.opts, *given.secondary_opts)} | {
         "-h"
     }
