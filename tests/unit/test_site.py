@@ -48,9 +48,10 @@ def test_every_page_is_in_the_navigation_once():
 def test_every_section_has_a_chinese_title():
     def titles(items):
         for item in items:
-            if isinstance(item, dict):
-                yield from item
-                yield from titles(*item.values())
+            for title, content in item.items() if isinstance(item, dict) else ():
+                if isinstance(content, list):
+                    yield title
+                    yield from titles(content)
 
     config, chinese = (
         yaml.load((REPOSITORY / file).read_text(), yaml.BaseLoader) for file in ("mkdocs.yml", "mkdocs.zh.yml")
