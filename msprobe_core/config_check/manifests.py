@@ -15,6 +15,7 @@ from msprobe_core.compare.canonical_names import ApiMap
 from msprobe_core.config_check.config_codes import ConfigCode
 from msprobe_core.config_check.data_differences import compare_data
 from msprobe_core.config_check.differences import ConfigResult, Difference, Section, SectionResult, Severity
+from msprobe_core.config_check.foreign_settings import of_switches
 from msprobe_core.config_check.model_differences import compare_models
 from msprobe_core.config_check.optimizer_differences import compare_optimizers
 from msprobe_core.config_check.setting_differences import compare_environment, compare_settings
@@ -58,7 +59,7 @@ def compare_manifests(
         held: Sections that each side has something of.
         maps: Maps of names by framework; ``None`` for those that plugins offer.
     """
-    sides = _sides(target, golden, fuzzy=fuzzy, maps=maps)
+    sides = sides_of(target, golden, fuzzy=fuzzy, maps=maps)
     notes: list[Finding] = []
     if sides.are_foreign:
         names = {"target": sides.frameworks[0], "golden": sides.frameworks[1]}
@@ -75,7 +76,10 @@ def compare_manifests(
     return ConfigResult(target=places[0], golden=places[1], sections=sections, notes=notes)
 
 
-def _sides(target: Manifest, golden: Manifest, *, fuzzy: bool, maps: Mapping[str, ApiMap] | None) -> Sides:
+def sides_of(
+    target: Manifest, golden: Manifest, *, fuzzy: bool = True, maps: Mapping[str, ApiMap] | None = None
+) -> Sides:
+    """Return the two sides of a comparison; see `compare_manifests`."""
     frameworks = target.run.framework.name, golden.run.framework.name
     if not all(frameworks):  # a pack without a manifest is of any framework
         known = frameworks[0] or frameworks[1]
@@ -133,7 +137,7 @@ def _sections(target: Manifest, golden: Manifest, sides: Sides, other_parts: Fin
         target.run.optimizers, golden.run.optimizers, sides, [each for one in models for each in one.differences]
     )
     yield _parallel(target, golden)
-    yield _random(target.run.generators, golden.run.generators)
+    yield _random(target.run.generators, golden.run.generators, sides)
     yield compare_data(target.data, golden.data)
     yield compare_settings(_settings(target), _settings(golden), fuzzy=sides.fuzzy)
 
@@ -231,6 +235,8 @@ def _device(target: Device, golden: Device) -> SectionResult:
 
 def _switches(target: Mapping[str, Scalar], golden: Mapping[str, Scalar], sides: Sides) -> SectionResult:
     found: list[Difference] = []
+    if sides.are_foreign:
+        target, golden = of_switches(target), of_switches(golden)
     target, golden = with_named_precision(target), with_named_precision(golden)
     for name, value in target.items():
         if name in golden:
@@ -300,7 +306,7 @@ def _ranks(group: Group) -> str:
     return ",".join(format_ranges(group.ranks))
 
 
-def _random(target: Sequence[Generator], golden: Sequence[Generator]) -> SectionResult:
+def _random(target: Sequence[Generator], golden: Sequence[Generator], sides: Sides) -> SectionResult:
     of_golden = {each.name: each for each in golden}
     both = [(own, of_golden[own.name]) for own in target if own.name in of_golden]
     differing = [(own, other) for own, other in both if own.state != other.state]
@@ -308,6 +314,8 @@ def _random(target: Sequence[Generator], golden: Sequence[Generator]) -> Section
         return unknown_section(Section.RANDOM, _not_comparable(target[0].name, golden[0].name))
     if not differing:
         return section_result(Section.RANDOM, len(both), [])
+    if sides.are_foreign:  # MindSpore's initializers draw from NumPy, PyTorch's from a generator of its own
+        return unknown_section(Section.RANDOM, _not_comparable(*sides.frameworks))
     names = [own.name for own, _ in differing]
     seeded = [(own.seed, other.seed) for own, other in differing if own.seed != other.seed]
     seeds: tuple[Scalar, Scalar] = seeded[0] if seeded and None not in seeded[0] else (None, None)

@@ -24,6 +24,12 @@ from msprobe_core.config_check.following_differences import (
     without_known_hooks,
     without_names_of_classes,
 )
+from msprobe_core.config_check.foreign_settings import (
+    depends_on_mode,
+    is_made_by_framework,
+    is_same_setting,
+    of_module,
+)
 from msprobe_core.config_check.severities import severity_of_setting
 from msprobe_core.config_check.sides import (
     GOLDEN,
@@ -45,12 +51,6 @@ from msprobe_core.protocols.trainers import ApiMap
 
 _TEXTS = frozenset({"extra_repr", "repr"})
 """Settings that say what other settings of the module say."""
-
-_FOREIGN_SETTINGS = {
-    "epsilon": "eps", "in_channels": "in_features", "out_channels": "out_features", "vocab_size": "num_embeddings",
-    "embedding_size": "embedding_dim",
-}  # fmt: skip
-"""MindSpore's names of settings, and PyTorch's, for modules of two frameworks."""
 
 
 @dataclass
@@ -132,6 +132,11 @@ def _within(modules: Mapping[str, Module], wrapper: str) -> dict[str, Module]:
 
 def _modules(pairs: _Pairs, sides: Sides, other_parts: Finding | None) -> list[Difference]:
     alike = _Alike()
+    # Cells are in evaluation mode unless told otherwise, which matters only where the mode does.
+    mode_matters = not sides.are_foreign or any(
+        own.is_training != other.is_training and (depends_on_mode(own) or depends_on_mode(other))
+        for _, own, other in pairs.both
+    )
     for path, own, other in pairs.both:
         if own == other:
             continue
@@ -139,14 +144,14 @@ def _modules(pairs: _Pairs, sides: Sides, other_parts: Finding | None) -> list[D
         if types[0] != types[1]:
             alike.add((ConfigCode.MODULE_TYPE, *types), path)
         if own.is_training != other.is_training:
-            alike.add((ConfigCode.MODULE_MODE, own.is_training, other.is_training), path)
+            alike.add((ConfigCode.MODULE_MODE, own.is_training, other.is_training, mode_matters), path)
         for kind in sorted({*own.hooks, *other.hooks}):
             if own.hooks.get(kind, ()) != other.hooks.get(kind, ()):
                 alike.add((ConfigCode.MODULE_HOOKS, kind, own.hooks.get(kind, ()), other.hooks.get(kind, ())), path)
         for key in _settings_of(own.settings, other.settings, is_foreign=sides.are_foreign):
             alike.add((*key, own.type, types[0] != types[1]), path)
     found = [_module_difference(key, path, count, sides) for key, path, count in alike]
-    return [*_missing_modules(pairs, other_parts), *found]
+    return [*_missing_modules(pairs, other_parts, sides), *found]
 
 
 def _class_of(module: Module, words: ApiMap) -> str:
@@ -161,13 +166,14 @@ def _settings_of(
     if target == golden:
         return
     if is_foreign:
-        target, golden = _canonical(target), _canonical(golden)
+        target, golden = of_module(target, _TEXTS), of_module(golden, _TEXTS)
+    is_same = is_same_setting if is_foreign else _same_setting
     found: list[tuple[Any, ...]] = []
     for name, value in target.items():
         if name not in golden:
             if not is_foreign:
                 found.append((ConfigCode.MODULE_ONLY_HAS, name, value, TARGET))
-        elif not same(value, golden[name]):
+        elif not is_same(name, value, golden[name]):
             found.append((ConfigCode.MODULE_VALUE, name, value, golden[name]))
     if not is_foreign:
         found += [
@@ -177,8 +183,8 @@ def _settings_of(
     yield from telling or found
 
 
-def _canonical(settings: Mapping[str, Scalar]) -> dict[str, Scalar]:
-    return {_FOREIGN_SETTINGS.get(name, name): value for name, value in settings.items() if name not in _TEXTS}
+def _same_setting(name: str, target: Scalar, golden: Scalar) -> bool:  # noqa: ARG001
+    return same(target, golden)
 
 
 def _module_difference(key: tuple[Any, ...], path: str, count: int, sides: Sides) -> Difference:
@@ -192,6 +198,7 @@ def _module_difference(key: tuple[Any, ...], path: str, count: int, sides: Sides
         what = said(code, severity, count=count, target=key[1], golden=key[2], path=shown)
     elif code is ConfigCode.MODULE_MODE:
         values = tuple("training" if each else "evaluation" for each in key[1:3])  # pyright: ignore[reportAssignmentType]
+        severity = Severity.ERROR if key[3] else Severity.INFO
         what = said(code, severity, count=count, target=values[0], golden=values[1], path=shown)  # pyright: ignore[reportArgumentType]
     elif code is ConfigCode.MODULE_HOOKS:
         values = _listed(key[2]), _listed(key[3])
@@ -228,9 +235,11 @@ def _listed(hooks: Sequence[str]) -> str:
     return ", ".join(hooks) or "none"
 
 
-def _missing_modules(pairs: _Pairs, other_parts: Finding | None) -> Iterator[Difference]:
+def _missing_modules(pairs: _Pairs, other_parts: Finding | None, sides: Sides) -> Iterator[Difference]:
     severity = Severity.ERROR if other_parts is None else Severity.INFO
-    for side, modules in pairs.lone.items():
+    own_parts = _own_parts(pairs, sides) if sides.are_foreign else frozenset[str]()
+    for side, every in pairs.lone.items():
+        modules = {path: each for path, each in every.items() if not _is_inside(path, own_parts)}
         alike, counts = _Alike(), dict[tuple[Any, ...], int]()
         for path in modules:
             top = _top_of(path, modules)
@@ -258,6 +267,23 @@ def _missing_modules(pairs: _Pairs, other_parts: Finding | None) -> Iterator[Dif
                 only_on=side,
                 count=counts[key],
             )
+
+
+def _own_parts(pairs: _Pairs, sides: Sides) -> frozenset[str]:
+    """Return the paths of modules whose inner modules are of their framework, which other ones need not have."""
+    return frozenset(
+        path
+        for path, own, other in pairs.both
+        if is_made_by_framework(own, sides.frameworks[0]) and is_made_by_framework(other, sides.frameworks[1])
+    )
+
+
+def _is_inside(path: str, outer: Collection[str]) -> bool:
+    while path:
+        path = path.rpartition(".")[0]
+        if path in outer:
+            return True
+    return False
 
 
 def _is_number(path: str) -> bool:
@@ -295,6 +321,17 @@ def _parameters(pairs: _Pairs, sides: Sides, other_parts: Finding | None) -> lis
     return [_parameter_difference(key, path, count, other_parts) for key, path, count in alike]
 
 
+def canonical_parameters(model: Model, words: ApiMap) -> dict[str, str]:
+    """Return PyTorch's name of each parameter of a model by its own, without wrappers."""
+    found: dict[str, str] = {}
+    for module in model.modules:
+        path = names.without_wrappers(module.path)
+        for canonical, parameter in _by_name(module, words).items():
+            own = ".".join(filter(None, (module.path, parameter.name)))
+            found[own] = ".".join(filter(None, (path, canonical)))
+    return found
+
+
 def _by_name(module: Module, words: ApiMap) -> dict[str, Parameter]:
     own_class = names.class_without_wrapper(module.type.rpartition(".")[2])
     canonical = {**words.parameters.get("", {}), **words.parameters.get(own_class, {})}
@@ -315,6 +352,8 @@ def _attributes(target: Parameter, golden: Parameter, *, is_foreign: bool) -> It
         if name == "dtype":
             values = _dtype(values[0]), _dtype(values[1])
         elif name == "shape":
+            if is_foreign and _without_ones(values[0]) == _without_ones(values[1]):
+                continue
             values = _shape(values[0]), _shape(values[1])
         elif name == "tied_to" and None not in values:
             values = names.without_wrappers(values[0]), names.without_wrappers(values[1])
@@ -327,6 +366,11 @@ def _attributes(target: Parameter, golden: Parameter, *, is_foreign: bool) -> It
 
 def _dtype(name: str) -> str:
     return dtype_in(name) or name.lower()
+
+
+def _without_ones(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return a shape as both frameworks have it: MindSpore's convolutions over one dimension have a second one."""
+    return tuple(size for size in shape if size != 1)
 
 
 def _shape(shape: Sequence[int]) -> str:

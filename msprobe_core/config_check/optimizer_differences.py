@@ -8,6 +8,7 @@ from dataclasses import replace
 from msprobe_core import names
 from msprobe_core.config_check.config_codes import ConfigCode
 from msprobe_core.config_check.differences import Difference, Section, SectionResult, Severity
+from msprobe_core.config_check.foreign_settings import of_optimizer
 from msprobe_core.config_check.sides import (
     GOLDEN,
     TARGET,
@@ -146,6 +147,8 @@ def _is_in_all_groups(name: str, target: Optimizer, golden: Optimizer) -> bool:
 def _differing(
     target: Mapping[str, Scalar], golden: Mapping[str, Scalar], sides: Sides
 ) -> Iterator[tuple[str, Scalar, Scalar, str | None]]:
+    if sides.are_foreign:
+        target, golden = of_optimizer(target), of_optimizer(golden)
     for name, value in target.items():
         if name in golden:
             if not same(value, golden[name]):

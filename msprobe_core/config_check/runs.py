@@ -14,9 +14,10 @@ import msgspec
 
 from msprobe_core.config_check.config_codes import ConfigCode
 from msprobe_core.config_check.differences import ConfigResult, Section, SectionResult
-from msprobe_core.config_check.manifests import compare_manifests, merged_ranks
+from msprobe_core.config_check.manifests import compare_manifests, merged_ranks, sides_of
+from msprobe_core.config_check.model_differences import canonical_parameters
 from msprobe_core.config_check.pack import DYNAMIC, Pack, is_pack, read_pack
-from msprobe_core.config_check.pack_differences import compare_random_calls, compare_statistics
+from msprobe_core.config_check.pack_differences import Statistics, compare_random_calls, compare_statistics
 from msprobe_core.config_check.sides import ALL_SECTIONS, GOLDEN, TARGET, lacking
 from msprobe_core.errors import ConfigError, DumpError
 from msprobe_core.findings import Finding, Level
@@ -233,7 +234,7 @@ def _with_pack(sections: Sequence[SectionResult], target: Run, golden: Run) -> I
     made: dict[Section, SectionResult] = {}
     has_manifests = target.has_manifest and golden.has_manifest
     if target.pack.weights and golden.pack.weights:
-        made[Section.WEIGHTS] = compare_statistics(Section.WEIGHTS, target.pack.weights, golden.pack.weights)
+        made[Section.WEIGHTS] = compare_statistics(Section.WEIGHTS, *_weights(target, golden))
     if target.pack.dataset and golden.pack.dataset and not (has_manifests and _has_rows(target, golden)):
         made[Section.DATA] = compare_statistics(Section.DATA, target.pack.dataset, golden.pack.dataset)
     if target.pack.random and golden.pack.random and not has_manifests:
@@ -245,6 +246,27 @@ def _with_pack(sections: Sequence[SectionResult], target: Run, golden: Run) -> I
             yield made[section]
         elif all(each.section is not section for each in sections):
             yield lacking(section, GOLDEN if target.pack.weights else TARGET)
+
+
+def _weights(target: Run, golden: Run) -> tuple[Statistics, Statistics]:
+    """Return the statistics of parameters; those of two frameworks by PyTorch's names, and before the first step.
+
+    After it they differ by rounding, which optimizers amplify.
+    """
+    first = [run.manifests[min(run.manifests)] for run in (target, golden)]
+    sides = sides_of(first[0], first[1])
+    packs = target.pack.weights, golden.pack.weights
+    if not sides.are_foreign:
+        return packs
+    found: list[Statistics] = []
+    for manifest, weights, words in zip(first, packs, sides.maps, strict=True):
+        names = {old: new for model in manifest.run.models for old, new in canonical_parameters(model, words).items()}
+        first_step = min(step for step, _ in weights)
+        found.append({
+            place: {names.get(name, name): each for name, each in own.items()}
+            for place, own in weights.items() if place[0] == first_step
+        })  # fmt: skip
+    return found[0], found[1]
 
 
 def _has_rows(target: Run, golden: Run) -> bool:

@@ -44,7 +44,7 @@ def test_a_pack_has_random_calls_rows_of_the_data_and_the_optimizer(packs):
     assert [(rows.step, rows.name, rows.count, len(rows.rows)) for rows in manifest.data] == [
         (step, "args.0", 4, 4) for step in steps
     ]
-    assert [each.type.rpartition(".")[2] for each in manifest.run.optimizers] == ["AdamW"]
+    assert [each.type.rpartition(".")[2] for each in manifest.run.optimizers] == ["Adam"]
 
 
 def test_two_packs_make_the_published_sheets(packs, tmp_path, capsys):

@@ -15,6 +15,13 @@ def samples():
     return [np.random.default_rng(step).normal(size=(4, WIDTH)).astype(np.float32) for step in range(3)]
 
 
+def weights():
+    """Return the parameters by PyTorch's names."""
+    generator = np.random.default_rng(7)
+    shapes = {"0.weight": (WIDTH, WIDTH), "0.bias": (WIDTH,), "2.weight": (2, WIDTH), "2.bias": (2,)}
+    return {name: generator.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+
+
 def draw():
     """Draw from Python and NumPy."""
     return random.random(), np.random.rand(2)
@@ -28,7 +35,8 @@ def train_pytorch(pack, options):
     torch.manual_seed(int(options.get("seed", 1)))
     norm = nn.LayerNorm(WIDTH, eps=float(options.get("eps", 1e-5)))
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), norm, nn.Linear(WIDTH, 2))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=float(options.get("lr", 1e-2)), weight_decay=0.0)
+    model.load_state_dict({name: torch.from_numpy(array) for name, array in weights().items()}, strict=False)
+    optimizer = torch.optim.Adam(model.parameters(), lr=float(options.get("lr", 1e-2)))
     ConfigChecker(model, output_zip_path=pack, fmk="pytorch")
     for x in samples():
         draw()
@@ -48,8 +56,11 @@ def train_mindspore(pack, options):
     ms.set_seed(int(options.get("seed", 1)))
     norm = nn.LayerNorm((WIDTH,), epsilon=float(options.get("eps", 1e-5)))
     model = nn.SequentialCell(nn.Dense(WIDTH, WIDTH), norm, nn.Dense(WIDTH, 2))
+    for parameter in model.get_parameters():
+        if parameter.name in weights():
+            parameter.set_data(ms.Tensor(weights()[parameter.name]))
     rate = float(options.get("lr", 1e-2))
-    optimizer = nn.AdamWeightDecay(model.trainable_params(), learning_rate=rate, eps=1e-8)
+    optimizer = nn.Adam(model.trainable_params(), learning_rate=rate)
     ConfigChecker(model, output_zip_path=pack, fmk="mindspore")
     step = ms.value_and_grad(lambda x: (model(x) ** 2).mean(), None, optimizer.parameters)
     for x in samples():
