@@ -376,6 +376,9 @@ API_END = r"\.\d+\.(?:forward|backward)$"
 API_CALL = rf"^([^.]+\..+?)(?:{IN_LATER_PASS})?\.([0-9]+)\.(?:forward|backward)$"
 """Stem and index of an API's entry; not for modules."""
 
+API_BACKWARD = r"\.\d+\.backward$"
+"""Backwards of APIs; not of modules."""
+
 API_NAME = r"^[^.]+\.(.+)\.\d+\.(?:forward|backward)$"
 """The part of an API's entry between prefix and index."""
 

@@ -137,32 +137,64 @@ def calls_of(dump: Dump, rank: int) -> RankCalls:
     places = pl.DataFrame({"entry": entries}).with_row_index("position")
     entry = pl.col("entry")
     found = places.filter(entry.str.contains(_COMMUNICATES)).select(
-        "entry", "position", stem=entry.str.extract(names.API_CALL, 1), number=entry.str.extract(names.API_CALL, 2)
+        "entry",
+        "position",
+        stem=entry.str.extract(names.API_CALL, 1),
+        number=entry.str.extract(names.API_CALL, 2).cast(pl.Int64, strict=False),
+        is_backward=entry.str.contains(names.API_BACKWARD),
     )
     if not found.height:
         return RankCalls(entries, [], {})
-    arguments = _arguments_in(frame.join(found, on="entry", how="semi"))
-    reader = _CallReader(rank, arguments)
-    calls = [
-        call
-        for entry, position, stem, number in found.rows()
-        if (call := reader.read(entry, position, stem, number)) is not None
-    ]
+    reader = _CallReader(rank, _arguments_in(frame.join(found, on="entry", how="semi")))
+    calls: list[Communication] = []
+    for entry, position, stem, number, is_backward in found.drop_nulls().rows():
+        call = reader.read(entry, position, stem, number, is_backward)
+        if call is not None:
+            calls.append(call)
     return RankCalls(entries, _as_issued(calls), reader.groups, reader.num_unknown, reader.unknown)
 
 
-_Arguments = dict[str, list[tuple[str, str, str]]]
-"""Position, type and text of the arguments of each entry that are not tensors."""
+_Given = Sequence[tuple[str, str, str]]
+"""Position, type and text of the arguments of a call that are not tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Arguments:
+    """The arguments of all calls; most calls have the same as many others, so that each is stored once.
+
+    Attributes:
+        distinct: Position, type and text.
+        by_entry: The numbers of the arguments of each entry among the distinct ones.
+    """
+
+    distinct: _Given
+    by_entry: Mapping[str, tuple[int, ...]]
 
 
 def _arguments_in(rows: pl.DataFrame) -> _Arguments:
     wanted = rows.filter((pl.col("kind") == RowKind.SCALAR.value) & (pl.col("role") == Role.INPUT.value))
     stem = pl.concat_str(pl.col("entry"), pl.lit(f".{Role.INPUT.value}."))
-    columns = wanted.select("entry", pl.col("key").str.strip_prefix(stem), "type", "text")
-    arguments: _Arguments = {}
-    for entry, place, kind, text in zip(*columns, strict=True):
-        arguments.setdefault(entry, []).append((place, kind, text))
-    return arguments
+    parts = ["place", "type", "text"]
+    arguments = wanted.select(
+        "entry", pl.col("key").str.strip_prefix(stem).alias("place"), pl.col("type", "text").fill_null("")
+    )
+    distinct = arguments.select(parts).unique(maintain_order=True).with_row_index("number")
+    numbered = arguments.join(distinct, on=parts, how="left", maintain_order="left")
+    grouped = numbered.group_by("entry", maintain_order=True).agg("number")
+    by_entry: dict[str, tuple[int, ...]] = {entry: tuple(numbers) for entry, numbers in grouped.rows()}
+    return _Arguments(distinct.select(parts).rows(), by_entry)
+
+
+class _Meaning(NamedTuple):
+    """What calls of one function with the same arguments do.
+
+    Attributes:
+        messages: What they send and receive; ``None`` if the dump does not have the peer.
+        is_waited_for: See `Communication`.
+    """
+
+    messages: tuple[Message, ...] | None
+    is_waited_for: bool
 
 
 class _CallReader:
@@ -171,33 +203,46 @@ class _CallReader:
     def __init__(self, rank: int, arguments: _Arguments) -> None:
         self._rank = rank
         self._arguments = arguments
+        self._known: dict[tuple[str, tuple[int, ...]], _Meaning | None] = {}
         self._forwards: dict[str, Message] = {}
         self.groups: dict[str, tuple[int, ...]] = {}
         self.num_unknown = 0
         self.unknown = ""
 
-    def read(self, entry: str, position: int, stem: str | None, number: str) -> Communication | None:
+    def read(self, entry: str, position: int, stem: str, number: int, is_backward: bool) -> Communication | None:
         """Return the call, or ``None`` if this rank does not take part in it."""
-        kind = None if stem is None else _kind_of_stem(stem)
-        if stem is None or kind is None:
+        if is_backward:
+            return self._read_backward(entry, stem, number, position)
+        key = stem, self._arguments.by_entry.get(entry, ())
+        if key in self._known:
+            meaning = self._known[key]
+        else:
+            meaning = self._known[key] = self._meaning(stem, [self._arguments.distinct[each] for each in key[1]])
+        if meaning is None:
             return None
-        if names.is_backward(entry):
-            return self._read_backward(entry, stem, int(number), position)
-        given = self._arguments.get(entry, [])
+        messages, is_waited_for = meaning
+        if messages is None:
+            self.num_unknown += 1
+            self.unknown = self.unknown or entry
+            return None
+        if messages and messages[0].channel[0] == COLLECTIVE:
+            self._forwards[entry] = messages[0]
+        return Communication(entry, stem, number, position, position, is_waited_for, messages)
+
+    def _meaning(self, stem: str, given: _Given) -> _Meaning | None:
+        """Return what such calls do; ``None`` if they are no communication, or this rank does not take part."""
+        kind = _kind_of_stem(stem)
+        if kind is None:
+            return None
         if kind == _BATCH:
-            waits, messages = True, self._operations(given)
-            return Communication(entry, stem, int(number), position, position, waits, messages)
+            return _Meaning(self._operations(given), True)
         group = self._group(given)
         members = self._members(group)
         if members and self._rank not in members:
             return None
-        message = self._message(entry, kind, given, group)
-        if message is None:
-            return None
+        message = self._message(kind, given, group)
         is_waited_for = kind in _ALWAYS_ASYNCHRONOUS or ("async_op", "bool", "True") in given
-        if message.channel[0] == COLLECTIVE:
-            self._forwards[entry] = message
-        return Communication(entry, stem, int(number), position, position, is_waited_for, (message,))
+        return _Meaning(None if message is None else (message,), is_waited_for)
 
     def _read_backward(self, entry: str, stem: str, number: int, position: int) -> Communication | None:
         # Gradients flow in the opposite direction.
@@ -208,12 +253,11 @@ class _CallReader:
         turned = Message((_GRADIENTS, *message.channel[1:]), message.receives, message.sends)
         return Communication(entry, stem, number, position, position, False, (turned,), forward)
 
-    def _message(self, entry: str, kind: str, given: list[tuple[str, str, str]], group: Group) -> Message | None:
+    def _message(self, kind: str, given: _Given, group: Group) -> Message | None:
+        """Return the message of a call; ``None`` if the dump does not have its peer."""
         if kind in SENDS or kind in RECEIVES:
             peer = self._peer(given, group)
             if peer is None:
-                self.num_unknown += 1
-                self.unknown = self.unknown or entry
                 return None
             tag = next((text for place, _, text in given if place in {"tag", "3"}), "0")
             return self._point_to_point(kind, peer, tag, group)
@@ -233,7 +277,7 @@ class _CallReader:
             return Message((POINT_TO_POINT, self._rank, peer, tag, group), sends=True, receives=False)
         return Message((POINT_TO_POINT, peer, self._rank, tag, group), sends=False, receives=True)
 
-    def _operations(self, given: list[tuple[str, str, str]]) -> tuple[Message, ...]:
+    def _operations(self, given: _Given) -> tuple[Message, ...]:
         """Return the messages of a batch, whose arguments list its operations with their fields."""
         fields: dict[str, dict[str, str]] = {}
         for place, _, text in given:
@@ -247,7 +291,7 @@ class _CallReader:
                 messages.append(self._point_to_point(kind, int(peer), operation.get("tag", "0"), group))
         return tuple(messages)
 
-    def _peer(self, given: list[tuple[str, str, str]], group: Group) -> int | None:
+    def _peer(self, given: _Given, group: Group) -> int | None:
         """Return the peer rank or the root, which can be given in several ways."""
         members = self._members(group)
         for place, kind, text in given:
@@ -262,7 +306,7 @@ class _CallReader:
     def _members(self, group: Group) -> tuple[int, ...]:
         return self.groups.get(group, ()) if group is not None else ()
 
-    def _group(self, given: list[tuple[str, str, str]]) -> Group:
+    def _group(self, given: _Given) -> Group:
         for place, kind, text in given:
             if kind.endswith("ProcessGroup") or place == "group":
                 return self._group_of(text)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msprobe_core.errors import DumpError
 from msprobe_core.order.calls import RankCalls, calls_of
-from msprobe_core.order.matching import RECEIVES, SENDS, Exchanges, Trace
+from msprobe_core.order.matching import Exchanges, Trace
 from msprobe_core.protocols.storage import Dump
 
 if TYPE_CHECKING:
@@ -168,12 +168,13 @@ class _Reach(NamedTuple):
         trace = self.traces[place]
         if self.begins[place] <= trace.issued[call]:
             return True
-        return any(flags & RECEIVES and self.touched[exchange] for exchange, flags in trace.links(call))
+        return any(self.touched[exchange] for exchange in trace.received(call))
 
     def begins_behind(self, place: int, call: int) -> bool:
         """Whether the entries after a communication call are affected."""
-        shared = (flags & RECEIVES and self.shared[exchange] for exchange, flags in self.traces[place].links(call))
-        return self.includes_call(place, call) or any(shared)
+        return self.includes_call(place, call) or any(
+            self.shared[exchange] for exchange in self.traces[place].received(call)
+        )
 
 
 class _Run:
@@ -210,19 +211,21 @@ class _Run:
     def _advance(self, place: int) -> list[int]:
         """Advance a rank until it has to wait; return the ranks that may continue now."""
         trace, woken = self._traces[place], list[int]()
+        issue_levels, missing = self._issue_levels[place], self._num_missing
         num_calls = len(trace.positions)
         while (call := self._next[place]) < num_calls:
             while trace.early and trace.early[-1][0] <= trace.positions[call]:
                 position, other = trace.early.pop()
-                if not self._is_issued(place, other):
+                if not issue_levels[other]:
                     self._issue(place, other, position, woken)
-            if not self._is_issued(place, call):
+            if not issue_levels[call]:
                 self._issue(place, call, trace.positions[call], woken)
-            exchange = self._missing_for(trace, call)
-            if exchange is not None:
-                self._waiting.setdefault(exchange, []).append(place)
-                break
-            self._complete(place, call)
+            received = trace.received(call)
+            for exchange in received:
+                if missing[exchange] > 0 and exchange not in self._is_given_up:
+                    self._waiting.setdefault(exchange, []).append(place)
+                    return woken
+            self._complete(place, call, received)
         return woken
 
     def _is_issued(self, place: int, call: int) -> bool:
@@ -230,35 +233,31 @@ class _Run:
 
     def _issue(self, place: int, call: int, position: int, woken: list[int]) -> None:
         """Let a call send; ``position`` is the number of entries that were complete before."""
-        trace = self._traces[place]
+        trace, levels, layers = self._traces[place], self._levels, self._layers_of_exchanges
         trace.issued[call] = position
         level = self._level_at[place] + position - self._level_from[place] + 1
+        layer = self._layer_at[place]
         self._issue_levels[place][call] = level
         self._events.append(place << 33 | call << 1)
-        for exchange, flags in trace.links(call):
-            if flags & SENDS:
-                self._levels[exchange] = max(self._levels[exchange], level)
-                self._layers_of_exchanges[exchange] = max(self._layers_of_exchanges[exchange], self._layer_at[place])
-                self._num_missing[exchange] -= 1
-                if not self._num_missing[exchange]:
-                    woken += self._waiting.pop(exchange, ())
+        for exchange in trace.sent(call):
+            if levels[exchange] < level:
+                levels[exchange] = level
+            if layers[exchange] < layer:
+                layers[exchange] = layer
+            self._num_missing[exchange] -= 1
+            if not self._num_missing[exchange]:
+                woken += self._waiting.pop(exchange, ())
 
-    def _missing_for(self, trace: Trace, call: int) -> int | None:
-        for exchange, flags in trace.links(call):
-            if flags & RECEIVES and self._num_missing[exchange] > 0 and exchange not in self._is_given_up:
-                return exchange
-        return None
-
-    def _complete(self, place: int, call: int) -> None:
-        trace = self._traces[place]
-        position = trace.positions[call]
-        depth = self._issue_levels[place][call]
-        received = [exchange for exchange, flags in trace.links(call) if flags & RECEIVES]
+    def _complete(self, place: int, call: int, received: Sequence[int]) -> None:
+        position = self._traces[place].positions[call]
+        depth, layer = self._issue_levels[place][call], self._layer_at[place]
         if received:
-            depth = max(depth, *(self._levels[exchange] for exchange in received)) + 1
-            layers = (self._layers_of_exchanges[exchange] for exchange in received)
-            self._layer_at[place] = max(self._layer_at[place], *layers) + 1
-        self._layers[place][call] = self._layer_at[place]
+            for exchange in received:
+                depth = max(depth, self._levels[exchange])
+                layer = max(layer, self._layers_of_exchanges[exchange])
+            depth, layer = depth + 1, layer + 1
+            self._layer_at[place] = layer
+        self._layers[place][call] = layer
         self._depths[place][call] = depth
         reached = self._level_at[place] + position - self._level_from[place]
         self._bases[place][call] = self._level_at[place] = max(reached, depth)
@@ -290,9 +289,8 @@ class _Run:
         for place, trace in enumerate(self._traces):
             for call in range(self._next[place], len(trace.positions)):
                 if trace.issued[call] < 0:
-                    for exchange, flags in trace.links(call):
-                        if flags & SENDS:
-                            senders.setdefault(exchange, []).append((place, call))
+                    for exchange in trace.sent(call):
+                        senders.setdefault(exchange, []).append((place, call))
         return senders
 
     def _give_up_one(self, blocked: Mapping[int, list[int]]) -> list[int]:
@@ -325,17 +323,17 @@ class _Run:
         call = _call_at(trace, position)
         if call is None:
             return []
-        wanted = {exchange for exchange, flags in trace.links(call) if flags & RECEIVES}
-        return [found for exchange in sorted(wanted) for found in self._by_exchange.get(exchange, ())]
+        return [
+            found for exchange in sorted(set(trace.received(call))) for found in self._by_exchange.get(exchange, ())
+        ]
 
     @cached_property
     def _by_exchange(self) -> dict[int, list[tuple[int, int]]]:
         found: dict[int, list[tuple[int, int]]] = {}
         for place, trace in enumerate(self._traces):
             for call, position in enumerate(trace.positions):
-                for exchange, flags in trace.links(call):
-                    if flags & SENDS:
-                        found.setdefault(exchange, []).append((place, position))
+                for exchange in trace.sent(call):
+                    found.setdefault(exchange, []).append((place, position))
         return found
 
     def reach(self, nodes: Iterable[tuple[int, int]]) -> _Reach:
@@ -353,9 +351,8 @@ class _Run:
                 if begins[place] > position + 1 and found.begins_behind(place, call):
                     begins[place] = position + 1
             elif begins[place] <= trace.issued[call]:
-                for exchange, flags in trace.links(call):
-                    if flags & SENDS:
-                        touched[exchange] = 1
+                for exchange in trace.sent(call):
+                    touched[exchange] = 1
         return found
 
     def _effect_of(self, place: int, position: int, found: _Reach) -> int:
@@ -367,13 +364,13 @@ class _Run:
         call = _call_at(trace, position)
         if call is None:
             return position + 1
-        receives = any(flags & RECEIVES for _, flags in trace.links(call))
-        for exchange, flags in trace.links(call):
-            if flags == SENDS | RECEIVES:
+        received = trace.received(call)
+        for exchange in trace.sent(call):
+            if exchange in received:
                 found.shared[exchange] = 1
-            elif not receives:
+            elif not received:
                 found.touched[exchange] = 1
-        return position + 1 if receives else trace.issued[call] + 1
+        return position + 1 if received else trace.issued[call] + 1
 
 
 def _call_at(trace: Trace, position: int) -> int | None:

@@ -7,13 +7,10 @@ channels, or of all calls of a rank, are never compared.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from msprobe_core.order.calls import COLLECTIVE, POINT_TO_POINT, Communication, RankCalls
-
-SENDS, RECEIVES = 1, 2
-"""Flags of a link."""
+from msprobe_core.order.calls import COLLECTIVE, POINT_TO_POINT, Communication, Message, RankCalls
 
 _UNKNOWN = -1
 
@@ -28,23 +25,36 @@ class Trace:
     Attributes:
         positions: Position of each call among all entries of its rank.
         issued: Number of entries that were complete when it began; -1 if unknown.
-        starts: Index of the first link of each call, and the end of the last.
-        exchanges: The exchange of each link.
-        flags: What the link does there: `SENDS`, `RECEIVES` or both.
         early: Calls that began before another call at a position was complete: that position, and the call.
     """
 
     positions: array[int] = field(default_factory=lambda: array("q"))
     issued: array[int] = field(default_factory=lambda: array("q"))
-    starts: array[int] = field(default_factory=lambda: array("q", [0]))
-    exchanges: array[int] = field(default_factory=lambda: array("q"))
-    flags: array[int] = field(default_factory=lambda: array("b"))
     early: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    _sent: array[int] = field(default_factory=lambda: array("q"))
+    _sent_ends: array[int] = field(default_factory=lambda: array("q", [0]))
+    _received: array[int] = field(default_factory=lambda: array("q"))
+    _received_ends: array[int] = field(default_factory=lambda: array("q", [0]))
 
-    def links(self, call: int) -> Iterator[tuple[int, int]]:
-        """Yield the exchange and flags of each link of a call."""
-        for link in range(self.starts[call], self.starts[call + 1]):
-            yield self.exchanges[link], self.flags[link]
+    def add(self, position: int, issued: int, links: Iterable[tuple[int, Message]]) -> None:
+        """Append a call with its exchanges."""
+        self.positions.append(position)
+        self.issued.append(issued)
+        for exchange, message in links:
+            if message.sends:
+                self._sent.append(exchange)
+            if message.receives:
+                self._received.append(exchange)
+        self._sent_ends.append(len(self._sent))
+        self._received_ends.append(len(self._received))
+
+    def sent(self, call: int) -> array[int]:
+        """Return the exchanges that a call sends into."""
+        return self._sent[self._sent_ends[call] : self._sent_ends[call + 1]]
+
+    def received(self, call: int) -> array[int]:
+        """Return the exchanges that a call receives from."""
+        return self._received[self._received_ends[call] : self._received_ends[call + 1]]
 
 
 class _Channel:
@@ -90,19 +100,23 @@ class Exchanges:
             self._first_unknown = f"{calls.unknown} of rank {rank}"
         self._num_unknown += calls.num_unknown
         numbers: dict[str, int] = {}
-        linked: list[tuple[Communication, list[tuple[int, int]]]] = []
+        linked: list[tuple[Communication, list[tuple[int, Message]]]] = []
+        ends: dict[int, tuple[_Channel, tuple[int, bool]]] = {}  # by identity, as calls share their messages
         # A backward has the number of its forward.
         for call in sorted(calls.communication, key=lambda call: bool(call.forward)):
-            links: list[tuple[int, int]] = []
+            links: list[tuple[int, Message]] = []
             for message in call.messages:
-                channel = self._channel(message.channel)
-                side = rank, message.sends  # a rank that sends to itself has both ends
+                end = ends.get(id(message))
+                if end is None:
+                    side = rank, message.sends  # a rank that sends to itself has both ends
+                    end = ends[id(message)] = self._channel(message.channel), side
+                channel, side = end
                 number = numbers[call.forward] if call.forward else channel.counts.get(side, 0)
                 channel.counts[side] = number + 1
                 numbers[call.entry] = number
                 exchange = self._exchange(channel, number)
                 self.num_senders[exchange] += message.sends
-                links.append((exchange, SENDS * message.sends + RECEIVES * message.receives))
+                links.append((exchange, message))
             linked.append((call, links))
         self.traces.append(_trace_of(linked))
 
@@ -165,17 +179,12 @@ class Exchanges:
                     )
 
 
-def _trace_of(linked: list[tuple[Communication, list[tuple[int, int]]]]) -> Trace:
+def _trace_of(linked: list[tuple[Communication, list[tuple[int, Message]]]]) -> Trace:
     trace = Trace()
     for number, (call, links) in enumerate(sorted(linked, key=lambda item: item[0].position)):
         if call.begun < call.position:
             trace.early.append((call.begun, number))
-        trace.positions.append(call.position)
-        trace.issued.append(_UNKNOWN if call.is_waited_for else call.position)
-        for exchange, flags in links:
-            trace.exchanges.append(exchange)
-            trace.flags.append(flags)
-        trace.starts.append(len(trace.exchanges))
+        trace.add(call.position, _UNKNOWN if call.is_waited_for else call.position, links)
     trace.early.sort(reverse=True)
     return trace
 
