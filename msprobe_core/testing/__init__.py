@@ -24,12 +24,13 @@ pytest.register_assert_rewrite(
     *(
         f"{__name__}.{module}"
         for module in (
-            "command_contract", "comparison_contracts", "contract", "manifest_contract", "monitor_contract",
-            "replay_contract", "update_contract", "writer_contract",
+            "check_contracts", "command_contract", "comparison_contracts", "contract", "manifest_contract",
+            "monitor_contract", "replay_contract", "update_contract", "writer_contract",
         )
     )
 )  # fmt: skip
 
+from msprobe_core.testing.check_contracts import DumpCheckContract, LiveCheckContract
 from msprobe_core.testing.command_contract import CommandContract, StagesContract
 from msprobe_core.testing.comparison_contracts import ExecutorContract, MetricContract
 from msprobe_core.testing.contract import FrameworkContract
@@ -42,8 +43,10 @@ from msprobe_core.testing.writer_contract import WriterContract
 
 __all__ = [
     "CommandContract",
+    "DumpCheckContract",
     "ExecutorContract",
     "FrameworkContract",
+    "LiveCheckContract",
     "ManifestContract",
     "MetricContract",
     "MonitorContract",

@@ -2,15 +2,25 @@
 
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import click
 import numpy as np
 import pytest
 
-from msprobe_core.plugin import DumpError, TrainerStages, registry
+from msprobe_core.errors import BrokenPluginError
+from msprobe_core.plugin import DumpError, TrainerStages, registry, tensors_of
 from msprobe_core.store.json_writer import JsonWriterFactory
-from msprobe_core.testing import CommandContract, ExecutorContract, MetricContract, StagesContract, WriterContract
+from msprobe_core.testing import (
+    CommandContract,
+    DumpCheckContract,
+    ExecutorContract,
+    LiveCheckContract,
+    MetricContract,
+    StagesContract,
+    WriterContract,
+)
 
 
 def reader_called(name):
@@ -107,6 +117,27 @@ def test_an_executor_that_answers_twice_is_found():
     executor = SimpleNamespace(name="x", check=print, run=run)
     with pytest.raises(AssertionError):
         ExecutorContract().test_each_task_is_answered_once(executor, None, (1, 2))
+
+
+@pytest.mark.parametrize("answer", ["one text", [3], None])
+def test_a_check_that_answers_something_else_is_found(tmp_path, answer):
+    check = SimpleNamespace(name="x", summary="a look", check=lambda given: answer)
+    with pytest.raises(BrokenPluginError):
+        DumpCheckContract().test_it_finds_texts_and_findings(check, tmp_path)
+
+
+def test_a_check_of_calls_that_trusts_statistics_is_found():
+    def check(entry):
+        return ["zero" for _, tensor in tensors_of(entry) if tensor.digest.stats.l2_norm == 0]
+
+    with pytest.raises(BrokenPluginError, match="'NoneType' object has no attribute 'l2_norm'"):
+        LiveCheckContract().test_it_finds_texts_and_findings(SimpleNamespace(name="x", check=check), "no statistics")
+
+
+def test_a_slow_check_of_calls_is_found():
+    check = SimpleNamespace(name="x", check=lambda entry: time.sleep(0.002) or [])
+    with pytest.raises(AssertionError):
+        LiveCheckContract().test_it_is_fast(check)
 
 
 def test_an_option_without_help_is_found():

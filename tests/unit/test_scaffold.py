@@ -30,7 +30,7 @@ def finished(environment, tmp_path, *command):
 
 
 def test_there_is_a_template_of_each_kind():
-    assert KINDS == ["command", "executor", "metric", "trainer", "writer"]
+    assert KINDS == ["check", "command", "executor", "framework", "metric", "trainer", "writer"]
 
 
 @pytest.mark.slow
