@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import click
 
     from msprobe_core.protocols.checks import ComparisonCheck, DumpCheck, LiveCheck
+    from msprobe_core.protocols.checkups import Checkup
     from msprobe_core.protocols.comparison import Executor, Metric
     from msprobe_core.protocols.framework import FrameworkOffer
     from msprobe_core.protocols.monitoring import MonitorWriterFactory
@@ -217,6 +218,16 @@ class HookSpecs:
         Called: once in a process, when the first recorded step begins, on the thread that called ``start``.
         Cost: start-up; must not import the trainer.
         Returns: `RunSettings` objects; each ``name`` is that of the trainer, as manifests have it.
+        """
+
+    @hookspec
+    def msprobe_register_checkups(self) -> Sequence[Checkup]:  # pyright: ignore[reportReturnType]
+        """Offer what ``msprobe doctor`` says of a framework or a trainer on this machine.
+
+        Called: once, when ``msprobe doctor`` or ``msprobe plugins check`` starts, on the main thread.
+        Cost: start-up. ``examine`` may import the framework; that of a framework whose package is not installed is not
+        called.
+        Returns: `Checkup` objects; each ``name`` is that of the framework or trainer.
         """
 
 

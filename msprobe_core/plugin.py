@@ -10,7 +10,8 @@ Everything else is private.
   of `msprobe_core.protocols.capabilities`. It reports calls to a `CallRecorder`.
 * A format offers a `WriterFactory` and a `Reader`, which returns a `Dump`; a reduction offers a `Processor`.
 * A comparison is extended with a `Metric`, an `Executor`, an `ApiMap` or a `ModuleMap`; a `TableFormat` and an `Export`
-  show its results, and so does a `ReportFormat`; a trainer has `TrainerStages` and `RunSettings`.
+  show its results, and so does a `ReportFormat`; a trainer has `TrainerStages` and `RunSettings`; a `Checkup` says what
+  `msprobe doctor` reports.
 * Checks of one's own look at a dump (`DumpCheck`), at a comparison (`ComparisonCheck`), or at calls while they are
   recorded (`LiveCheck`); what they find are texts or a `Finding` with a `Code`.
 * A block around user code lets the exceptions of `is_of_the_program` pass and handles what `kept` returns;
@@ -112,6 +113,7 @@ from msprobe_core.protocols.capabilities import (
     WatchingFramework,
 )
 from msprobe_core.protocols.checks import ComparisonCheck, DumpCheck, LiveCheck
+from msprobe_core.protocols.checkups import Checkup, Condition, Health
 from msprobe_core.protocols.comparison import Executor, Metric
 from msprobe_core.protocols.framework import (
     Attachment,
@@ -195,6 +197,8 @@ __all__ = [  # noqa: RUF022  # by purpose
     "TrainerStages",
     # Checks of one's own
     "ComparisonCheck", "DumpCheck", "LiveCheck", "Entry", "TensorValue", "tensors_of",
+    # Checkups of machines
+    "Checkup", "Condition", "Health",
     # What they find, in codes of one's own
     "Code", "Finding",
     # Tables of results, and reports

@@ -17,6 +17,7 @@ from msprobe_core.cli.confirm import confirm
 from msprobe_core.cli.control import control
 from msprobe_core.cli.convert import convert
 from msprobe_core.cli.demo import demo
+from msprobe_core.cli.doctor import doctor
 from msprobe_core.cli.estimate import estimate
 from msprobe_core.cli.export import export
 from msprobe_core.cli.free_benchmark import free_benchmark
@@ -56,6 +57,7 @@ def msprobe_register_commands() -> Sequence[click.Command]:
         convert,
         data2db,
         demo,
+        doctor,
         estimate,
         export,
         free_benchmark,

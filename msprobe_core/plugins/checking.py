@@ -53,6 +53,7 @@ _TRIALS: Mapping[str, Callable[[Any], object]] = {
     "msprobe_register_live_checks": _try_live_check,
     "msprobe_register_metrics": _try_metric,
     "msprobe_register_run_settings": lambda offer: offer.read(),
+    "msprobe_register_checkups": lambda offer: list(offer.examine()),
     "msprobe_register_commands": lambda offer: offer.get_short_help_str() + str(offer.params),
 }
 """By hook, what is tried of each of its offers; the others need a run to work on."""

@@ -14,6 +14,7 @@ from msprobe_core.findings import Finding, Level
 from msprobe_core.guard import members_of, missing_members, shown
 from msprobe_core.plugins.plugin_codes import PluginCode
 from msprobe_core.protocols.checks import ComparisonCheck, DumpCheck, LiveCheck
+from msprobe_core.protocols.checkups import Checkup
 from msprobe_core.protocols.comparison import Executor, Metric
 from msprobe_core.protocols.framework import Framework, FrameworkOffer
 from msprobe_core.protocols.monitoring import MonitorWriter, MonitorWriterFactory
@@ -72,6 +73,7 @@ KINDS: Mapping[str, Kind] = {
     "msprobe_register_stages": Kind("stages of", TrainerStages, is_data=True),
     "msprobe_register_features": Kind("feature", FeatureOffer),
     "msprobe_register_run_settings": Kind("settings of", RunSettings),
+    "msprobe_register_checkups": Kind("checkup of", Checkup, {"examine": Iterable}),
 }
 """By hook."""
 

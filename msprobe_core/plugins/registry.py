@@ -18,6 +18,7 @@ from msprobe_core.plugins.api_maps import extended_maps
 from msprobe_core.plugins.offers import HOOK_PREFIX, KINDS, problem_of
 from msprobe_core.plugins.plugin_codes import PluginCode
 from msprobe_core.protocols.checks import ComparisonCheck, DumpCheck, LiveCheck
+from msprobe_core.protocols.checkups import Checkup
 from msprobe_core.protocols.comparison import Executor, Metric
 from msprobe_core.protocols.framework import FrameworkOffer
 from msprobe_core.protocols.monitoring import MonitorWriterFactory
@@ -154,6 +155,10 @@ class Registry:
     def run_settings(self) -> dict[str, RunSettings]:
         """Return what trainers were told, by trainer."""
         return self._offers("msprobe_register_run_settings")
+
+    def checkups(self) -> dict[str, Checkup]:
+        """Return the checkups of frameworks and trainers by name."""
+        return self._offers("msprobe_register_checkups")
 
     def features(self) -> dict[str, FeatureOffer]:
         """Return the features of recordings by name."""

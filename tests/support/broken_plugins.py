@@ -17,8 +17,11 @@ from msprobe_core.hookspecs import hookimpl
 from msprobe_core.model import TaskLost
 from msprobe_core.plugin import (
     ApiMap,
+    Checkup,
     Column,
+    Condition,
     FrameworkOffer,
+    Health,
     ModuleMap,
     RunSettings,
     Table,
@@ -107,6 +110,7 @@ HEALTHY: dict[str, Callable[[], Any]] = {
     "commands": lambda: click.Command(NAME, callback=lambda: click.echo("done")),
     "stages": lambda: TrainerStages(NAME, {"train": "one step"}),
     "features": lambda: SimpleNamespace(name=NAME, make=lambda host: None),
+    "checkups": lambda: Checkup(NAME, lambda: [Condition(code="broken.well", health=Health.OK, state="well")]),
     "run_settings": lambda: RunSettings(NAME, lambda: {"lr": 0.1}),
 }
 """By hook, without ``msprobe_register_``: what makes an offer that works."""
@@ -128,6 +132,7 @@ METHODS = {
     "commands": ("callback",),
     "features": ("make",),
     "run_settings": ("read",),
+    "checkups": ("examine",),
 }
 """By hook: what the core calls of its offers."""
 

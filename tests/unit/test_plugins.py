@@ -353,7 +353,7 @@ LAYERS = [
     {"twin"},
     {"report", "estimate"},
     {"calibrate", "view", "compat", "rl"},
-    {"exports"},
+    {"exports", "doctor"},
     {"cli", "testing"},
     {"__main__", "comparison", "plugin", "recording"},
 ]

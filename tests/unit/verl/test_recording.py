@@ -1,7 +1,7 @@
 """Hooks in verl, Megatron, vLLM and SGLang, on stand-ins of the same interface, with the NumPy framework."""
 
 import asyncio
-import importlib
+import importlib.util
 import json
 import sys
 from types import ModuleType, SimpleNamespace
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from msprobe.verl import Part, watch_engine
 from msprobe.verl import hooks as verl_hooks
+from msprobe.verl._checkup import examine
 from msprobe.verl._config import check_verl_config, inherited_environment, load_verl_config
 from msprobe.verl._doctor import check
 from msprobe.verl._hooks import HOOK_POINTS, HookPoint, attach_all
@@ -21,6 +22,7 @@ from msprobe.verl.boot import boot
 from numpy_layers import Array, ArrayFramework, Network, train_step
 
 from msprobe_core.errors import ConfigError
+from msprobe_core.plugin import Health
 from msprobe_core.rl import files
 from msprobe_core.store.manifest_file import MANIFEST_FILE, read_manifest
 from msprobe_core.store.training_metrics import load_updates
@@ -769,3 +771,13 @@ class TestDoctor:
         checkup = check({"MSPROBE_VERL": str(tmp_path / "bad.yaml")}, HOOK_POINTS[:1])
         assert checkup.has_switch_error
         assert "unknown field 'stepz'" in checkup.switch
+
+    def test_msprobe_doctor_has_it_in_short(self, tmp_path, monkeypatch):
+        (tmp_path / "bad.yaml").write_text("stepz: [2]\n")
+        monkeypatch.setenv("MSPROBE_VERL", str(tmp_path / "bad.yaml"))
+        found = {each.code: each for each in examine()}
+        if importlib.util.find_spec("verl") is None:
+            assert [*found] == ["verl.absent"]
+        else:
+            assert found["verl.hooks"].health is found["verl.version"].health is Health.OK
+            assert found["verl.switch"].health is Health.ERROR

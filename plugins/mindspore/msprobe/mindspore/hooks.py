@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msprobe_core.plugin import ApiMap, Framework, FrameworkOffer, hookimpl
+from msprobe_core.plugin import ApiMap, Checkup, Condition, Framework, FrameworkOffer, hookimpl
 
 if TYPE_CHECKING:
     import click
@@ -47,3 +47,15 @@ def _load() -> Framework:
     from msprobe.mindspore._framework import MindSporeFramework
 
     return MindSporeFramework()
+
+
+@hookimpl
+def msprobe_register_checkups() -> Sequence[Checkup]:
+    """Offer what is here of MindSpore."""
+    return [Checkup("mindspore", _examine)]
+
+
+def _examine() -> Sequence[Condition]:
+    from msprobe.mindspore._checkup import examine
+
+    return examine()

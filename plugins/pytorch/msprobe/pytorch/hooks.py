@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from msprobe_core.plugin import ApiMap, Framework, FrameworkOffer, hookimpl
+from msprobe_core.plugin import ApiMap, Checkup, Condition, Framework, FrameworkOffer, hookimpl
 
 __version__ = "0.1.0"
 
@@ -35,3 +35,15 @@ def _api_map() -> ApiMap:
     from msprobe_core.plugin import load_api_map
 
     return load_api_map("pytorch", Path(__file__).parent / "maps")
+
+
+@hookimpl
+def msprobe_register_checkups() -> Sequence[Checkup]:
+    """Offer what is here of PyTorch."""
+    return [Checkup("pytorch", _examine)]
+
+
+def _examine() -> Sequence[Condition]:
+    from msprobe.pytorch._checkup import examine
+
+    return examine()

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from msprobe_core.plugin import ModuleMap, RunSettings, TrainerStages, hookimpl
+from msprobe_core.plugin import Checkup, Condition, ModuleMap, RunSettings, TrainerStages, hookimpl
 
 if TYPE_CHECKING:
     import click
@@ -63,3 +63,15 @@ def msprobe_register_module_maps() -> Sequence[ModuleMap]:
     from msprobe_core.rl import FSDP, MEGATRON
 
     return [FSDP, MEGATRON]
+
+
+@hookimpl
+def msprobe_register_checkups() -> Sequence[Checkup]:
+    """Offer what is here of verl."""
+    return [Checkup("verl", _examine)]
+
+
+def _examine() -> Sequence[Condition]:
+    from msprobe.verl._checkup import examine
+
+    return examine()
