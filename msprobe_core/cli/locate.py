@@ -83,7 +83,7 @@ class Asked(Pairing):
     model: str | None
     allows_incomplete: bool
     overwrites: bool
-    reports: Sequence[str]
+    reports: Sequence[str] = ()
 
 
 def options_of(asked: Asked) -> LocateOptions:

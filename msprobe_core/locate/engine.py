@@ -6,7 +6,7 @@ A later step is examined only if nothing is wrong in the steps before it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -40,6 +40,7 @@ from msprobe_core.locate.replicas import find_divergences, with_divergences
 from msprobe_core.locate.result import Decision, EvidenceRow, FaultKind, LocateResult, LocateVerdict, Suspect
 from msprobe_core.locate.samples import with_same_samples
 from msprobe_core.model import ExecutorOptions, Phase, Role, TaskLost
+from msprobe_core.store.micro_steps import micro_steps_of
 
 LocateProgress: TypeAlias = Callable[[int, int, str], None]
 """Called with the number of examined units, their total, and the label of the last one."""
@@ -366,10 +367,12 @@ def examine(task: UnitTask) -> UnitFindings:
     unit = compare_unit(pair, task.options, before=task.before)
     evidence = unit.weigh()
     rows, nodes = evidence.rows, evidence.nodes
+    none: dict[str, int] = {}
+    micro_steps = _recorded_micro_steps(pair) if evidence.sources else (none, none)
     return UnitFindings(
         pair=pair,
         mode=unit.mode,
-        suspects=[_suspect(source, evidence, unit, pair) for source in evidence.sources],
+        suspects=[_suspect(source, evidence, unit, pair, micro_steps) for source in evidence.sources],
         num_nodes=nodes.height,
         num_flagged=nodes.filter(is_flagged()).height,
         facts=facts_of(rows, nodes),
@@ -383,7 +386,13 @@ def examine(task: UnitTask) -> UnitFindings:
     )
 
 
-def _suspect(source: Source, evidence: Evidence, unit: UnitResult, pair: UnitPair) -> Suspect:
+def _suspect(
+    source: Source,
+    evidence: Evidence,
+    unit: UnitResult,
+    pair: UnitPair,
+    micro_steps: tuple[Mapping[str, int], Mapping[str, int]],
+) -> Suspect:
     rows, nodes, node = evidence.rows, evidence.nodes, source.node
     is_golden = node["only_on"] == "golden"
     entry: str = node["entry_golden"] if is_golden and node["entry_golden"] else node["entry"]
@@ -397,7 +406,7 @@ def _suspect(source: Source, evidence: Evidence, unit: UnitResult, pair: UnitPai
     return Suspect(
         step=unit.step,
         ranks=() if unit.rank is None else (unit.rank,),
-        micro_step=_micro_step(entry, parents),
+        micro_step=_micro_step(entry, parents, micro_steps[is_golden]),
         entry=entry,
         only_on=node["only_on"],
         module=_module_of(entry, parents),
@@ -442,9 +451,20 @@ def _module_of(entry: str, parents: Sequence[str]) -> str | None:
     return None
 
 
-def _micro_step(entry: str, parents: Sequence[str]) -> int | None:
+def _micro_step(entry: str, parents: Sequence[str], recorded: Mapping[str, int]) -> int | None:
+    """Return the micro-step of a call that a module encloses: the recorded one or, without, that of the outermost."""
     modules = [name for name in (entry, *parents) if names.is_module(name)]
     if not modules:
         return None
+    if entry in recorded:
+        return recorded[entry]
     site = names.parse_entry(names.numbered_gradients(modules[-1]))
     return site.index
+
+
+def _recorded_micro_steps(pair: UnitPair) -> tuple[Mapping[str, int], Mapping[str, int]]:
+    """Return the micro-steps of the calls of both sides; of merged ranks, those of the first."""
+    sides = pair.target_parts or (pair.target,), pair.golden_parts or (pair.golden,)
+    none: dict[str, int] = {}
+    target, golden = (micro_steps_of(paths[0]) or none for paths in sides)
+    return target, golden

@@ -67,6 +67,21 @@ class ArrowDump(StoredDump):
         return stream.columns()
 
 
+def micro_steps_in(path: Path) -> Mapping[str, int]:
+    """Return the micro-steps of the calls of a dump.
+
+    Raises:
+        DumpError: the file cannot be read.
+        PluginError: pyarrow is not installed.
+    """
+    columns = {name: DUMP_COLUMNS[name] for name in ("entry", "micro_step")}
+    table = read_stream(path, columns, needed=("entry",)).table
+    if "micro_step" not in table.schema.names:
+        return dict.fromkeys(table["entry"].unique().to_pylist(), 0)
+    rows = table.group_by("entry").aggregate([("micro_step", "max")])
+    return dict(zip(rows["entry"].to_pylist(), rows["micro_step_max"].fill_null(0).to_pylist(), strict=True))
+
+
 def stacks_in(columns: Sequence[list[Any]]) -> Mapping[str, Sequence[str]]:
     """Return the frames of each entry, given the columns of a ``stack.arrow``."""
     known: dict[int, Sequence[str]] = {}

@@ -58,8 +58,25 @@ class JsonDump(StoredDump):
         return read_parents(path)
 
 
+def micro_steps_in(path: Path) -> Mapping[str, int] | None:
+    """Return the micro-steps of the calls of a dump; ``None`` if it does not have them, as those of other tools.
+
+    Raises:
+        DumpError: the file cannot be read.
+    """
+    content = read_content(path)
+    if b'"execution"' not in content:
+        return None
+    try:
+        data = msgspec.json.decode(content, type=_Executions).data
+    except (msgspec.MsgspecError, ValueError, RecursionError):  # optional: the records have been read
+        return None
+    return {entry: call.execution.micro_step for entry, call in data.items()}
+
+
 class _Execution(msgspec.Struct):
     recompute: bool = False
+    micro_step: int = 0
 
 
 class _Executed(msgspec.Struct):

@@ -19,6 +19,7 @@ from msprobe_core.locate.explain_codes import ExplainCode
 from msprobe_core.locate.kinds import reason_of
 from msprobe_core.locate.locate_codes import LocateCode
 from msprobe_core.locate.result import CheckState, Precondition, Strength
+from msprobe_core.store.convert import Format, convert
 
 RNG = np.random.default_rng(3)
 X = RNG.standard_normal((4, 8))
@@ -118,6 +119,31 @@ def test_a_call_of_one_side_is_a_suspect_if_no_module_makes_it_good(tmp_path):
     golden = Run(doubled="after").forward().backward().write(tmp_path / "golden")
     result = found(tmp_path, golden, doubled="inside", layer1=1.5, linear3=1.01)
     assert result.suspects[0].entry == "Torch.multiply.1.forward"
+
+
+@pytest.mark.parametrize(
+    ("recorded", "shown"), [(None, 2), ({"sequence": 3}, 0), ({"sequence": 3, "micro_step": 1}, 1)]
+)
+@pytest.mark.parametrize("is_arrow", [False, True])
+def test_the_micro_step_is_the_recorded_one(tmp_path, recorded, shown, is_arrow):
+    """Calls of modules need not be micro-steps; dumps of other tools have nothing else."""
+    sides = []
+    for name, faults in (("target", {"linear1": 1.5}), ("golden", {})):
+        run = Run(**faults).forward()
+        text = json.dumps([run.data, run.parents]).replace(".forward.0", ".forward.2")
+        run.data, run.parents = json.loads(text)
+        for record in run.data.values():
+            record |= {"execution": recorded} if recorded else {}
+        place = run.write(tmp_path / name)
+        if is_arrow:
+            if recorded is None:
+                pytest.skip("other tools write no such files")
+            (tmp_path / "arrow").mkdir(exist_ok=True)
+            convert(place, tmp_path / "arrow" / name, to=Format.ARROW)
+            place = tmp_path / "arrow" / name
+        sides.append(place)
+    (suspect,) = locate(*sides).suspects
+    assert (suspect.entry, suspect.micro_step) == ("Functional.linear.1.forward", shown)
 
 
 def test_equal_runs_agree(tmp_path, golden):
