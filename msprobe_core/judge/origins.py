@@ -65,12 +65,15 @@ class Source:
         made: Whether the call itself made the error, instead of getting it from outside of the recording. With
             ``seen_at``: the call's result is right, but changed before that call gets it.
         seen_at: The later call at which the error exceeds rounding, if any.
+        was_right: Whether an earlier call of the same module in this step had right parameters, so that the wrong ones
+            of this call come from an update between both.
     """
 
     node: Node
     lone: Node | None = None
     made: bool = True
     seen_at: Node | None = None
+    was_right: bool = False
 
     def size(self, what: Literal["score", "excess"]) -> float:
         """Return how far the suspect exceeds rounding: the largest score, or excess, of the call."""
@@ -126,7 +129,7 @@ def find_sources(rows: Rows, nodes: pl.DataFrame, nesting: Nesting, *, is_foreig
         own.with_columns(pl.max_horizontal(name, "roundings_excess") for name in ("output_excess", "local_excess"))
     )
     alone = _Alone(nodes, nesting, is_foreign=is_foreign)
-    values = _Values(rows, nodes)
+    values, earlier = _Values(rows, nodes), _first_right_calls(nodes)
     by_entry = {node["entry"]: node for node in events}
     agreeing = _agreeing_modules(nodes)
     explained: set[str] = set()
@@ -135,7 +138,7 @@ def find_sources(rows: Rows, nodes: pl.DataFrame, nesting: Nesting, *, is_foreig
     for node in events:
         if node["entry"] in explained:
             continue
-        source = _source_at(node, by_entry, nesting, alone, values)
+        source = _source_at(node, by_entry, nesting, alone, values, earlier)
         around = _making_good(source, nesting, agreeing)
         for each in (node, source.node, source.seen_at):
             if each is not None:
@@ -163,7 +166,7 @@ def _making_good(source: Source, nesting: Nesting, agreeing: AbstractSet[str]) -
     """
     if source.lone is None or source.seen_at is None or source.seen_at["phase"] != Phase.FORWARD.value:
         return None
-    if source.size("excess") < _MADE_GOOD:
+    if source.size("excess") < _MADE_GOOD or names.OPTIMIZER in nesting.of(source.lone):
         return None
     return next((entry for entry in nesting.of(source.seen_at) if entry in agreeing), None)
 
@@ -225,7 +228,26 @@ def _events(nodes: pl.DataFrame) -> list[Node]:
     return events if events and first["position"] >= events[0]["position"] else [first, *events]
 
 
-def _source_at(node: Node, by_entry: Mapping[str, Node], nesting: Nesting, alone: _Alone, values: _Values) -> Source:
+def _first_right_calls(nodes: pl.DataFrame) -> Mapping[str, int]:
+    """Return the position of the first forward of each module if its parameters are right there, by stem."""
+    is_forward = is_module() & (pl.col("phase") == Phase.FORWARD.value) & pl.col("only_on").is_null()
+    first = (
+        nodes.filter(is_forward)
+        .select("position", "parameter_excess", stem=pl.col("entry").str.extract(names.CALLED_MODULE))
+        .unique("stem", keep="first", maintain_order=True)
+    )
+    right = first.filter((pl.col("parameter_excess") <= 1) & pl.col("stem").is_not_null())
+    return dict(zip(right["stem"].to_list(), right["position"].to_list(), strict=True))
+
+
+def _source_at(
+    node: Node,
+    by_entry: Mapping[str, Node],
+    nesting: Nesting,
+    alone: _Alone,
+    values: _Values,
+    earlier: Mapping[str, int],
+) -> Source:
     if node["input_excess"] > 1 or node["saved_excess"] > 1:
         # A wrong value without a recorded maker.
         if (lone := alone.before(node)) is not None:
@@ -245,7 +267,12 @@ def _source_at(node: Node, by_entry: Mapping[str, Node], nesting: Nesting, alone
     if is_wrong_parameter or node["arguments_differ"]:
         module = by_entry.get(next(iter(nesting.of(node)), ""))
         is_named = module is not None and node["parameter_excess"] > 1 and module["parameter_excess"] > 1
-        return Source(module if is_named and module is not None else node)
+        named = module if is_named and module is not None else node
+        start = earlier.get(names.stem_of(named["entry"]) or "") if is_wrong_parameter else None
+        if start is None or start >= node["position"]:
+            return Source(named)
+        lone = alone.update_between(start, node["position"])
+        return Source(named, was_right=True) if lone is None else Source(lone, lone, seen_at=named)
     origin = values.origin_of(node)
     if origin is not node:
         return Source(origin, seen_at=node)
@@ -285,6 +312,17 @@ class _Alone:
             if each["position"] < node["position"] and (not enclosing or enclosing.intersection(self._around[i][:1]))
         ]
         return self._first(places[-_MANY_ALONE - 1 :])
+
+    def update_between(self, start: int, end: int) -> Node | None:
+        """Return the first call of an optimizer between two positions."""
+        return next(
+            (
+                node
+                for node, around in zip(self._nodes, self._around, strict=True)
+                if start < node["position"] < end and names.OPTIMIZER in around
+            ),
+            None,
+        )
 
     def _first(self, places: Sequence[int]) -> Node | None:
         # An unmatched module stands for the calls in it.

@@ -16,6 +16,7 @@ from msprobe_core.compare.result import Mode
 from msprobe_core.findings import Finding
 from msprobe_core.judge.columns import Match
 from msprobe_core.judge.discrete_ops import RANDOM, api_of, is_decision
+from msprobe_core.judge.initial import initial_values
 from msprobe_core.locate.locate_codes import LocateCode
 from msprobe_core.locate.result import Check, CheckState, Decision, Precondition
 from msprobe_core.model import Phase, Role
@@ -99,7 +100,7 @@ def facts_of(rows: pl.DataFrame, nodes: pl.DataFrame) -> Facts:
     own = nodes.filter(pl.col("phase") == Phase.FORWARD.value)
     lone = own.filter(pl.col("only_on").is_not_null())
     return Facts(
-        weights=_tally(weights.unique("name_target", keep="first", maintain_order=True)),
+        weights=_tally(initial_values(weights)),
         data=_tally(_data(forward)),
         random=_tally(forward.filter(is_output & pl.col("entry").is_in(list({*draws} & {*right})))),
         decisions=_tally(forward.filter(is_output & is_integer & is_decision())),

@@ -43,6 +43,7 @@ def kind_of(source: Source, own: pl.DataFrame, parents: list[str], *, is_first_s
     """
     node = source.node
     api = api_of(node["entry"])
+    is_first_step = is_first_step and not source.was_right
     if not source.made:
         return _of_outside(node, own, is_first_step=is_first_step)
     if names.OPTIMIZER in parents or names.CLIP_GRAD in parents:

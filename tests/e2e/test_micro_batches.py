@@ -7,6 +7,9 @@ from recorded import Recorded
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from msprobe_core.locate import FaultKind, locate
+from msprobe_core.locate.result import CheckState, Precondition
+
 
 class Network(nn.Module):
     """One of its layers is computed again in backward, in the way that is asked for."""
@@ -105,3 +108,28 @@ def test_a_gradient_that_is_only_asked_for_is_not_taken_for_a_contribution(tmp_p
     debugger.close()
     data = Recorded(tmp_path / "run").data
     assert data["Module.Linear.parameters_grad.0"].keys() == {"weight", "bias", "execution"}
+
+
+@pytest.mark.usefixtures("close_debugger")
+@pytest.mark.parametrize(
+    ("level", "place", "code"),
+    [("mix", "Tensor.add_.0.forward", "locate.lone-call"), ("L0", "Module.first.Linear.forward.1", "locate.update")],
+)
+def test_an_update_after_each_micro_batch_is_no_other_beginning(tmp_path, level, place, code):
+    for side, is_early in (("target", True), ("golden", False)):
+        torch.manual_seed(0)
+        model = Network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
+        debugger = PrecisionDebugger(dump_path=tmp_path / side, level=level)
+        with debugger.start(model):
+            for batch in range(2):
+                model(torch.randn(2, 4)).square().sum().backward()
+                if is_early or batch:
+                    optimizer.step()
+        debugger.close()
+        PrecisionDebugger._instance = None
+    found = locate(tmp_path / "target", tmp_path / "golden")
+    weights = next(check for check in found.checks if check.name is Precondition.WEIGHTS)
+    first = found.suspects[0]
+    assert (first.entry, first.kind, first.reason.code) == (place, FaultKind.OPTIMIZER, code)
+    assert weights.state is CheckState.HOLDS

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import polars as pl
 
+from msprobe_core.judge.initial import initial_values
 from msprobe_core.judge.noise.measures import MEASURES, Measure
 from msprobe_core.judge.rounding_rules import RoundingRule
 from msprobe_core.model import Role
@@ -57,7 +58,7 @@ def carried_distance(rows: pl.DataFrame, *, is_foreign: bool = False) -> float:
     )
     root = pl.col("numel_golden").cast(pl.Float64).sqrt()
     by_statistics = root * pl.max_horizontal(Measure.NORM.column, Measure.MEAN.column)
-    own = rows.filter(is_parameter() & pl.col("roundoff").is_not_null()).select(
+    own = initial_values(rows.filter(is_parameter() & pl.col("roundoff").is_not_null())).select(
         differs=differs,
         distance=pl.min_horizontal(pl.coalesce(Measure.REL_L2.column, by_statistics), "precision_limit"),
     )
