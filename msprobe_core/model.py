@@ -580,6 +580,51 @@ class RaisedModule(msgspec.Struct, frozen=True):
     type_name: str
 
 
+class CompiledResults(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """What one call of a module gives when it runs eagerly, compiled, and in float64.
+
+    Results are outputs and, if there are gradients, those of inputs and parameters in random directions of the outputs.
+
+    Attributes:
+        path: Path of the module.
+        type_name: Its class.
+        oracle: Results in float64, by name.
+        eager: Results without the compiler.
+        compiled: Results of the module compiled alone.
+        disturbed: Results in float64 with the result of each operator scaled, at random, by what rounding in the eager
+            run may change it by.
+        roundoff: Unit round-off of the coarsest format of the eager run; 0 without floating-point numbers.
+        num_graphs: Number of graphs that were compiled.
+        graph_breaks: Why there is more than one.
+    """
+
+    path: str
+    type_name: str
+    oracle: dict[str, ReplayTensor]
+    eager: dict[str, ReplayTensor]
+    compiled: dict[str, ReplayTensor]
+    disturbed: list[dict[str, ReplayTensor]]
+    roundoff: float
+    num_graphs: int
+    graph_breaks: tuple[str, ...]
+
+
+class CompilerPart(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a compiler without which a module is right.
+
+    Attributes:
+        backend: The first backend that is wrong, of those that do ever more.
+        subsystem: Its part, such as ``lowerings``; empty if it is not known.
+        number: Which of the changes of that part; ``None`` if it is not known.
+        detail: What this change is, such as an operator or a node of a graph.
+    """
+
+    backend: str
+    subsystem: str = ""
+    number: int | None = None
+    detail: str = ""
+
+
 OUTSIDE = "(outside)"
 """Stands for the code of a step outside of all modules, which takes what the outermost modules return."""
 

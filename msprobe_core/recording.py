@@ -5,6 +5,8 @@
 * Repeated steps: `calibration` records a step and repetitions of it with other last digits, `repeats` unchanged
   ones; `repeated` is the same for any `Variant` of a step; `bisect_step` finds the module that explains a step's loss
   or gradients.
+* Compiled modules: `check_modules` compiles modules one by one and judges each (`CompileCheck`); `write_published`
+  writes the table that mindstudio-probe's ``PrecisionChecker`` writes.
 * Ring recorder: `FlightRing` keeps the extremes of the last steps, and `Emergency` has them written when something
   goes wrong.
 * Monitor: `TrainerMon` and `TrainerMonitorV2` monitor a whole training; a plugin's own are those that name its
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from msprobe_core.capture.stages import Stage, StageRecorder, trainer_stages
     from msprobe_core.checkpoint.canonical import key_of
     from msprobe_core.checkpoint.live import ModelSizes, other_dtypes, parts_of
+    from msprobe_core.compile_check.check import CompileCheck, check_modules
+    from msprobe_core.compile_check.check_files import write_published
     from msprobe_core.config.load import load_config, read_fields, without_comments
     from msprobe_core.config.ranges import parse_ranges
     from msprobe_core.config.schema import Config
@@ -52,6 +56,8 @@ else:
             "msprobe_core.capture.stages": "Stage StageRecorder trainer_stages",
             "msprobe_core.checkpoint.canonical": "key_of",
             "msprobe_core.checkpoint.live": "ModelSizes other_dtypes parts_of",
+            "msprobe_core.compile_check.check": "CompileCheck check_modules",
+            "msprobe_core.compile_check.check_files": "write_published",
             "msprobe_core.config.load": "load_config read_fields without_comments",
             "msprobe_core.config.ranges": "parse_ranges",
             "msprobe_core.config.schema": "Config",
@@ -72,6 +78,8 @@ __all__ = [  # noqa: RUF022  # by purpose
     "ConfigChecker",
     # Repeated steps
     "Run", "Variant", "bisect_step", "calibration", "listed", "repeated", "repeats", "shadow_variant",
+    # Compiled modules
+    "CompileCheck", "check_modules", "write_published",
     # Ring recorder
     "DEFAULT_SIGNALS", "Emergency", "FlightRing", "FlightStep", "Seen",
     # Monitor

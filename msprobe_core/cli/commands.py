@@ -12,6 +12,7 @@ from msprobe_core.cli.calibrate import calibrate
 from msprobe_core.cli.check import check
 from msprobe_core.cli.checkpoint import checkpoint
 from msprobe_core.cli.compare import compare
+from msprobe_core.cli.compile_check import compile_group
 from msprobe_core.cli.config_check import config_check
 from msprobe_core.cli.confirm import confirm
 from msprobe_core.cli.control import control
@@ -51,6 +52,7 @@ def msprobe_register_commands() -> Sequence[click.Command]:
         check,
         checkpoint,
         compare,
+        compile_group,
         config_check,
         confirm,
         control,

@@ -48,8 +48,7 @@ GRAPH_RECORDING: Final = (
     "PrecisionDebugger"
 )
 COMPILE_CHECK: Final = (
-    "the checker of torch.compile is not part of msprobe yet; record an eager and a compiled run with "
-    "PrecisionDebugger, and compare them with `msprobe compare`"
+    "PrecisionChecker is in msprobe.pytorch.compile_accuracy_checker; `msprobe compile check` checks all modules"
 )
 SINGLE_SAVE: Final = (
     "values of a program are saved by the debugger: PrecisionDebugger(level='debug').save(variable, name), and "
@@ -85,6 +84,9 @@ MOVED: Final = {
     "msprobe.core.config_check.ConfigChecker": "msprobe_core.recording:ConfigChecker",
     "msprobe.core.grad_probe.grad_compare.GradComparator": "msprobe_core.compat.grad_comparator:GradComparator",
     "msprobe.core.monitor_v2.trainer.TrainerMonitorV2": "msprobe_core.recording:TrainerMonitorV2",
+    "msprobe.pytorch.compile_accuracy_checker.PrecisionChecker": (
+        "msprobe.pytorch._precision_checker:PrecisionChecker"
+    ),
     "msprobe.pytorch.common.utils.seed_all": _SEED.format("pytorch"),
     "msprobe.pytorch.compare": _COMPARE,
     "msprobe.pytorch.compare.distributed_compare.compare_distributed": _COMPARE_RANKS,

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from msprobe_core.manifest.facts import Optimizer, RunFacts, Scalar
 from msprobe_core.model import (
     CallScript,
+    CompiledResults,
+    CompilerPart,
     Digest,
     KernelOptions,
     LinearKind,
@@ -228,6 +230,56 @@ class RaisingFramework(Protocol):
         Raises:
             SessionError: their modules cannot be raised.
         """
+        ...
+
+
+class ModuleCompiler(Protocol):
+    """Runs single modules eagerly, compiled and in float64, from what one step gave them."""
+
+    @property
+    def modules(self) -> Sequence[RaisedModule]:
+        """The modules that the step has called, in the order of their first call; known after `recorded`."""
+        ...
+
+    @property
+    def default_backend(self) -> str:
+        """Name of the compiler that modules are compiled with if none is named."""
+        ...
+
+    def recorded(self) -> AbstractContextManager[None]:
+        """Return the block in which the step runs once, without the compiler."""
+        ...
+
+    def results(self, path: str, backend: str) -> CompiledResults:
+        """Run one module in all ways; it stays as it is.
+
+        Raises:
+            ConfigError: there is no such backend.
+            ReplayError: the module cannot be judged; the message says why.
+        """
+        ...
+
+    def part(self, works: Callable[[], bool]) -> CompilerPart | None:
+        """Find the part of the compiler that makes a check fail.
+
+        Args:
+            works: Compiles and judges; whether the result was right.
+
+        Returns: the part; ``None`` if the check passes, or fails whatever the compiler leaves out.
+        """
+        ...
+
+    def commands(self, check: str) -> Sequence[str]:
+        """Return commands by which users go on: the framework's own bisector, running the command ``check``."""
+        ...
+
+
+@runtime_checkable
+class CompileCheckingFramework(Protocol):
+    """Optional; needed by ``msprobe compile``."""
+
+    def module_compiler(self, models: Sequence[NamedModel]) -> ModuleCompiler:
+        """Return what compiles modules of these models; nothing is attached yet."""
         ...
 
 

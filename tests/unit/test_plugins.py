@@ -350,6 +350,7 @@ LAYERS = [
     {"replay"},
     {"api_check", "checkpoint", "config_check", "confirm", "gradients", "monitor", "overflow"},
     {"free_benchmark", "locate"},
+    {"compile_check"},
     {"twin"},
     {"report", "estimate"},
     {"calibrate", "view", "compat", "rl"},

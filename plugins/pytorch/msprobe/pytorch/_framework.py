@@ -55,6 +55,7 @@ from msprobe_core.plugin import (
     KernelDump,
     KernelOptions,
     LinearKind,
+    ModuleCompiler,
     NamedModel,
     Perturbation,
     RandomDraw,
@@ -245,6 +246,12 @@ class PyTorchFramework(Monitoring, Measuring, Describing):
     def raised_modules(self, models: Sequence[NamedModel]) -> RaisedModules:
         """Return what raises single modules of these models."""
         return RaisedModules(models)
+
+    def module_compiler(self, models: Sequence[NamedModel]) -> ModuleCompiler:
+        """Return what compiles single modules of these models."""
+        from msprobe.pytorch._compile_check import CompiledModules  # hardly ever needed
+
+        return CompiledModules(models)
 
     def fix_calls(self, fixer: CallFixer) -> Removable:
         """Replace results of calls."""

@@ -77,7 +77,7 @@ def _replay(call: ReplayCall, model: object | None, device: torch.device) -> Rep
             if call.site.phase is Phase.BACKWARD
             else dict(tensors_by_path(output, Tensor))
         )
-    recorded = {path: _recorded(value) for path, value in values.items()}  # waits for the device, which may fail
+    recorded = {path: recorded_tensor(value) for path, value in values.items()}  # waits for the device, which may fail
     is_random = not state_of(device).is_same(before)
     return Replayed(values=recorded, is_random=is_random, is_unique=call.site.path not in AMBIGUOUS)
 
@@ -231,7 +231,7 @@ def dtype_of(value: ReplayTensor) -> torch.dtype:
     return dtype
 
 
-def _recorded(tensor: Tensor) -> ReplayTensor:
+def recorded_tensor(tensor: Tensor) -> ReplayTensor:
     dtype = str(tensor.dtype).removeprefix("torch.")
     values = tensor.detach().cpu().resolve_conj().resolve_neg()
     if values._is_zerotensor():  # a gradient that is zero everywhere may have no memory

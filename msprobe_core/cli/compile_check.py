@@ -1,0 +1,144 @@
+"""``msprobe compile``: whether a compiler computes what the program says."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from msprobe_core.cli.output import output_option, overwrite_option
+from msprobe_core.cli.show import show
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from rich.console import Console
+
+    from msprobe_core.compile_check.check import CompileCheck, ModuleCheck
+    from msprobe_core.findings import Finding
+
+
+@click.group("compile")
+def compile_group() -> None:
+    """Check modules that are compiled, as by torch.compile, against themselves run eagerly and in float64."""
+
+
+def _options(command: Callable[..., Any]) -> Callable[..., Any]:
+    for option in (
+        click.argument("step", metavar="FILE.py:STEP"),
+        click.option("--backend", metavar="NAME", help="The compiler: inductor (default), aot_eager, eager, …"),
+        click.option(
+            "--modules", multiple=True, metavar="PATTERN",
+            help="Check only modules whose path matches, for example 'layers.0.*'; may be given several times. A whole "
+            "model is called 'model'.",
+        ),
+        click.option("-n", "--number", type=click.IntRange(1), default=10, show_default=True, help="Number of rows."),
+        output_option("Directory for compile.json and compile.csv."),
+        overwrite_option,
+    )[::-1]:  # fmt: skip
+        command = option(command)
+    return command
+
+
+@compile_group.command()
+@_options
+def check(
+    *, step: str, backend: str | None, modules: tuple[str, ...], number: int, output_path: Path, overwrites: bool
+) -> int:
+    """Compile each module of a step alone, and judge it against its eager run and float64.
+
+    STEP is a function without arguments that runs the model on one batch, with or without its backward; the model is
+    found among the variables of its file. Or it returns a model, its optimizer and such a function. Modules get what
+    the step gives them, uncompiled.
+
+    Exit status: 0 if the compiled modules are right, 1 if one is not or the eager one is wrong, 2 if none was judged.
+    """
+    return _run(step, backend, modules, number, output_path, overwrites=overwrites, bisects=False)
+
+
+@compile_group.command()
+@_options
+def bisect(
+    *, step: str, backend: str | None, modules: tuple[str, ...], number: int, output_path: Path, overwrites: bool
+) -> int:
+    """Do what check does, and find which part of the compiler makes the first wrong module wrong.
+
+    The parts of the compiler are switched off one after the other, by the framework's own bisector: the backend, its
+    subsystem, and the number of the change in it, such as one lowering.
+
+    Exit status: as that of check.
+    """
+    return _run(step, backend, modules, number, output_path, overwrites=overwrites, bisects=True)
+
+
+def _run(
+    step: str, backend: str | None, patterns: Sequence[str], number: int, output_path: Path, *, overwrites: bool,
+    bisects: bool,
+) -> int:  # fmt: skip
+    from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT, EXIT_FAILED
+    from msprobe_core.compile_check.check import check_modules, guilty_part, module_compiler
+    from msprobe_core.compile_check.check_files import refuse_foreign_check, write_check
+    from msprobe_core.confirm import load_function
+    from msprobe_core.free_benchmark.step_function import training_step
+    from msprobe_core.store.layout import check_place
+
+    check_place(output_path)
+    if not overwrites:
+        refuse_foreign_check(output_path)
+    compiler = module_compiler(training_step(load_function(step, argument="FILE.py:STEP"), step))
+    found = check_modules(compiler, backend=backend, patterns=patterns, progress=_say_progress)
+    part: Finding | None = None
+    commands: Sequence[str] = ()
+    if found.culprits:
+        first = found.culprits[0]
+        commands = compiler.commands(_command(step, first, found.backend, output_path))
+        if bisects:
+            part = guilty_part(compiler, first, found.backend)[1]
+    paths = write_check(found, output_path, part)
+    show(partial(_print, found, part, commands, number), f"it is in {paths[0]}")
+    click.echo(f"Results: {', '.join(map(str, paths))}")
+    if found.culprits:
+        return EXIT_DIFFERENT
+    return EXIT_AGREES if found.num_judged else EXIT_FAILED
+
+
+def _command(step: str, module: ModuleCheck, backend: str, output_path: Path) -> str:
+    arguments = ["msprobe", "compile", "check", step, "--modules", module.path, "-o", f"{output_path}/bisected"]
+    if backend != "inductor":
+        arguments += ["--backend", backend]
+    return shlex.join(arguments)
+
+
+def _say_progress(done: int, number: int) -> None:
+    if sys.stderr.isatty():
+        click.echo(f"\rmodules: {done} of {number} ", nl=False, err=True)
+
+
+def _print(found: CompileCheck, part: Finding | None, commands: Sequence[str], number: int, console: Console) -> None:
+    from rich.text import Text
+
+    def line(text: str) -> None:
+        console.print(Text(text), soft_wrap=True)
+
+    line(found.headline.text)
+    if part is not None:
+        line(part.text)
+    counts = ", ".join(f"{count} {kind.value.replace('_', ' ')}" for kind, count in found.counts.items() if count)
+    line(f"{len(found.modules):,} modules compiled with {found.backend}: {counts}; {found.seconds:.1f} s")
+    rows = sorted(found.modules, key=lambda each: (not each.verdict.is_bad, each.is_explained))
+    line(f"{'eager':>9}  {'compiled':>9}  {'verdict':<15}  module: result")
+    for module in rows[:number]:
+        worst = module.worst
+        if worst is not None:
+            verdict = module.verdict.value.replace("_", " ")
+            line(f"{worst.eager:>9.3g}  {worst.compiled:>9.3g}  {verdict:<15}  {module.label}: {worst.name}")
+    if len(rows) > number:
+        line(f"and {len(rows) - number} more")
+    for note in found.notes:
+        line(f"note: {note.text}")
+    for command in commands:
+        line(f"to go on: {command}")

@@ -1,0 +1,1 @@
+"""Whether a compiler computes what a program says: modules run eagerly, compiled and in float64."""

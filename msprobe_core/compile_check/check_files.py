@@ -1,0 +1,144 @@
+"""``compile.json`` and ``compile.csv``: what a check of compiled modules has found.
+
+The table has the columns of mindstudio-probe's ``PrecisionChecker``; its status follows from our verdict, not from
+fixed tolerances.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from msprobe_core.compile_check.check import CompileCheck, ModuleCheck
+from msprobe_core.compile_check.verdict import CompileVerdict, ResultVerdict
+from msprobe_core.findings import Finding, text_and_content
+from msprobe_core.store.atomic_file import whole_file, write_json
+from msprobe_core.store.layout import make_directory
+from msprobe_core.store.results import plain_result, refuse_foreign_json, refuse_foreign_text
+
+CHECK_FILE = "compile.json"
+CHECK_TABLE = "compile.csv"
+VERSION = 1
+COLUMNS = (
+    "module_name", "check_type", "tensor_index", "status", "max_abs_diff", "mean_abs_diff", "max_rel_diff", "shape",
+    "note",
+)  # fmt: skip
+
+INSIDE_COMPILED = "SKIP_inside_compiled"
+"""Note on modules that ran inside of compiled code."""
+
+_COMMAND = "msprobe compile check"
+
+
+def refuse_foreign_check(directory: Path) -> None:
+    """Check that writing the two files will not replace others; to be called before the work begins.
+
+    Raises:
+        StoreError: the directory holds a file of one of these names that this command has not written.
+    """
+    refuse_foreign_json(directory / CHECK_FILE, _COMMAND, ("version", "backend", "headline", "modules"))
+    refuse_foreign_text(directory / CHECK_TABLE, _COMMAND, ",".join(COLUMNS).encode())
+
+
+def write_check(found: CompileCheck, directory: Path, part: Finding | None = None) -> list[Path]:
+    """Write both files; return their paths.
+
+    Args:
+        found: What was found.
+        directory: It is made.
+        part: The guilty part of the compiler.
+
+    Raises:
+        StoreError: one cannot be written; no part of it is left.
+    """
+    make_directory(directory)
+    path, table = directory / CHECK_FILE, directory / CHECK_TABLE
+    write_json(path, _content(found, part))
+    write_published(found, table)
+    return [path, table]
+
+
+def write_published(found: CompileCheck, path: Path) -> None:
+    """Write the table.
+
+    Raises:
+        StoreError: it cannot be written; no part of it is left.
+    """
+    text = io.StringIO()
+    rows = (row for module in found.modules for row in _rows(module))
+    csv.writer(text, lineterminator="\n").writerows([COLUMNS, *rows])
+    with whole_file(path) as file:
+        file.write(text.getvalue().encode())
+
+
+def _rows(module: ModuleCheck) -> Iterator[tuple[object, ...]]:
+    if module.problem is not None:
+        yield module.path, "fwd_output", 0, "SKIP", "", "", "", "", module.problem.text
+    for result in module.results:
+        kind, index = _kind_of(result.name)
+        yield (
+            module.path, kind, index, _status_of(result), f"{result.max_abs_diff:.6e}", f"{result.mean_abs_diff:.6e}",
+            f"{result.max_rel_diff:.6e}", str(result.shape), _note_of(result),
+        )  # fmt: skip
+
+
+def _kind_of(name: str) -> tuple[str, int | str]:
+    parts = name.split(".")
+    if parts[0] == "output":
+        return "fwd_output", int(parts[1])
+    if parts[0] == "input" and parts[1].isdigit():
+        return "grad_input", int(parts[1])
+    return "grad_param", name.removesuffix(".grad")
+
+
+def _status_of(result: ResultVerdict) -> str:
+    if result.verdict is CompileVerdict.CANNOT_TELL:
+        return "SKIP"
+    return "FAIL" if result.verdict.is_bad else "PASS"
+
+
+def _note_of(result: ResultVerdict) -> str:
+    numbers = f"eager {result.eager:.3g}, compiled {result.compiled:.3g} times what rounding explains"
+    return f"{result.verdict.value}: {numbers}"
+
+
+def _content(found: CompileCheck, part: Finding | None) -> dict[str, Any]:
+    return {
+        "version": VERSION,
+        "backend": found.backend,
+        **text_and_content("headline", found.headline),
+        **text_and_content("notes", found.notes),
+        **text_and_content("part", part),
+        "seconds": found.seconds,
+        "counts": {kind.value: count for kind, count in found.counts.items()},
+        "culprits": [each.path for each in found.culprits],
+        "modules": list(map(_module, found.modules)),
+    }
+
+
+def _module(module: ModuleCheck) -> dict[str, Any]:
+    return {
+        "path": module.path,
+        "type_name": module.type_name,
+        "verdict": module.verdict.value,
+        "num_graphs": module.num_graphs,
+        "graph_breaks": list(module.graph_breaks),
+        "is_explained": module.is_explained,
+        **text_and_content("problem", module.problem),
+        "results": list(map(_result, module.results)),
+    }
+
+
+def _result(result: ResultVerdict) -> dict[str, Any]:
+    numbers = ("eager", "compiled", "bias", "max_abs_diff", "mean_abs_diff", "max_rel_diff")
+    return {
+        "name": result.name,
+        "verdict": result.verdict.value,
+        "dtype": result.dtype,
+        "shape": list(result.shape),
+        **{name: plain_result(getattr(result, name)) for name in numbers},
+        **text_and_content("reason", result.reason),
+    }
