@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from msprobe_core.garbage import paused_collection
 from msprobe_core.guard import checked, kept, reason_of
 from msprobe_core.manifest.cleaning import cleaned_optimizers
 from msprobe_core.manifest.facts import Device, Library, Manifest, RunFacts, Scalar
@@ -46,7 +47,7 @@ def described_process(
     """
     run = RunFacts(framework=Library(name=framework.name, version=""), device=Device(kind="unknown"))
     if isinstance(framework, DescribingFramework):
-        with noting("the program"):
+        with noting("the program"), paused_collection():
             run = framework.run_facts(models)
     installed: tuple[Library, ...] = ()
     with noting("installed libraries"):

@@ -5,16 +5,14 @@ Imports of formats are in functions, so that opening one does not load the other
 
 from __future__ import annotations
 
-import gc
 import os
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msprobe_core.checkpoint.contents import Checkpoint, CheckpointFormat
 from msprobe_core.checkpoint.directory import Draft, inside
 from msprobe_core.errors import DumpError, clip
+from msprobe_core.garbage import paused_collection
 from msprobe_core.untrusted.files import read_plain
 
 if TYPE_CHECKING:
@@ -45,7 +43,7 @@ def open_checkpoint(path: str | os.PathLike[str], layout: RankLayout | None = No
     """
     path = Path(path)
     try:
-        with _without_collection():
+        with paused_collection():
             if path.is_dir():
                 return _open_directory(path, layout).done()
             if layout is not None and path.exists():
@@ -59,18 +57,6 @@ def open_checkpoint(path: str | os.PathLike[str], layout: RankLayout | None = No
         raise DumpError(f"{path}: what describes its tensors does not fit into memory") from problem
     except RecursionError as problem:
         raise DumpError(f"{path}: what describes its tensors is nested too deeply") from problem
-
-
-@contextmanager
-def _without_collection() -> Generator[None, None, None]:
-    """Pause the search for cycles: it would walk over 100,000 tensors, none of them garbage, again and again."""
-    is_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if is_on:
-            gc.enable()
 
 
 def _open_directory(path: Path, layout: RankLayout | None = None) -> Draft:

@@ -14,6 +14,7 @@ from msprobe_core.capture.data_rows import RowWatcher
 from msprobe_core.capture.described_process import described_process
 from msprobe_core.capture.features.feature import Feature, Host
 from msprobe_core.capture.forward_window import ForwardWindow
+from msprobe_core.garbage import paused_collection
 from msprobe_core.guard import kept, reason_of
 from msprobe_core.manifest.cleaning import cleaned_optimizers
 from msprobe_core.manifest.facts import DataRows, Manifest
@@ -137,7 +138,8 @@ class ManifestRecording(Feature):
     def _find_optimizers(self) -> None:
         if self._describes is None or self._manifest is None:
             return
-        found = tuple(self._describes.optimizers_of(self._models))
+        with paused_collection():
+            found = tuple(self._describes.optimizers_of(self._models))
         if found:
             run = msgspec.structs.replace(self._manifest.run, optimizers=cleaned_optimizers(found))
             self._manifest = msgspec.structs.replace(self._manifest, run=run)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from functools import cache
@@ -13,7 +13,7 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from msprobe.mindspore._cells import Unnamed, cells_of, own_parameters
 from msprobe.mindspore._device import device_target
-from msprobe_core.interception import Hook
+from msprobe_core.interception import FoundModule, Hook
 from msprobe_core.manifest import Model, Module, Scalar, flattened, name_of, scalar_of
 from msprobe_core.manifest import Parameter as DescribedParameter
 from msprobe_core.plugin import NamedModel
@@ -29,7 +29,10 @@ _HOOKS = (
 _HOOK_TABLES = tuple((f"{prefix}{kind}", kind) for kind in _HOOKS for prefix in ("_", "_lazy_"))
 """Attributes with tables of hooks; those with ``_lazy_`` are in releases that create them on first use."""
 
-_SIMPLE = (bool, int, float, str)
+_WITH_HOOKS = (*(attribute for attribute, _ in _HOOK_TABLES), "construct")
+
+_PLAIN = frozenset({bool, type(None)})
+_SIMPLE = frozenset({int, float, str})
 
 _ADDRESS = re.compile(r"0x[0-9a-f]{6,}", re.IGNORECASE)
 
@@ -62,26 +65,32 @@ def described_models(models: Sequence[NamedModel]) -> tuple[Model, ...]:
     for model in models:
         # Most attributes of a Cell are private ones that all have: to find them in a set takes a third of the time.
         left_out = _OF_EVERY_CELL.union(name for name in vars(model.model) if name.startswith("_"))
-        modules = [
-            _described(path, cell, left_out, _parameters(f"{model.name}.{path}".strip("."), cell, known, device))
-            for path, _, cell in cells_of([Unnamed(model.model)])
-        ]
+        attributes: dict[tuple[str, ...], list[str]] = {}
+        modules: list[Module] = []
+        for path, _, cell in cells_of([Unnamed(model.model)]):
+            own = own_parameters(cell)
+            parameters = _parameters(f"{model.name}.{path}".strip("."), cell, own, known, device)
+            settings = own_settings(cell, left_out, attributes)
+            modules.append(_described(path, cell, settings, own, parameters))
         settings = flattened(getattr(model.model, "config", None))
         settings.pop("", None)  # a text or a number is no configuration
         found.append(Model(name=model.name, modules=tuple(modules), settings=settings))
     return tuple(found)
 
 
-def names_of_parameters(models: Sequence[NamedModel]) -> Mapping[int, str]:
-    """Return the full names of the parameters of some nets by identity; a tied one has its first name."""
+def names_of_parameters(cells: Iterable[FoundModule]) -> Mapping[int, str]:
+    """Return the full names of the parameters of some Cells by identity; a tied one has its first name."""
     names: dict[int, str] = {}
-    for path, _, cell in cells_of(models):
-        for name, parameter in own_parameters(cell).items():
-            names.setdefault(id(parameter), f"{path}.{name}".lstrip("."))
+    for path, _, cell in cells:
+        for name, parameter in cell._params.items():
+            if parameter is not None:
+                names.setdefault(id(parameter), f"{path}.{name}".lstrip("."))
     return names
 
 
-def own_settings(cell: Any, left_out: AbstractSet[str] = _OF_EVERY_CELL) -> dict[str, Scalar]:
+def own_settings(
+    cell: Any, left_out: AbstractSet[str] = _OF_EVERY_CELL, known: dict[tuple[str, ...], list[str]] | None = None
+) -> dict[str, Scalar]:
     """Return the scalars among the attributes of a Cell, without those that every Cell has.
 
     Of operators among them it is what they were made with, such as the epsilon of a norm.
@@ -89,18 +98,29 @@ def own_settings(cell: Any, left_out: AbstractSet[str] = _OF_EVERY_CELL) -> dict
     Args:
         cell: The Cell.
         left_out: Names of attributes that are passed over, besides all private ones.
+        known: Which ones are left of the attributes of Cells that were described before.
     """
     found: dict[str, Scalar] = {}
     own = vars(cell)
-    for name in [name for name in own if name not in left_out]:
-        if name.startswith("_"):
-            continue
+    attributes = tuple(own)
+    names = None if known is None else known.get(attributes)
+    if names is None:
+        names = [name for name in attributes if name not in left_out and not name.startswith("_")]
+        if known is not None:
+            known[attributes] = names
+    for name in names:
         value = own[name]
-        if value is None or type(value) in _SIMPLE:
+        kind = type(value)
+        if kind in _PLAIN:
+            found[name] = value
+        elif kind in _SIMPLE:
             found[name] = scalar_of(value)[1]
         elif isinstance(value, ops.Primitive):
             given: Mapping[str, Any] = getattr(value, "init_attrs", None) or {}
-            found |= {f"{name}.{key}": scalar for key, each in given.items() if (scalar := _scalar(each)) is not None}
+            for key, each in given.items():
+                scalar = each if type(each) in _PLAIN else scalar_of(each)[1]
+                if scalar is not None:
+                    found[f"{name}.{key}"] = scalar
         elif not isinstance(value, Tensor | nn.Cell):
             is_setting, scalar = scalar_of(value)
             if is_setting:
@@ -108,12 +128,14 @@ def own_settings(cell: Any, left_out: AbstractSet[str] = _OF_EVERY_CELL) -> dict
     return found
 
 
-def _scalar(value: object) -> Scalar:
-    return scalar_of(value)[1]
-
-
-def _described(path: str, cell: Any, left_out: AbstractSet[str], parameters: tuple[DescribedParameter, ...]) -> Module:
-    settings = own_settings(cell, left_out) | _of_compiler(cell)
+def _described(
+    path: str,
+    cell: Any,
+    settings: dict[str, Scalar],
+    own: Mapping[str, Parameter],
+    parameters: tuple[DescribedParameter, ...],
+) -> Module:
+    settings.update(_of_compiler(cell))
     text = _own_text(cell)
     if text:
         settings["extra_repr"] = text
@@ -122,7 +144,7 @@ def _described(path: str, cell: Any, left_out: AbstractSet[str], parameters: tup
         type=name_of(type(cell)),
         settings=settings,
         is_training=bool(cell.training),
-        hooks=dict(_hooks(cell)),
+        hooks=dict(_hooks(cell, own)),
         parameters=parameters,
     )
 
@@ -157,18 +179,22 @@ def _own_text(cell: Any) -> str:
     return "" if len(text) > _MAX_TEXT else _ADDRESS.sub("0x…", text)
 
 
-def _hooks(cell: Any) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _hooks(cell: Any, parameters: Mapping[str, Parameter]) -> Iterator[tuple[str, tuple[str, ...]]]:
     own = vars(cell)
-    for attribute, kind in _HOOK_TABLES:
-        table: Any = own.get(attribute)
-        if table and (names := _names(table.values() if isinstance(table, dict) else table)):
-            yield kind, names
-    if "construct" in own:
-        yield "construct", _names([own["construct"]])
-    for name, parameter in own_parameters(cell).items():
-        with suppress(Exception):  # none have been registered, or a release without them
-            if (hooks := parameter.hooks()) and (names := _names(hooks)):
-                yield f"gradient of {name}", names
+    if any(map(own.get, _WITH_HOOKS)):
+        for attribute, kind in _HOOK_TABLES:
+            table: Any = own.get(attribute)
+            if table and (names := _names(table.values() if isinstance(table, dict) else table)):
+                yield kind, names
+        if "construct" in own:
+            yield "construct", _names([own["construct"]])
+    for name, parameter in parameters.items():
+        try:
+            hooks: Any = parameter.hooks()
+        except Exception:  # noqa: BLE001, S112  # none have been registered, or a release without them
+            continue
+        if hooks and (names := _names(hooks)):
+            yield f"gradient of {name}", names
 
 
 def _names(functions: Any) -> tuple[str, ...]:
@@ -177,10 +203,14 @@ def _names(functions: Any) -> tuple[str, ...]:
     return tuple(name for name in named if not name.startswith(("msprobe.", "msprobe_core.")))
 
 
-def _parameters(path: str, cell: Any, known: dict[int, str], device: str) -> tuple[DescribedParameter, ...]:
-    found: list[DescribedParameter] = []
+def _parameters(
+    path: str, cell: Any, own: Mapping[str, Parameter], known: dict[int, str], device: str
+) -> tuple[DescribedParameter, ...]:
     buffers: Mapping[str, Any] = vars(cell).get("_buffers") or {}  # getattr is slow where a Cell has none
-    for name, tensor in (*own_parameters(cell).items(), *buffers.items()):
+    if not own and not buffers:
+        return ()
+    found: list[DescribedParameter] = []
+    for name, tensor in (*own.items(), *buffers.items()):
         if tensor is None:
             continue
         full = f"{path}.{name}" if path else name

@@ -22,12 +22,17 @@ from msprobe_core.plugin import NamedModel
 _OPTIMIZERS: tuple[type[Any], ...] = (nn.Optimizer, optim.Optimizer)
 _TRAINERS: tuple[type[Any], ...] = (nn.TrainOneStepCell,)
 
+_ALL = _OPTIMIZERS + _TRAINERS
+
 _NAMES = """
     dynamic_decay_flags dynamic_lr dynamic_weight_decay enable_tuple_broaden exec_weight_decay group_start_id
     init_learning_rate is_group is_group_lr is_group_params_ordered need_scale optim_filter param_length param_names
     param_rank skip_auto_parallel_compile use_parallel decay_flags grad_centralization_flags group_weight_decay
     group_grad_centralization defaults
     """
+_SAMPLED = 16
+"""States of which one at least must have dimensions."""
+
 _INTERNAL = frozenset(_NAMES.split())
 """Attributes of an optimizer that follow from others."""
 
@@ -53,8 +58,9 @@ class KnownOptimizers:
         If none was called, because steps are compiled or made outside of the windows, they are searched for among the
         objects of the process, once for the same nets.
         """
-        names = names_of_parameters(models)
-        inside = [cell for _, _, cell in cells_of(models) if isinstance(cell, _OPTIMIZERS + _TRAINERS)]
+        cells = list(cells_of(models))
+        names = names_of_parameters(cells)
+        inside = [cell for _, _, cell in cells if isinstance(cell, _ALL)]
         found = _matching([*inside, *self._seen], names)
         whole = [model.model for model in models]
         if not found and not all(each in self._searched_for for each in whole):
@@ -70,8 +76,7 @@ class _Watch:
 
     def __init__(self, seen: WeakSet[Any]) -> None:
         self._seen = seen
-        kinds = (*_OPTIMIZERS, *_TRAINERS)
-        self._patches = Patches([FunctionPatch(kind, "__call__", self._note) for kind in kinds], are_imported=False)
+        self._patches = Patches([FunctionPatch(kind, "__call__", self._note) for kind in _ALL], are_imported=False)
         self._patches.install()
 
     def _note(self, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -91,7 +96,7 @@ class _Watch:
 
 def _search() -> list[Any]:
     objects = gc.get_objects()
-    kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, _OPTIMIZERS + _TRAINERS)}
+    kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, _ALL)}
     return [each for each in objects if type(each) in kinds]
 
 
@@ -158,18 +163,23 @@ def _groups_of_classic(optimizer: Any, names: Mapping[int, str]) -> Iterator[Par
     flags = _each(optimizer, "decay_flags", default=True)
     central = _each(optimizer, "grad_centralization_flags", default=False)
     groups: dict[tuple[Any, ...], tuple[dict[str, Scalar], list[Any]]] = {}
+    alike: dict[tuple[Any, ...], list[Any]] = {}
     for place, parameter in enumerate(cast("Sequence[Any]", optimizer.parameters)):
         rate, decay = rates(place), decays_of(place)
+        key = id(rate), id(decay), bool(flags(place)), bool(central(place))
+        if (members := alike.get(key)) is not None:
+            members.append(parameter)
+            continue
         for name, value in (("lr", rate), ("weight_decay", decay)):
             if id(value) not in numbers:
                 numbers[id(value)] = _setting(name, value)
-        decays = dict(numbers[id(decay)]) if flags(place) else {}
+        decays = dict(numbers[id(decay)]) if key[2] else {}
         number = decays.setdefault("weight_decay", 0.0)
         if isinstance(number, float) and scale and scale != 1.0:
             decays["weight_decay"] = float(str(np.float32(number / scale)))
-        centralises = bool(central(place))
-        settings = {**numbers[id(rate)], **decays, "grad_centralization": centralises}
-        groups.setdefault((id(rate), *settings.items()), (settings, []))[1].append(parameter)
+        settings = {**numbers[id(rate)], **decays, "grad_centralization": key[3]}
+        alike[key] = members = groups.setdefault((id(rate), *settings.items()), (settings, []))[1]
+        members.append(parameter)
     for settings, members in groups.values():
         yield ParameterGroup(settings=settings, parameters=_named(members, names))
 
@@ -220,8 +230,10 @@ def _state_dtypes(optimizer: Any) -> dict[str, str]:
     for name, value in vars(optimizer).items():
         if name.startswith("_") or not isinstance(value, tuple | list) or len(value) != len(parameters):  # pyright: ignore[reportUnknownArgumentType]
             continue
-        if all(isinstance(each, Parameter) and id(each) not in own and each.shape for each in value):  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-            found[name] = ", ".join(sorted({dtype_name(each) for each in value}))  # pyright: ignore[reportUnknownVariableType]
+        states = cast("Sequence[Any]", value)
+        is_state = all(isinstance(each, Parameter) and id(each) not in own for each in states)
+        if is_state and any(each.shape for each in states[:_SAMPLED]):  # not the steps of each parameter
+            found[name] = ", ".join(sorted({dtype_name(each) for each in states}))
     return found
 
 
