@@ -63,8 +63,11 @@ class ApiCalls(ABC):
         """Whether this thread runs a backward pass, so that its forward calls are a recompute."""
 
     @abstractmethod
-    def _owner_of(self, frame: FrameType) -> str | None:
-        """Return the owner of a call outside of every module, determined from its stack frames."""
+    def _owner_of(self, frame: FrameType, *, builds_graph: bool) -> str | None:
+        """Return the owner of a call outside of every module, determined from its stack frames.
+
+        ``builds_graph``: whether gradients can flow through the call, as through one in a closure of an optimizer.
+        """
 
     @abstractmethod
     def _watch(self, call: Call, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, is_foreign: bool) -> ResultWatch:
@@ -197,7 +200,7 @@ class ApiCalls(ABC):
         builds_graph = has_gradients and self._builds_graph()
         with self._quiet():
             if owner is None and recorder.is_outside_modules:
-                owner = self._owner_of(_caller())
+                owner = self._owner_of(_caller(), builds_graph=builds_graph)
             is_recomputed = builds_graph and self._is_in_backward()
             call = recorder.open_api(prefix, name, owner, is_recomputed=is_recomputed)
             unset = self._unset_inputs(function, args, kwargs, is_foreign=is_foreign)

@@ -26,8 +26,13 @@ class Owners:
         # Keyed by id, because hashing a code object hashes all its content; kept alive, so that no id is reused.
         self._known: dict[int, tuple[CodeType, str | None]] = {}
 
-    def find(self, frame: FrameType | None) -> str | None:
-        """Return the innermost owner that is running; ``None`` if there is none."""
+    def find(self, frame: FrameType | None, is_excused: Callable[[FrameType], bool] | None = None) -> str | None:
+        """Return the innermost owner that is running; ``None`` if there is none.
+
+        Args:
+            frame: The frame of the call.
+            is_excused: Whether the call is not of the owner although its function runs; ``None`` if it always is.
+        """
         known = self._known
         for _ in range(_MAX_FRAMES):
             if frame is None:
@@ -37,7 +42,7 @@ class Owners:
             if found is None:
                 found = known[id(code)] = code, self._owner_by(code)
             if found[1] is not None:
-                return found[1]
+                return None if is_excused is not None and is_excused(frame) else found[1]
             frame = frame.f_back
         return None
 

@@ -406,7 +406,7 @@ def _suspect(
     return Suspect(
         step=unit.step,
         ranks=() if unit.rank is None else (unit.rank,),
-        micro_step=_micro_step(entry, parents, micro_steps[is_golden]),
+        micro_step=_micro_step(entry, parents, micro_steps[1 if is_golden else 0]),
         entry=entry,
         only_on=node["only_on"],
         module=_module_of(entry, parents),

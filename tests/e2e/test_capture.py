@@ -157,6 +157,28 @@ def test_what_optimizers_and_clipping_call_belongs_to_them(record, foreach):
     assert "optimizer" not in dump.data
 
 
+@pytest.mark.parametrize("is_named", [True, False])
+def test_the_loss_that_a_closure_computes_is_none_of_the_optimizers(record, is_named):
+    """Lightning passes the last micro-batch of every step to the optimizer as a closure."""
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+
+    def closure():
+        loss = nn.functional.mse_loss(model(torch.ones(1, 2)), torch.ones(1, 2)) * 2
+        loss.backward()
+        return loss
+
+    construct = record(
+        lambda: optimizer.step(closure=closure) if is_named else optimizer.step(closure), level="mix", model=model
+    ).json("construct.json")
+    of_loss = [f"{name}.0.{phase}" for name in ("Functional.mse_loss", "Tensor.__mul__") for phase in _PHASES]
+    assert {entry: construct[entry] for entry in of_loss} == dict.fromkeys(of_loss)
+    assert construct["Tensor.lerp_.0.forward"] == "optimizer"
+
+
+_PHASES = ("forward", "backward")
+
+
 @pytest.mark.parametrize("level", ["L0", "mix"])
 def test_structure_is_what_statistics_has_beside_the_values(tmp_path, close_debugger, level, monkeypatch, caplog):
     from msprobe.pytorch._reduce import TorchReducer

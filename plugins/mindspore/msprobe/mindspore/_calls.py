@@ -49,7 +49,7 @@ class ApiCalls(_ApiCalls):
     def _is_in_backward(self) -> bool:
         return is_in_backward()
 
-    def _owner_of(self, frame: FrameType) -> str | None:
+    def _owner_of(self, frame: FrameType, *, builds_graph: bool) -> str | None:  # noqa: ARG002
         return _owners.find(frame)
 
     def _watch(

@@ -10,7 +10,7 @@ import torch
 
 from msprobe.pytorch._apis import is_foreign_operator, written_by_schema
 from msprobe.pytorch._gradients import CallGradients, is_in_backward
-from msprobe.pytorch._owners import owners
+from msprobe.pytorch._owners import may_run_closure, owners
 from msprobe.pytorch._quiet import RecordingGuard
 from msprobe.pytorch._unset import UnsetMemory, ignores_values, leaves_memory_unset
 from msprobe_core.interception import ApiCalls as _ApiCalls
@@ -72,8 +72,8 @@ class ApiCalls(_ApiCalls):
     def _is_in_backward(self) -> bool:
         return is_in_backward()
 
-    def _owner_of(self, frame: FrameType) -> str | None:
-        return owners.find(frame)
+    def _owner_of(self, frame: FrameType, *, builds_graph: bool) -> str | None:
+        return owners.find(frame, may_run_closure if builds_graph else None)
 
     def _watch(
         self,

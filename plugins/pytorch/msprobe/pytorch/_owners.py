@@ -47,5 +47,18 @@ def _wrappers() -> frozenset[CodeType]:
 
 _STEP_WRAPPERS = _wrappers()
 
+
+def may_run_closure(frame: FrameType) -> bool:
+    """Whether an optimizer's step was given a closure: what builds a graph inside is the program's forward and loss.
+
+    Lightning runs the last micro-batch of every step so.
+    """
+    if frame.f_code not in _STEP_WRAPPERS:
+        return False
+    given = frame.f_locals
+    positional, named = given.get("args", ()), given.get("kwargs", {})
+    return (len(positional) > 1 and positional[1] is not None) or named.get("closure") is not None
+
+
 owners = Owners(_owner_by)
 """Owners of calls that PyTorch runs."""
