@@ -26,6 +26,7 @@ from msprobe_core.cli.gradients import gradients
 from msprobe_core.cli.graph import graph, graph_visualize
 from msprobe_core.cli.locate import locate
 from msprobe_core.cli.merge import merge_result
+from msprobe_core.cli.migrate import migrate
 from msprobe_core.cli.monitor import monitor
 from msprobe_core.cli.monitor_export import data2db
 from msprobe_core.cli.op_generate import op_generate
@@ -69,6 +70,7 @@ def msprobe_register_commands() -> Sequence[click.Command]:
         identify,
         locate,
         merge_result,
+        migrate,
         monitor,
         multi_acc_check,
         multi_run_ut,

@@ -52,6 +52,9 @@ _LOAD_TYPES = get_type_hints(LoadOptions)
 _PERTURB_TYPES = get_type_hints(Perturbation)
 _TWIN_TYPES = get_type_hints(TwinOptions)
 
+CONFIG_FIELDS = frozenset(_COMMON_TYPES)
+"""Names of the fields outside of any task's block."""
+
 _BLOCKS = {*(task.value for task in Task), "load", "perturb", "twin", "per_stage", "rollout"}
 
 

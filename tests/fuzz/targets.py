@@ -133,6 +133,19 @@ def _pair(directory: Path) -> None:
             write_dump(directory / side / "step0" / f"rank{rank}", record, parents={}, stacks={})
 
 
+def _foreign_settings(directory: Path) -> None:
+    for name, content in {
+        "config.json": '{"task": "tensor", "rank": [0], "seed": 1, "tensor": {"list": ["relu"], "file_format": "npy"}}',
+        "monitor.json": '{"targets": {}, "wg_distribution": true, "ops": ["norm", "x"], "format": "api"}',
+        "compare.json": '{"npu_path": "a", "bench_path": "b"}',
+        "cells.yaml": "fc1.Dense: fc1.Linear\n",
+        "apis.yaml": "- {ms_api: Functional.a, pt_api: NPU.b, ms_args: [0], pt_args: [0]}\n",
+        "rows.yaml": "Tensor.mul.2.forward.input.0: Tensor.mul.1.forward.input.0\n",
+        "layers.yaml": "TopLayer: {network: module}\n",
+    }.items():
+        (directory / name).write_text(content)
+
+
 def _configured(directory: Path) -> None:
     import manifests
 
@@ -832,6 +845,7 @@ TARGETS = {
         ["tensor_files/mindspore_checkpoint", "untrusted/protobuf_wire"], _mindspore_checkpoint, one("model.ckpt")
     ),
     "shard": Target(["store/tensors"], _shard, one("shard-0.safetensors")),
+    "migrated": Target(["migrate/files"], _foreign_settings, command("migrate", "{}"), "*.*"),
     "config": Target(["config/load", "config/text"], written("config.json", json.dumps(_CONFIG)), one("config.json")),
     "config yaml": Target(
         ["config/load"],

@@ -342,7 +342,8 @@ def test_plugins(run):
         "confirm, control, convert, data2db, demo, doctor, estimate, export, free_benchmark, gradients, graph, ",
         "graph_visualize, identify, ",
         "kernel-dump, ",
-        "merge_result, monitor, multi_acc_check, multi_run_ut, nan_analyze, op_generate, overflow_check, parse, ",
+        "merge_result, migrate, monitor, multi_acc_check, multi_run_ut, nan_analyze, op_generate, ",
+        "overflow_check, parse, ",
         "plugins, responses, rl, run_overflow_check, run_ut, show, twin, verl, view, weights",
     ):
         assert line in out

@@ -354,7 +354,7 @@ LAYERS = [
     {"twin"},
     {"report", "estimate"},
     {"calibrate", "view", "compat", "rl"},
-    {"exports", "doctor"},
+    {"exports", "doctor", "migrate"},
     {"cli", "testing"},
     {"__main__", "comparison", "plugin", "recording"},
 ]
