@@ -58,7 +58,7 @@ def watch(*, offset: int, patience_s: float, **given: Any) -> int:
     Exit status: 0 if rounding explains every difference, 1 if there is a disagreement, 2 if that cannot be decided,
     also because a step is missing on one side or ended early.
     """
-    asked = Asked(**given, confirms=False, model=None)
+    asked = Asked(**given, confirms=False, model=None, reports=())
     from msprobe_core.locate.result import LocateVerdict
     from msprobe_core.report.locate_file import check_location, write_location
     from msprobe_core.report.locate_text import print_location
