@@ -1,8 +1,9 @@
 """The calls of a dump in execution order, and their pairing with the calls of another dump.
 
 A call is a forward entry with its backward entry, or a backward entry alone if no forward was recorded. Identities of
-calls, from strict to loose: name, nesting, shapes and arguments; without the arguments; without the shapes; with the
-shapes, but ignoring enclosing modules that only one side has; and this without the shapes.
+calls, from strict to loose: name, nesting, shapes and arguments; without the arguments; with the shapes of the results
+alone; without the shapes; with the shapes, but ignoring enclosing modules that only one side has; and this without the
+shapes.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.frame import RowKind
 from msprobe_core.store.stored_dump import StoredDump
 
-_SHAPED, _NESTED = 1, 2
+_SHAPED, _NESTED = 1, 3
 """Indices of two identities: name, nesting and shapes; and name and nesting only."""
 
-_ALL_SHAPED = (0, 1, 3)
+_ALL_SHAPED = (0, 1, 4)
 """Indices of the identities that include the shapes."""
 
 NO_CALL = -1
@@ -48,7 +49,8 @@ class Calls:
             have the same shapes in any position.
         arguments: Equal if, in addition, all arguments other than tensors are equal; between frameworks, if its
             tensors, except for further results, have the same shapes.
-        results: Equal if the first results have the same shape; 0 within one framework.
+        results: Equal if all results have the same kinds and shapes; between frameworks, if the first ones have one
+            shape.
         are_named: Whether the user has named the call's partner.
         are_backward: Whether no forward was recorded.
         have_backward: Whether a backward was recorded; calls of an optimizer have none.
@@ -107,7 +109,7 @@ def list_entries(dump: Dump, *, is_foreign: bool = False) -> pl.DataFrame:
     told = {
         "shapes": pl.col("shape_hash").bitwise_xor(),
         "arguments": pl.col("argument_hash").bitwise_xor(),
-        "results": pl.lit(0, pl.UInt64),
+        "results": pl.col("shape_hash").filter(pl.col("role") == Role.OUTPUT.value).bitwise_xor().fill_null(0),
     }
     if is_foreign:
         is_tensor = (pl.col("kind") == RowKind.TENSOR.value) & (pl.col("role") != Role.PARAMETERS.value)
@@ -327,6 +329,7 @@ def _identities(target: Calls, golden: Calls, *, with_scopes: bool) -> tuple[lis
         kinds: list[tuple[list[int], ...]] = [
             (bases, chains, side.shapes, side.arguments),
             (bases, chains, side.shapes),
+            (bases, chains, side.results),
             (bases, chains),
         ]
         if knows_nesting:

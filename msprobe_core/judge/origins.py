@@ -142,7 +142,7 @@ def find_sources(rows: Rows, nodes: pl.DataFrame, nesting: Nesting, *, is_foreig
         around = _making_good(source, nesting, agreeing)
         for each in (node, source.node, source.seen_at):
             if each is not None:
-                explained.update((each["entry"], *_below(around, nesting.of(each))))
+                explained.update((each["entry"], *_below(around, [each["entry"], *nesting.of(each)])))
         others = found if around is None else made_good
         if all(source.node["entry"] != other.node["entry"] for other in others):
             others.append(source)
@@ -159,21 +159,25 @@ def _agreeing_modules(nodes: pl.DataFrame) -> AbstractSet[str]:
 
 
 def _making_good(source: Source, nesting: Nesting, agreeing: AbstractSet[str]) -> str | None:
-    """Return the module whose results agree around a call that one side makes alone; ``None`` if there is none.
+    """Return the module whose results agree around, or after, a call that one side makes alone; ``None`` without one.
 
-    Both sides compute the same, and only divide it differently among the modules inside, as releases of a library do.
+    Both sides compute the same, and only divide it differently among the modules inside, as releases of a library do;
+    or the module that gets what the call made computes the same of it, as of a mask in another form.
     An error that is small may also be lost in what is added to it, so only strong ones are taken to be made good.
     """
     if source.lone is None or source.seen_at is None or source.seen_at["phase"] != Phase.FORWARD.value:
         return None
     if source.size("excess") < _MADE_GOOD or names.OPTIMIZER in nesting.of(source.lone):
         return None
-    return next((entry for entry in nesting.of(source.seen_at) if entry in agreeing), None)
+    seen_at: str = source.seen_at["entry"]
+    return next((entry for entry in (seen_at, *nesting.of(source.seen_at)) if entry in agreeing), None)
 
 
 def _below(around: str | None, entries: Sequence[str]) -> Sequence[str]:
-    """Return the entries, innermost first, that come before a module; all if there is none."""
-    return entries if around not in entries else entries[: entries.index(around)]
+    """Return the entries, innermost first, that come before a module; all if ``around`` is none, else none outside."""
+    if around is None:
+        return entries
+    return entries[: entries.index(around)] if around in entries else ()
 
 
 def is_flagged() -> pl.Expr:

@@ -394,7 +394,7 @@ def _suspect(
     micro_steps: tuple[Mapping[str, int], Mapping[str, int]],
 ) -> Suspect:
     rows, nodes, node = evidence.rows, evidence.nodes, source.node
-    is_golden = node["only_on"] == "golden"
+    is_golden: bool = node["only_on"] == "golden"
     entry: str = node["entry_golden"] if is_golden and node["entry_golden"] else node["entry"]
     parents = evidence.nesting.of(node)
     own = rows.filter(pl.col("entry") == node["entry"])

@@ -147,6 +147,17 @@ def test_experts_that_get_other_numbers_of_tokens_are_themselves(tmp_path, nesti
     assert set(alignment.rows["match"]) == {"both"}
 
 
+def test_calls_whose_arguments_changed_are_known_by_the_shapes_of_their_results(tmp_path):
+    target = {
+        "Tensor.mul.0.forward": api(tensor([[1.0]] * 9), 2.0, output=tensor([[2.0]] * 9)),
+        "Tensor.mul.1.forward": api(tensor([1.0, 2.0]), 3.0, output=tensor([3.0, 6.0])),
+    }
+    golden = {"Tensor.mul.0.forward": api(tensor([1.0, 2.0]), tensor(3.0), output=tensor([3.0, 6.0]))}
+    alignment = align_dumps(write_dump(tmp_path / "t", target), write_dump(tmp_path / "g", golden))
+    assert pairs_in(alignment) == {"Tensor.mul.1.forward": "Tensor.mul.0.forward"}
+    assert lone_in(alignment, "target") == ["Tensor.mul.0.forward"]
+
+
 def test_calls_stay_paired_when_the_batch_size_differs(tmp_path):
     golden = layers()
     target = [with_value(call, call.value) for call in golden]

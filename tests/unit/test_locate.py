@@ -59,12 +59,24 @@ class Run:
                 scaled = value * faults[f"extra{i}"]
                 self.call(f"Torch.mul.{i}.forward", [tensor(value)], scaled, layer)
                 value = scaled
+            if i == 1 and "mask" in faults:
+                value = self.masked(value, layer, shape=faults["mask"])
             if i == 1 and "doubled" in faults:
                 value = self.doubled(value, layer, inside=faults["doubled"] == "inside")
             value = value * faults.get(f"layer{i}", 1.0)
             self.call(layer, [tensor(given)], value, "Module.Model.forward.0", parameters={"weight": tensor(weight)})
         self.call("Module.Model.forward.0", [tensor(begin)], value)
         return self
+
+    def masked(self, value, layer, *, shape):
+        """Give a module a mask of a shape, which another call makes if it is small."""
+        inner = f"{layer.removesuffix('.Layer.forward.0')}.attention.Attention.forward.0"
+        mask = np.full(shape, -3.0)
+        if mask.size == 1:
+            self.call("Torch.triu.0.forward", [tensor(np.zeros(shape))], mask, layer)
+        self.call("Torch.sub.0.forward", [tensor(value), tensor(mask)], value, inner)
+        self.call(inner, [tensor(value), tensor(mask)], value, layer)
+        return value
 
     def doubled(self, value, layer, *, inside):
         """Double a value by a call inside a module of the layer, or by another call after it."""
@@ -112,6 +124,13 @@ def found(tmp_path, golden, **faults):
 def test_a_call_moved_between_modules_is_no_suspect_beside_a_fault(tmp_path):
     golden = Run(doubled="after").forward().backward().write(tmp_path / "golden")
     result = found(tmp_path, golden, doubled="inside", linear3=1.01)
+    assert [suspect.entry for suspect in result.suspects] == ["Functional.linear.3.forward"]
+
+
+def test_a_call_whose_result_a_module_takes_in_another_form_is_no_suspect(tmp_path):
+    golden = Run(mask=(1, 1)).forward().backward().write(tmp_path / "golden")
+    assert found(tmp_path / "healthy", golden, mask=(3, 3)).verdict is LocateVerdict.AGREE
+    result = found(tmp_path / "faulty", golden, mask=(3, 3), linear3=1.01)
     assert [suspect.entry for suspect in result.suspects] == ["Functional.linear.3.forward"]
 
 
