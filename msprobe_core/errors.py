@@ -46,7 +46,16 @@ class EntryNameError(MsprobeError, ValueError):
 
 
 class DumpError(MsprobeError, ValueError):
-    """A dump cannot be read: it is missing, truncated or not what it claims to be."""
+    """A dump cannot be read: it is missing, truncated or not what it claims to be.
+
+    Attributes:
+        position: Byte position in the file of what is wrong; ``None`` if it is not known.
+    """
+
+    def __init__(self, message: str = "", *, position: int | None = None) -> None:
+        """Take the message, and the position if it is known."""
+        super().__init__(message)
+        self.position = position
 
 
 class StoreError(MsprobeError, OSError):

@@ -88,6 +88,11 @@ def _open_directory(path: Path, layout: RankLayout | None = None) -> Draft:
     for ending, head in _HEADS.items():
         if any(name.endswith(ending) for name in names):
             raise DumpError(f"{path}: lacks {head}, without which its files *{ending} cannot be put together")
+    if "common.pt" in names and ("metadata.json" in names or path.name.startswith("iter_")):
+        raise DumpError(
+            f"{path}: has common.pt alone, which Megatron-LM writes beside the tensors; .metadata and the files *.distcp are "
+            "missing: copy them too"
+        )
     return _open_files(path, names)
 
 

@@ -70,6 +70,7 @@ class PtArchive:
         self._file = file
         self._path = path
         self._begin = begin
+        self._directory = archive.start_dir
         self._members = {info.filename.partition("/")[2]: info for info in archive.infolist()}
         self._places: dict[str, Storage] = {}
 
@@ -81,6 +82,15 @@ class PtArchive:
         """
         self._check_order()
         return self._content("data.pkl", MAX_PICKLE_BYTES)
+
+    @property
+    def pickle_begin(self) -> int:
+        """Position of the pickle in the file.
+
+        Raises:
+            DumpError: as `pickled`.
+        """
+        return self._begin + self._storage("data.pkl").begin
 
     def place(self, key: str) -> Storage:
         """Return the location of a storage.
@@ -130,32 +140,46 @@ class PtArchive:
         """Return the location of a member: after its own header, whose length is not in the archive's directory."""
         info = self._members.get(member)
         if info is None:
-            raise DumpError(f"{self._path}: lacks the part {member!r}; it does not hold a tensor or is damaged")
+            raise DumpError(
+                f"{self._path}: lacks the part {member!r}; it does not hold a tensor or is damaged",
+                position=self._begin + self._directory,
+            )
+        position = self._begin + info.header_offset
         # torch.save never compresses; a compressed part could expand to any size.
         if info.compress_type != zipfile.ZIP_STORED or info.compress_size != info.file_size:
-            raise self._refusal(member)
+            raise self._refusal(member, position)
         if info.flag_bits & _ENCRYPTED:
-            raise DumpError(f"{self._path}: the part {member!r} is encrypted; torch.save writes none such")
+            raise DumpError(
+                f"{self._path}: the part {member!r} is encrypted; torch.save writes none such", position=position
+            )
         self._file.seek(info.header_offset)
         signature, *lengths = LOCAL_HEADER.unpack(self._file.read(LOCAL_HEADER.size))
         begin = info.header_offset + LOCAL_HEADER.size + sum(lengths)
         if signature != ZIP_SIGNATURE or begin + info.file_size > self._file.seek(0, io.SEEK_END):
-            raise DumpError(f"{self._path}: the part {member!r} is not where it should be; the file is damaged")
+            raise DumpError(
+                f"{self._path}: the part {member!r} is not where it should be; the file is damaged", position=position
+            )
         # PyTorch can omit checksums; it then writes 0.
         return Storage(file=self._path, begin=begin, num_bytes=info.file_size, crc=info.CRC or None)
 
     def _content(self, member: str, max_bytes: int) -> bytes:
         place = self._storage(member)
         if place.num_bytes > max_bytes:
-            raise self._refusal(member)
+            raise self._refusal(member, self._begin + place.begin)
         self._file.seek(place.begin)
         content = self._file.read(place.num_bytes)
         if place.crc is not None and crc32(content) != place.crc:
-            raise DumpError(f"{self._path}: the part {member!r} does not match its checksum; the file is damaged")
+            raise DumpError(
+                f"{self._path}: the part {member!r} does not match its checksum; the file is damaged",
+                position=self._begin + place.begin,
+            )
         return content
 
-    def _refusal(self, member: str) -> DumpError:
-        return DumpError(f"{self._path}: the part {member!r} is compressed or too large; torch.save writes none such")
+    def _refusal(self, member: str, position: int) -> DumpError:
+        return DumpError(
+            f"{self._path}: the part {member!r} is compressed or too large; torch.save writes none such",
+            position=position,
+        )
 
 
 def described_view(

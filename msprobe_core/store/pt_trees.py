@@ -60,12 +60,14 @@ class Opaque:
         args: Arguments of the call that would make it.
         fields: Its state; empty if it has none, or none by name.
         reason: Why it is not a tensor, if it was to be one.
+        position: Byte position in the file of what would make it, or of the pickle that refers to it.
     """
 
     name: str
     args: tuple[Any, ...] = ()
     fields: dict[Key, Any] = field(default_factory=dict[Key, Any])
     reason: str = ""
+    position: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +142,9 @@ def open_pt_part(path: Path, begin: int, num_bytes: int) -> PtTree:
 
     def read(file: io.FileIO, size: int) -> PtTree:
         if min(begin, num_bytes) < 0 or begin + num_bytes > size:
-            raise DumpError(f"{path}: is cut off: it ends before the {num_bytes} bytes from {begin} do")
+            raise DumpError(
+                f"{path}: is cut off: it ends before the {num_bytes} bytes from {begin} do", position=max(0, begin)
+            )
         return _read(path, _Window(file, begin, num_bytes), begin, num_bytes)
 
     return _opened(path, read)
@@ -160,7 +164,7 @@ def _opened(path: Path, read: Callable[[io.FileIO, int], PtTree]) -> PtTree:
     except DumpError:
         raise
     except MalformedError as error:
-        raise DumpError(f"{path}: {error}") from error
+        raise DumpError(f"{path}: {error}", position=error.position) from error
     except OSError as error:
         raise DumpError(f"{path}: cannot be read ({error.strerror or error})") from error
     except MemoryError as error:
@@ -176,13 +180,13 @@ def _read(path: Path, file: io.RawIOBase, begin: int, size: int) -> PtTree:
     whole = cast("IO[bytes]", file)
     with zipfile.ZipFile(whole) as archive:
         opened = PtArchive(archive, whole, path, begin)
-        return _tree(path, opened.pickled(), opened.place, size)
-
-
-def _tree(path: Path, pickled: bytes | IO[bytes], place: Callable[[str], Storage], size: int) -> PtTree:
-    maker = _Maker(path, place)
-    value = maker.made(read_objects(pickled), 0)
-    return PtTree(path, value, size, maker.num_values)
+        pickled, position = opened.pickled(), opened.pickle_begin
+        maker = _Maker(path, opened.place, position)
+        try:
+            value = maker.made(read_objects(pickled), 0)
+        except MalformedError as error:
+            raise DumpError(f"{path}: {error}", position=position + (error.position or 0)) from error
+        return PtTree(path, value, size, maker.num_values)
 
 
 _LEGACY_MAGIC = b"\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19."
@@ -223,16 +227,18 @@ def _read_legacy(path: Path, raw: io.RawIOBase, begin: int, size: int, start: by
         num_bytes = count * items[key]
         position += 8
         if position + num_bytes > size:
-            raise DumpError(f"{path}: is cut off: it ends before the storage {clip(key)!r} does")
+            raise DumpError(
+                f"{path}: is cut off: it ends before the storage {clip(key)!r} does", position=begin + position
+            )
         places[key] = Storage(file=path, begin=begin + position, num_bytes=num_bytes)
         position += num_bytes
 
     def place(key: str) -> Storage:
         if key not in places:
-            raise DumpError(f"{path}: lacks the storage {clip(key)!r}; it is damaged")
+            raise DumpError(f"{path}: lacks the storage {clip(key)!r}; it is damaged", position=begin + position)
         return places[key]
 
-    maker = _Maker(path, place)
+    maker = _Maker(path, place, begin)
     return PtTree(path, maker.made(value, 0), size, maker.num_values)
 
 
@@ -268,8 +274,9 @@ def _storage_parts(identity: Any) -> tuple[Any, str | None]:
 class _Maker:
     """Makes plain values of what a pickle describes, each once."""
 
-    def __init__(self, path: Path, place: Callable[[str], Storage]) -> None:
+    def __init__(self, path: Path, place: Callable[[str], Storage], begin: int = 0) -> None:
         self._path = path
+        self._begin = begin
         self._place = place
         self._known: dict[int, Any] = {}
         self._begun: set[int] = set()
@@ -290,7 +297,7 @@ class _Maker:
         if depth > MAX_DEPTH:
             raise MalformedError(f"its values are nested more than {MAX_DEPTH} deep")
         if identity in self._begun:
-            return Opaque("a reference to what it is a part of")
+            return Opaque("a reference to what it is a part of", position=self._begin)
         self._begun.add(identity)
         self.num_values += 1
         made = self._known[identity] = self._new(value, depth + 1)
@@ -303,14 +310,14 @@ class _Maker:
         if isinstance(value, Built):
             return self._object(value, depth)
         if isinstance(value, Named):
-            return Opaque(named_text(value))
+            return Opaque(named_text(value), position=self._begin)
         if isinstance(value, Outside):
-            return Opaque("a storage without a tensor")
+            return Opaque("a storage without a tensor", position=self._begin)
         if isinstance(value, list):
             return self._list(cast("list[Any]", value), depth)
         if type(value) is tuple:
             return tuple(self.made(each, depth) for each in cast("tuple[Any, ...]", value))
-        return Opaque(type(value).__name__)
+        return Opaque(type(value).__name__, position=self._begin)
 
     def _list(self, parts: list[Any], depth: int) -> list[Any]:
         return [self.made(each, depth) for each in parts]
@@ -334,7 +341,7 @@ class _Maker:
             return self._tensor(value)
         text = named_text(name) if name is not None else "an object"
         args = tuple(self.made(each, depth) for each in value.args)
-        return Opaque(text, args, self._fields(value, depth))
+        return Opaque(text, args, self._fields(value, depth), position=self._begin + value.position)
 
     def _fields(self, value: Built, depth: int) -> dict[Key, Any]:
         state: Any = value.state
@@ -357,12 +364,15 @@ class _Maker:
                 else:
                     break
             if name not in REBUILDING:
-                return Opaque(named_text(name) if name else "an object", reason="a tensor of a kind that is not read")
+                text = named_text(name) if name else "an object"
+                return Opaque(text, reason="a tensor of a kind that is not read", position=self._begin + value.position)
             return described_view(self._path, self._place, *args)
         except DumpError as error:
-            return Opaque("torch.Tensor", reason=str(error))
+            known = self._begin + value.position if error.position is None else error.position
+            return Opaque("torch.Tensor", reason=str(error), position=known)
         except (TypeError, ValueError, IndexError, AttributeError, KeyError, OverflowError) as error:
-            return Opaque("torch.Tensor", reason=f"{self._path}: describes no tensor ({type(error).__name__})")
+            reason = f"{self._path}: describes no tensor ({type(error).__name__})"
+            return Opaque("torch.Tensor", reason=reason, position=self._begin + value.position)
 
 
 def key_of(key: Any) -> Key:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -134,7 +135,10 @@ def _open_npy(path: Path) -> StoredTensor:
     header = read_npy_header(path)
     # Do not trust the header before its size agrees with the file's.
     if header.num_bytes > path.stat().st_size - header.begin:
-        raise DumpError(f"{path}: is cut off: its header says {header.num_bytes} bytes, and that is more than it has")
+        raise DumpError(
+            f"{path}: is cut off: its header says {header.num_bytes} bytes, and that is more than it has",
+            position=header.begin,
+        )
     return StoredTensor(
         name=path,
         storage=Storage(file=path, begin=header.begin, num_bytes=header.num_bytes),
@@ -238,17 +242,22 @@ def _member_tensor(shard: Path, key: str, start: int, found: _Member, size: int)
     name = layout.shard_reference(str(shard), key)
     dtype = SAFETENSORS_DTYPES.get(found.dtype)
     if dtype is None:
-        raise DumpError(f"{name}: holds values of the type {found.dtype}, which is not known here")
+        position = start + max(0, min(found.data_offsets))
+        raise DumpError(f"{name}: holds values of the type {found.dtype}, which is not known here", position=position)
     begin, end = found.data_offsets
+    position = start + max(0, begin)
     stored = _STORED[dtype]
     if (
         len(found.shape) > MAX_DIMS
         or min((begin, *found.shape)) < 0
         or end - begin != math.prod(found.shape) * stored.itemsize
     ):
-        raise DumpError(f"{name}: its place in the file does not fit its shape; the file is damaged")
+        raise DumpError(f"{name}: its place in the file does not fit its shape; the file is damaged", position=position)
     if start + end > size:
-        raise DumpError(f"{name}: is cut off: the file ends before it, at byte {size:,} instead of {start + end:,}")
+        raise DumpError(
+            f"{name}: is cut off: the file ends before it, at byte {size:,} instead of {start + end:,}",
+            position=position,
+        )
     return StoredTensor(
         name=name,
         storage=Storage(file=shard, begin=start + begin, num_bytes=end - begin),
@@ -274,7 +283,16 @@ def _read_shard_header(shard: Path, size: int, _modified: int) -> tuple[int, dic
         return 8 + length, msgspec.json.decode(header, type=dict[str, msgspec.Raw])
     except msgspec.DecodeError:
         # A process killed while it adds a tensor leaves half a description after the others.
-        return 8 + length, msgspec.json.decode(header[: header.rindex(b"}") + 1] + b"}", type=dict[str, msgspec.Raw])
+        whole = header[: header.rindex(b"}") + 1] + b"}"
+    try:
+        return 8 + length, msgspec.json.decode(whole, type=dict[str, msgspec.Raw])
+    except msgspec.DecodeError as error:
+        place = _AT_BYTE.search(str(error))
+        position = 8 + (int(place[1]) if place else 0)
+        raise DumpError(f"{shard}: is not a whole tensor file ({error})", position=position) from error
+
+
+_AT_BYTE = re.compile(r"\(byte (\d{1,12})\)", re.ASCII)
 
 
 _MAX_SHARD_HEADER_BYTES = 100_000_000

@@ -48,6 +48,7 @@ class CheckpointValue:
         source: Its elements; ``None`` if it is a text or cannot be read.
         text: A text.
         reason: Why it cannot be read.
+        position: Byte position of its bytes, or of what describes it.
     """
 
     name: str
@@ -56,6 +57,7 @@ class CheckpointValue:
     source: StoredTensor | JoinedTensor | None = None
     text: str | None = None
     reason: str = ""
+    position: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +67,12 @@ class MindSporeCheckpoint:
     Attributes:
         values: In the order of the file.
         damage: Why values after these could not be read; empty if all were.
+        position: Byte position of the damage.
     """
 
     values: tuple[CheckpointValue, ...]
     damage: str = ""
+    position: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +103,11 @@ def open_mindspore_checkpoint(path: Path) -> MindSporeCheckpoint:
     """
     try:
         with open_plain(path) as file:
-            parts, damage = _parts(file)
+            parts, damage, position = _parts(file)
     except OSError as error:
         raise DumpError(f"{path}: cannot be read ({error.strerror or error})") from error
     if damage and not parts:
-        raise DumpError(f"{path}: is no checkpoint of MindSpore: it {damage}")
+        raise DumpError(f"{path}: is no checkpoint of MindSpore: it {damage}", position=position)
     found: list[CheckpointValue] = []
     group: list[_Part] = []
     for part in parts:
@@ -113,10 +117,10 @@ def open_mindspore_checkpoint(path: Path) -> MindSporeCheckpoint:
         group.append(part)
     if group:
         found.append(_value(path, group))
-    return MindSporeCheckpoint(tuple(found), f"it {damage}" if damage else "")
+    return MindSporeCheckpoint(tuple(found), f"it {damage}" if damage else "", position)
 
 
-def _parts(file: FileIO) -> tuple[list[_Part], str]:
+def _parts(file: FileIO) -> tuple[list[_Part], str, int]:
     wire = WireFile(file)
     parts: list[_Part] = []
     end = wire.size
@@ -126,11 +130,11 @@ def _parts(file: FileIO) -> tuple[list[_Part], str]:
             end -= _CHECKSUM_BYTES if tail.startswith(_CHECKSUM) else 0
         for number, value in wire.fields(Span(0, end)):
             if number != 1:
-                return parts, "has a field that no checkpoint has"
+                return parts, "has a field that no checkpoint has", value.begin if isinstance(value, Span) else 0
             parts.append(_part(wire, value))
     except MalformedError as error:
-        return parts, error.reason
-    return parts, "" if parts else "has no values"
+        return parts, error.reason, error.position or 0
+    return parts, "" if parts else "has no values", 0
 
 
 def _part(wire: WireFile, value: int | Span) -> _Part:
@@ -143,7 +147,8 @@ def _part(wire: WireFile, value: int | Span) -> _Part:
         elif number == 3:
             is_map = True
     if is_map or tensor is None:
-        return _Part(tag, "MapTensor" if is_map else "nothing", (), Span(0, 0), is_map=True)
+        at = _span(value).begin
+        return _Part(tag, "MapTensor" if is_map else "nothing", (), Span(at, at), is_map=True)
     kind, dims, content_span = "", list[int](), Span(0, 0)
     for number, content in wire.fields(tensor):
         if number == 1:
@@ -153,7 +158,9 @@ def _part(wire: WireFile, value: int | Span) -> _Part:
         elif number == 3:
             content_span = _span(content)
         if len(dims) > MAX_DIMS:
-            raise MalformedError(f"has a tensor of more than {MAX_DIMS} dimensions at byte {tensor.begin}")
+            raise MalformedError(
+                f"has a tensor of more than {MAX_DIMS} dimensions at byte {tensor.begin}", position=tensor.begin
+            )
     return _Part(tag, kind, tuple(dims), content_span)
 
 
@@ -198,7 +205,7 @@ def _value(path: Path, parts: list[_Part]) -> CheckpointValue:
 
 
 def _refused(part: _Part, dtype: str, reason: str) -> CheckpointValue:
-    return CheckpointValue(name=part.tag, dtype=dtype, shape=part.dims, reason=reason)
+    return CheckpointValue(name=part.tag, dtype=dtype, shape=part.dims, reason=reason, position=part.content.begin)
 
 
 def _text(path: Path, part: _Part) -> CheckpointValue:

@@ -44,13 +44,20 @@ class ProblemError(DumpError):
             fields: Further fields of the finding.
         """
         self.finding = Finding(code, Level.ERROR, {"position": position, **fields})
-        super().__init__(self.finding.text)
+        super().__init__(self.finding.text, position=position)
 
 
 def damage_by(error: Exception, position: int = 0) -> Finding:
-    """Return an error of a reader as a finding."""
+    """Return an error of a reader as a finding.
+
+    Args:
+        error: The error.
+        position: Byte position of what was read, for an error that does not know a nearer one.
+    """
     if isinstance(error, ProblemError):
         return error.finding
+    if isinstance(error, DumpError) and error.position is not None:
+        position = error.position
     return Finding(FilesCode.DAMAGED, Level.ERROR, {"position": position, "why": clip(str(error), 500)})
 
 

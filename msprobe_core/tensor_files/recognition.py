@@ -33,6 +33,9 @@ METADATA_FILE = "metadata.jsonl"
 """What FlashInfer writes beside the tensors of one call."""
 
 _NPY_MARK = b"\x93NUMPY"
+_NPY_HEADER = _SAFETENSORS_HEADER = 8
+"""Position of the header of either format, after its mark or length."""
+
 _ZIP_MARKS = (b"PK\x03\x04", b"PK\x05\x06")
 _OLD_PT_MARK = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
 """The magic number of ``torch.save`` before PyTorch 1.6, as a pickle."""
@@ -150,7 +153,7 @@ def _is_of_flashinfer(path: Path) -> bool:
 
 def _read_npy(file: Opened) -> FileContent:
     # The file may have another suffix.
-    source, damage = attempted(lambda: open_tensor(file.path, ".npy"))
+    source, damage = attempted(lambda: open_tensor(file.path, ".npy"), _NPY_HEADER)
     tensor = NamedTensor(name=file.path.name.removesuffix(".npy"), source=source, damage=damage)
     version = ".".join(map(str, file.head[6:8]))
     return FileContent(path=file.path, format=FileFormat.NPY, version=version, size_bytes=file.size, tensors=[tensor])
@@ -159,7 +162,7 @@ def _read_npy(file: Opened) -> FileContent:
 def _read_kernel(file: Opened) -> FileContent:
     found = kernel_files.tensor_file(file.path.name)
     assert found is not None
-    source, damage = attempted(lambda: open_tensor(file.path))
+    source, damage = attempted(lambda: open_tensor(file.path), _NPY_HEADER)
     place = found.place
     tensor = NamedTensor(
         name=f"{place.kernel}.{place.side}.{place.slot}",
@@ -178,7 +181,7 @@ def _read_safetensors(file: Opened) -> FileContent:
     opened_ones: dict[str, StoredTensor] = {}
     problems: dict[str, Any] = {}
     for key in keys:
-        source, damage = attempted(lambda key=key: open_member(file.path, key))
+        source, damage = attempted(lambda key=key: open_member(file.path, key), _SAFETENSORS_HEADER)
         if source is None:
             problems[key] = damage
         else:
@@ -241,22 +244,22 @@ def _read_checkpoint(file: Opened) -> FileContent:
         if value.text is not None:
             attributes[clip(value.name)] = clip(value.text)
         else:
-            damage = None if value.source is not None else damage_by(DumpError(value.reason))
+            damage = None if value.source is not None else damage_by(DumpError(value.reason), value.position)
             tensors.append(NamedTensor(name=value.name, source=value.source, damage=damage))
     return FileContent(
         path=file.path,
         format=FileFormat.MINDSPORE_CHECKPOINT,
         size_bytes=file.size,
         tensors=tensors,
-        damage=damage_by(DumpError(found.damage)) if found.damage else None,
+        damage=damage_by(DumpError(found.damage), found.position) if found.damage else None,
         attributes=attributes,
     )
 
 
 def _refusal_of(value: Opaque) -> Any:
     if value.reason:
-        return damage_by(DumpError(f"{clip(value.name)}: {clip(value.reason)}"))
-    return ProblemError(FilesCode.OBJECT, 0, name=clip(value.name)).finding
+        return damage_by(DumpError(f"{clip(value.name)}: {clip(value.reason)}"), value.position)
+    return ProblemError(FilesCode.OBJECT, value.position, name=clip(value.name)).finding
 
 
 def call_of(path: Path) -> dict[str, Scalar]:

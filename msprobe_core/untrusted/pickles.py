@@ -56,12 +56,14 @@ class Built:
         state: What would be given to the object then; ``None`` if nothing.
         items: What would be appended or added to it.
         entries: What would be set as its items by key.
+        position: Byte position in the pickle of the operation that would make it.
     """
 
-    __slots__ = ("args", "entries", "function", "items", "state")
+    __slots__ = ("args", "entries", "function", "items", "position", "state")
 
-    def __init__(self, function: Any, args: tuple[Any, ...]) -> None:
+    def __init__(self, function: Any, args: tuple[Any, ...], position: int = 0) -> None:
         self.function = function
+        self.position = position
         self.args = args
         self.state: Any = None
         self.items: list[Any] | None = None
@@ -100,13 +102,15 @@ def read_objects(content: bytes | IO[bytes]) -> Any:
 
 def _run(content: bytes | IO[bytes], machine: _Machine, actions: _Actions) -> Any:
     try:
-        for operation, argument, _ in pickletools.genops(content):
+        for operation, argument, position in pickletools.genops(content):
+            machine.position = position or 0
             _action(operation.name, actions)(machine, argument)
         return machine.stack.pop()
-    except MalformedError:
+    except MalformedError as error:
+        error.position = machine.position
         raise
     except (ValueError, TypeError, IndexError, KeyError, AttributeError, OverflowError, Warning) as error:
-        raise MalformedError("is no pickle, or a damaged one") from error
+        raise MalformedError("is no pickle, or a damaged one", position=machine.position) from error
 
 
 def _action(operation: str, actions: _Actions) -> Callable[[_Machine, Any], None]:
@@ -121,11 +125,13 @@ class _Machine:
     Attributes:
         stack: Values since the last mark.
         memo: Stored values by the pickle's number for them. A table indexed by number could have any size.
+        position: Byte position of the present operation.
     """
 
     def __init__(self, check: Callable[[Named], None]) -> None:
         self.stack: list[Any] = []
         self.memo: dict[int, Any] = {}
+        self.position = 0
         self._below: list[list[Any]] = []
         self._check = check
 
@@ -208,14 +214,14 @@ class _ObjectMachine(_Machine):
         args, function = self.stack.pop(), self.stack.pop()
         if type(args) is not tuple:
             raise MalformedError("calls something with arguments that are no tuple")
-        self.stack.append(Built(function, cast("tuple[Any, ...]", args)))
+        self.stack.append(Built(function, cast("tuple[Any, ...]", args), self.position))
 
     def call_with_names(self) -> None:
         """Note a call with arguments by name, which are kept as one more argument."""
         names, args, function = self.stack.pop(), self.stack.pop(), self.stack.pop()
         if type(args) is not tuple:
             raise MalformedError("calls something with arguments that are no tuple")
-        self.stack.append(Built(function, (*cast("tuple[Any, ...]", args), names)))
+        self.stack.append(Built(function, (*cast("tuple[Any, ...]", args), names), self.position))
 
     def drop(self) -> None:
         """Keep the state of an object."""

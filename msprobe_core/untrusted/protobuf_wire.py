@@ -82,7 +82,7 @@ class WireFile:
             key, position = self._varint(position, end)
             number, wire_type = key >> 3, key & 7
             if not number:
-                raise MalformedError(f"has no field at byte {start}")
+                raise MalformedError(f"has no field at byte {start}", position=start)
             if wire_type == _VARINT:
                 value, position = self._varint(position, end)
                 yield WireField(number, value)
@@ -96,7 +96,7 @@ class WireFile:
                 yield WireField(number, place)
                 position = place.end
             else:
-                raise MalformedError(f"has a field of an unknown kind at byte {start}")
+                raise MalformedError(f"has a field of an unknown kind at byte {start}", position=start)
 
     def content(self, span: Span, most: int = MAX_TEXT_BYTES) -> bytes:
         """Return the bytes at a place.
@@ -107,7 +107,8 @@ class WireFile:
         """
         if span.num_bytes > most:
             raise MalformedError(
-                f"has {span.num_bytes:,} bytes at byte {span.begin} where at most {most:,} are expected"
+                f"has {span.num_bytes:,} bytes at byte {span.begin} where at most {most:,} are expected",
+                position=span.begin,
             )
         inside = self._begin <= span.begin and span.end <= self._begin + len(self._buffer)
         if not inside:
@@ -116,7 +117,7 @@ class WireFile:
             self._buffer = self._file.read(max(span.num_bytes, _BUFFER_BYTES)) or b""
         found = self._buffer[span.begin - self._begin : span.end - self._begin]
         if len(found) != span.num_bytes:
-            raise MalformedError(f"ends before byte {span.end}")
+            raise MalformedError(f"ends before byte {span.end}", position=span.begin)
         return found
 
     def text(self, span: Span) -> str:
@@ -128,7 +129,7 @@ class WireFile:
         try:
             return self.content(span).decode()
         except UnicodeDecodeError as error:
-            raise MalformedError(f"has no text at byte {span.begin}") from error
+            raise MalformedError(f"has no text at byte {span.begin}", position=span.begin) from error
 
     def integers(self, value: int | Span) -> list[int]:
         """Return the numbers of a field of repeated ``int64``: one, or several in a packed field.
@@ -148,7 +149,9 @@ class WireFile:
 
     def _place(self, position: int, length: int, end: int) -> Span:
         if position + length > end:
-            raise MalformedError(f"is cut off or damaged: {length:,} bytes from byte {position} on are beyond its end")
+            raise MalformedError(
+                f"is cut off or damaged: {length:,} bytes from byte {position} on are beyond its end", position=position
+            )
         return Span(position, position + length)
 
     def _varint(self, position: int, end: int) -> tuple[int, int]:
@@ -159,7 +162,7 @@ class WireFile:
             value |= (byte & 0x7F) << (7 * i)
             if byte < 0x80:
                 return value & 0xFFFF_FFFF_FFFF_FFFF, position + i + 1
-        raise MalformedError(f"is cut off or damaged at byte {position}")
+        raise MalformedError(f"is cut off or damaged at byte {position}", position=position)
 
 
 def _signed(value: int) -> int:

@@ -146,6 +146,15 @@ def test_files_without_the_one_that_says_what_they_are(tmp_path, write_one, plac
         open_checkpoint(tmp_path / "saved")
 
 
+def test_what_megatron_writes_beside_the_tensors_is_no_checkpoint(tmp_path):
+    place = tmp_path / "iter_0000010"
+    place.mkdir()
+    (place / "common.pt").write_bytes(b"PK")
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("10")
+    with pytest.raises(DumpError, match=r"common\.pt alone.*\*\.distcp are missing"):
+        open_checkpoint(tmp_path)
+
+
 def test_a_value_of_a_file_that_is_cut_off_is_not_passed_over_in_silence(tmp_path):
     write_dcp(tmp_path / "saved")
     file = tmp_path / "saved" / "__0_0.distcp"

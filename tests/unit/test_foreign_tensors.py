@@ -197,6 +197,48 @@ def bad_atb(old, new):
     return SOUND.replace(old.encode(), new.encode())
 
 
+def position_of(path, name=""):
+    found = identify(path)
+    damage = found.damage or next(each.damage for each in found.tensors if each.name == name)
+    return damage.fields["position"]
+
+
+def test_damage_of_files_of_arrays_has_its_own_position(write):
+    room = io.BytesIO()
+    np.save(room, np.arange(100.0))
+    content = room.getvalue()
+    begin = len(content) - 800
+    assert position_of(write(content[:-1], "x.npy"), "x") == begin  # of the elements that are cut off
+    assert position_of(write(content[:40], "x.npy"), "x") == 8  # of the header
+    members = {"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}
+    for lie in ({"dtype": "F31"}, {"shape": [3]}, {"data_offsets": [8, 24], "shape": [4]}):
+        members["y"] = {"dtype": "F32", "shape": [2], "data_offsets": [8, 16], **lie}
+        header = json.dumps(members).encode()
+        file = write(len(header).to_bytes(8, "little") + header + bytes(16), "x.safetensors")
+        assert position_of(file, "y") == 8 + len(header) + 8
+    broken = b'{"x": {]  }'
+    assert position_of(write(len(broken).to_bytes(8, "little") + broken + bytes(8), "x.safetensors")) == 8 + 7
+
+
+def test_what_a_pickle_refers_to_has_its_position_in_the_file(tmp_path):
+    value = {
+        "good": pt_writer.Call(pt_writer.Global("torch", "Size"), (2,)),
+        "bad": pt_writer.Call(pt_writer.Global("os", "system"), "x"),
+    }
+    path = pt_writer.write_pt(tmp_path / "x.pt", value, {})
+    content = path.read_bytes()
+    named = content.index(b"cos\nsystem\n")
+    assert named < position_of(path, "bad") <= content.index(b".", named)
+    pickled = content.index(b"\x80\x02")
+    changed = content.replace(b"cos\nsystem", b"cos\nsyster")
+    assert position_of(write_bytes(tmp_path / "y.pt", changed)) == pickled  # its checksum is another one
+
+
+def write_bytes(path, content):
+    path.write_bytes(content)
+    return path
+
+
 @pytest.mark.parametrize(
     ("content", "status", "said"),
     [
