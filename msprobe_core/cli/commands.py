@@ -13,6 +13,7 @@ from msprobe_core.cli.check import check
 from msprobe_core.cli.checkpoint import checkpoint
 from msprobe_core.cli.compare import compare
 from msprobe_core.cli.compile_check import compile_group
+from msprobe_core.cli.completion import completion
 from msprobe_core.cli.config_check import config_check
 from msprobe_core.cli.confirm import confirm
 from msprobe_core.cli.control import control
@@ -54,6 +55,7 @@ def msprobe_register_commands() -> Sequence[click.Command]:
         checkpoint,
         compare,
         compile_group,
+        completion,
         config_check,
         confirm,
         control,

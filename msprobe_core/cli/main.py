@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import traceback
+from difflib import get_close_matches
 from typing import Any
 
 import click
@@ -50,6 +51,17 @@ class _PluginGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         return _commands().get(cmd_name) or _former(cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Name the nearest commands if there is none of a name; the oldest click that is allowed does not."""
+        name = args[0]
+        if not name.startswith("-") and self.get_command(ctx, name) is None:
+            close = get_close_matches(name.lower(), self.list_commands(ctx))
+            advice = f"did you mean {' or '.join(map(repr, close))}?" if close else "`msprobe --help` lists them"
+            ctx.fail(f"there is no command {name!r}; {advice}")
+        return super().resolve_command(ctx, args)
 
 
 def _commands() -> dict[str, click.Command]:

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -338,8 +339,8 @@ def test_plugins(run):
         "processors: fp8, hash, md5, sketch, statistics, xor",
         "writers: arrow, json",
         "readers: arrow, json",
-        "commands: acc_check, api_precision_compare, calibrate, check, checkpoint, compare, compile, config_check, ",
-        "confirm, control, convert, data2db, demo, doctor, estimate, export, free_benchmark, gradients, graph, ",
+        "commands: acc_check, api_precision_compare, calibrate, check, checkpoint, compare, compile, completion, ",
+        "config_check, confirm, control, convert, data2db, demo, doctor, estimate, export, free_benchmark, gradients, graph, ",
         "graph_visualize, identify, ",
         "kernel-dump, ",
         "merge_result, migrate, monitor, multi_acc_check, multi_run_ut, nan_analyze, op_generate, ",
@@ -347,3 +348,44 @@ def test_plugins(run):
         "plugins, responses, rl, run_overflow_check, run_ut, show, twin, verl, view, weights",
     ):
         assert line in out
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("comprae", "there is no command 'comprae'; did you mean 'compare' or "),
+        ("LOCATE", "did you mean 'locate'?"),
+        ("xyzzy", "`msprobe --help` lists them"),
+    ],
+)
+def test_a_misspelt_command_is_answered_with_the_nearest(run, typed, said):
+    code, out, err = run(typed, "--any", "thing")
+    assert (code, out) == (2, "")
+    assert said in err
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_bash_completes_commands_and_options_of_plugins_too(run, tmp_path):
+    code, script, err = run("completion", "bash")
+    assert (code, err) == (0, "")
+    (tmp_path / "msprobe").write_text(f"#!{sys.executable}\nfrom msprobe_core.cli import main\nmain()\n")
+    (tmp_path / "msprobe").chmod(0o700)
+    (tmp_path / "script").write_text(script)
+    asked = """
+        source script
+        complete_words() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _msprobe_completion msprobe; echo "${COMPREPLY[@]}"; COMPREPLY=(); }
+        complete_words msprobe loca
+        complete_words msprobe verl comp
+        complete_words msprobe locate --nois
+        complete_words msprobe locate --noise clo
+    """  # noqa: E501
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(["bash", "-c", asked], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert (done.stdout.splitlines(), done.stderr) == (["locate", "compare", "--noise", "closed"], "")
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_have_a_script_too(run, shell):
+    code, script, err = run("completion", shell)
+    assert (code, err) == (0, "")
+    assert "_MSPROBE_COMPLETE" in script
