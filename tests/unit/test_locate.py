@@ -73,7 +73,7 @@ class Run:
         inner = f"{layer.removesuffix('.Layer.forward.0')}.attention.Attention.forward.0"
         mask = np.full(shape, -3.0)
         if mask.size == 1:
-            self.call("Torch.triu.0.forward", [tensor(np.zeros(shape))], mask, layer)
+            self.call("Torch.triu.0.forward", [tensor(np.zeros(shape))], mask, "Module.Model.forward.0")
         self.call("Torch.sub.0.forward", [tensor(value), tensor(mask)], value, inner)
         self.call(inner, [tensor(value), tensor(mask)], value, layer)
         return value
@@ -130,8 +130,8 @@ def test_a_call_moved_between_modules_is_no_suspect_beside_a_fault(tmp_path):
 def test_a_call_whose_result_a_module_takes_in_another_form_is_no_suspect(tmp_path):
     golden = Run(mask=(1, 1)).forward().backward().write(tmp_path / "golden")
     assert found(tmp_path / "healthy", golden, mask=(3, 3)).verdict is LocateVerdict.AGREE
-    result = found(tmp_path / "faulty", golden, mask=(3, 3), linear3=1.01)
-    assert [suspect.entry for suspect in result.suspects] == ["Functional.linear.3.forward"]
+    result = found(tmp_path / "faulty", golden, mask=(3, 3), layer1=1.5)
+    assert [suspect.entry for suspect in result.suspects] == ["Module.layers.1.Layer.forward.0"]
 
 
 def test_a_call_of_one_side_is_a_suspect_if_no_module_makes_it_good(tmp_path):
