@@ -74,7 +74,7 @@ class Run:
         mask = np.full(shape, -3.0)
         if mask.size == 1:
             self.call("Torch.triu.0.forward", [tensor(np.zeros(shape))], mask, "Module.Model.forward.0")
-        self.call("Torch.sub.0.forward", [tensor(value), tensor(mask)], value, inner)
+        self.call("Torch.sub.0.forward", [tensor(value), tensor(-3.0)], value, inner)
         self.call(inner, [tensor(value), tensor(mask)], value, layer)
         return value
 
