@@ -67,7 +67,7 @@ TORCH_TESTS := tests/contract/test_pytorch.py tests/e2e --ignore=tests/e2e/minds
 SECONDS ?= 600
 SEED ?= $(shell date +%s)
 
-.PHONY: fuzz test-lowest demo demo-check demo-checkpoint demo-cross demo-monitor demo-verl findings standards page site test beside test-mindspore test-numpy-1 test-verl test-main test-slow slow-mindspore slow-others test-nightly test-torch \
+.PHONY: fuzz test-lowest demo demo-check demo-checkpoint demo-cross demo-monitor demo-verl findings reference standards page site test beside test-mindspore test-numpy-1 test-verl test-main test-slow slow-mindspore slow-others test-nightly test-torch \
 	lint bench clean
 
 # $(call install,environment,dependency group,more constraints)
@@ -164,6 +164,10 @@ demo-checkpoint: $(READY)
 	$(BIN)/msprobe checkpoint fingerprint $(CHECKPOINT)/megatron -o $(CHECKPOINT)/megatron.fingerprint.arrow
 	$(BIN)/msprobe checkpoint compare $(CHECKPOINT)/megatron.fingerprint.arrow $(CHECKPOINT)/hf.fingerprint.arrow
 	$(BIN)/msprobe checkpoint compare $(CHECKPOINT)/megatron_bug $(CHECKPOINT)/hf.fingerprint.arrow; test $$? -eq 1
+
+# Write docs/commands.md and docs/plugin_api.md, from the help of commands and from what plugins import.
+reference: $(READY)
+	$(BIN)/python tests/support/reference_pages.py
 
 # Write docs/findings.md and docs/zh/findings.md, the list of all findings, from their templates.
 findings: $(READY)

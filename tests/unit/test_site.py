@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 import pytest
 import yaml
+from reference_pages import PAGES
 
 from mkdocs_hooks import anchors, headings, prose_lines, with_deep_lists, with_links
 from msprobe_core.former_names.table import COMMANDS
@@ -170,3 +171,11 @@ def test_links_and_lists_are_those_of_the_site():
     assert with_links("![x](../images/view-graph.png)", CHINESE / "view.md", "view.md") == "![x](images/view-graph.png)"
     assert with_deep_lists("1. a\n   b\n\n   * c\n     d\n\ne\n") == "1. a\n    b\n\n    * c\n        d\n\ne\n"
     assert anchors("# A `b.c`: d & e\n\n```\n# no\n```\n## A\n## A {#x}\n") == ["a-bc-d--e", "a", "a-1"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES)
+def test_pages_that_are_made_of_the_program_are_of_this_one(page):
+    """`make reference` writes them."""
+    for folder, text in zip((DOCS, CHINESE), PAGES[page](), strict=True):
+        assert (folder / page).read_text() == text
