@@ -187,11 +187,41 @@ class Controller:
 
     # --- a configuration file that is edited while the training runs ------------------------------------------
 
-    def _look_at_file(self) -> None:
+    def reload(self) -> None:
+        """Read the configuration file now; what has changed counts from the next step on."""
+        self._look_at_file(is_urgent=True)
+
+    def redirect(self, dump_path: Path) -> None:
+        """Record to another directory: from the next step on, or now if nothing of this one has been recorded."""
+        if self.watch is not None:
+            self.watch.override("dump_path", dump_path)
+        edited = msgspec.structs.replace(self._edited or self.config, dump_path=dump_path)
+        if self.session is None:
+            self.config = edited
+        else:
+            self._edited = edited
+            self._take_over()
+
+    def restart(self) -> None:
+        """End the step, and count steps from 0 again."""
+        self.stop()
+        if isinstance(self.session, Session):
+            self.session.step()
+            self.session.begin_at(0)
+            self._take_over()
+
+    def forget_step(self) -> None:
+        """Remove what this step has recorded; the next forward belongs to it."""
+        self._look_at_file()
+        if isinstance(self.session, Session):
+            self.session.forget_step()
+            self._take_over()
+
+    def _look_at_file(self, *, is_urgent: bool = False) -> None:
         if self.watch is None:
             return
         try:
-            edited = self.watch.poll()
+            edited = self.watch.poll(is_urgent=is_urgent)
         except Exception as error:  # noqa: BLE001  # an edited file may hold anything
             self._switch_off(_reason(error))
         else:

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from msprobe_core.capture.controller import Controller
+from msprobe_core.capture.engine_members import EngineConfig, EngineService
 from msprobe_core.capture.framework_choice import find_framework
 from msprobe_core.capture.window import Window
 from msprobe_core.config import Config
@@ -169,15 +170,22 @@ class PrecisionDebugger:
     forward_backward_dump_end = stop
 
     @classmethod
-    def step(cls) -> None:
+    def step(cls, dump: bool = True) -> None:
         """End the step; the next ``start`` records the next step. An open window stays open.
+
+        Args:
+            dump: Whether the step counts. If not, what it recorded is removed, and the next one has its number: for
+                forwards of engines on made-up batches.
 
         Raises:
             SessionError: no debugger was created.
         """
         controller = cls._current()._controller
         with controller.lock:
-            controller.step()
+            if dump:
+                controller.step()
+            else:
+                controller.forget_step()
 
     @classmethod
     def set_init_step(cls, step: int) -> None:
@@ -296,8 +304,19 @@ class PrecisionDebugger:
 
     @property
     def config(self) -> Config:
-        """The current configuration."""
-        return self._controller.config
+        """The current configuration; its ``dump_path`` may be set, see `msprobe_core.capture.engine_members`."""
+        return cast("Config", EngineConfig(self._controller))
+
+    @property
+    def service(self) -> EngineService:
+        """What engines and trainers set and call beside ``start``, ``stop`` and ``step``."""
+        return EngineService(self._controller)
+
+    def _maybe_reload_config(self, force: bool = False) -> None:
+        """Read the configuration file, now with ``force``: called by engines that have just edited it."""
+        if force:
+            with self._controller.lock:
+                self._controller.reload()
 
     @property
     def directory(self) -> Path | None:

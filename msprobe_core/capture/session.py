@@ -296,6 +296,14 @@ class Session:
         if window is not None:
             self.start(window.models, is_list=window.is_list, token_range=window.token_range, rank_id=window.rank_id)
 
+    def forget_step(self) -> None:
+        """Remove what the current step has recorded, and begin it again."""
+        with self._guarded():
+            self._stop()
+            self._output.discard()
+        self.step()
+        self._schedule.begin_at(self._schedule.step - 1, can_record=self._recorder.is_open)
+
     def _end_step(self, state: EndState = EndState.COMPLETE) -> None:
         for feature in self._features:
             feature.finish_step()

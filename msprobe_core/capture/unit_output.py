@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,14 @@ class UnitOutput:
         unit = self._unit
         if unit is not None and not self.has_recorded:
             self.close_unit()
+            unit.remove()
+
+    def discard(self) -> None:
+        """Remove the dump of the current step, whatever it has."""
+        unit = self._unit
+        if unit is not None:
+            self.close_unit()
+            shutil.rmtree(unit.directory / layout.TENSOR_DIRECTORY, ignore_errors=True)
             unit.remove()
 
     def close_unit(self, state: EndState = EndState.COMPLETE) -> None:

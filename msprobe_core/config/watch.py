@@ -72,15 +72,24 @@ class ConfigWatch:
         """Whether this file is watched, with these arguments."""
         return path is not None and Path(path).absolute() == self._path and dict(overrides) == self._overrides
 
-    def poll(self) -> Config | None:
+    def override(self, name: str, value: Any) -> None:
+        """Have a field, from now on, another value than the file says."""
+        self._overrides[name] = value
+
+    def poll(self, *, is_urgent: bool = False) -> Config | None:
         """Return the new configuration, or ``None`` if it is unchanged. Most calls only read a clock.
 
         If the file no longer has ``dump_enable``, its last value stays.
+
+        Args:
+            is_urgent: Read the file now, even if it was just written.
 
         Raises:
             ConfigError: the file cannot be read or is not a valid configuration; raised once for each problem. The file
                 is read again at the next check.
         """
+        if is_urgent:
+            return self._read(stamp_if_any(self._path))
         now = self._clock()
         if now < self._next:
             return None
