@@ -1,4 +1,4 @@
-"""verl's own tool ``precision_debugger``, which imports the debugger by its published name, without our plugin's part."""
+"""verl's own tool ``precision_debugger``, which imports the debugger by its published name; without our plugin."""
 
 import importlib.util
 import json
@@ -25,7 +25,7 @@ class Worker:
         self.ref_module = model
 
 
-def test_each_stage_of_each_step_has_its_directory(tmp_path, close_debugger):  # noqa: ARG001
+def test_each_stage_of_each_step_has_its_directory(tmp_path, close_debugger):
     config = tmp_path / "config.json"
     config.write_text(json.dumps({"level": "L0", "task": "statistics"}))
     own = profiler_module.PrecisionDebuggerProfiler(
