@@ -90,8 +90,8 @@ def _open_directory(path: Path, layout: RankLayout | None = None) -> Draft:
             raise DumpError(f"{path}: lacks {head}, without which its files *{ending} cannot be put together")
     if "common.pt" in names and ("metadata.json" in names or path.name.startswith("iter_")):
         raise DumpError(
-            f"{path}: has common.pt alone, which Megatron-LM writes beside the tensors; .metadata and the files *.distcp are "
-            "missing: copy them too"
+            f"{path}: has common.pt alone, which Megatron-LM writes beside the tensors; .metadata and the files "
+            "*.distcp are missing: copy them too"
         )
     return _open_files(path, names)
 

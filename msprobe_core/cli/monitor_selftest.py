@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -38,11 +37,12 @@ def selftest(*, training: str, micro_batches: int, skip: str) -> int:
     from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT, EXIT_FAILED
     from msprobe_core.confirm import load_model
     from msprobe_core.monitor.selftest import Verdict, run_selftest
+    from msprobe_core.store.held_directory import temporary_directory
 
     skipped = _quantities_of(skip)
     given = load_model(training, argument="FILE.py:FUNCTION")
-    with tempfile.TemporaryDirectory(prefix="msprobe-selftest-") as directory:
-        result = run_selftest(given, Path(directory), grad_acc_steps=micro_batches, not_expected=skipped)
+    with closing(temporary_directory("msprobe-selftest-")) as directory:
+        result = run_selftest(given, directory.path, grad_acc_steps=micro_batches, not_expected=skipped)
     show(partial(_print, result), "redirect the output to a file")
     return {Verdict.GOOD: EXIT_AGREES, Verdict.WRONG: EXIT_DIFFERENT, Verdict.BLIND: EXIT_FAILED}[result.verdict]
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
+import secrets
 import shutil
 import stat
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -31,6 +33,7 @@ from msprobe_core.store.arrow_reader import NEEDED, BatchReader, stacks_in
 from msprobe_core.store.arrow_records import RECORD_COLUMNS, RecordRows, records_of
 from msprobe_core.store.arrow_writer import MAX_BATCH_ROWS, ArrowStream
 from msprobe_core.store.ending import ending_in, sentence, sentence_of_empty
+from msprobe_core.store.held_directory import SUFFIX, HeldDirectory, leftovers
 from msprobe_core.store.json_reader import decode_record, read_document, read_json_dump, read_object, read_stacks
 from msprobe_core.store.json_writer import DUMP_TAIL, JsonObjectStream, clean_text, dump_head, dump_tail
 from msprobe_core.store.stored_dump import read_content
@@ -193,9 +196,11 @@ def check_places(source: Path, destination: Path, *, overwrite: bool) -> None:
 def replaced_directory(destination: Path) -> Generator[Path, None, None]:
     """Provide a new directory that replaces ``destination`` at the end, or is removed on an error."""
     destination = destination.absolute()
-    scratch = destination.with_name(f".{destination.name}.{os.getpid()}.new")
-    former = destination.with_name(f".{destination.name}.{os.getpid()}.old")
+    _remove_leftovers(destination)
+    scratch = destination.with_name(f".{destination.name}.{secrets.token_hex(4)}{SUFFIX}")
+    former = _former_of(scratch)
     layout.make_directory(scratch)
+    held = HeldDirectory(scratch)
     try:
         yield scratch
         with _saying(destination):
@@ -208,9 +213,31 @@ def replaced_directory(destination: Path) -> Generator[Path, None, None]:
                     former.rename(destination)
                 raise
     except BaseException:
-        shutil.rmtree(scratch, ignore_errors=True)
+        held.remove()
         raise
     shutil.rmtree(former, ignore_errors=True)
+    held.release()
+
+
+def _former_of(scratch: Path) -> Path:
+    """Return where the directory that is replaced is for a moment."""
+    return scratch.with_name(f"{scratch.name.removesuffix(SUFFIX)}.old")
+
+
+def _remove_leftovers(destination: Path) -> None:
+    """Remove what processes left that were killed while they replaced a directory; the directory itself is put back."""
+    for scratch in leftovers(destination.parent, f".{destination.name}."):
+        former = _former_of(scratch)
+        with suppress(OSError):  # nothing was there, or another process was faster
+            if not destination.exists():
+                former.rename(destination)
+        shutil.rmtree(former, ignore_errors=True)
+        shutil.rmtree(scratch, ignore_errors=True)
+    ours = re.compile(re.escape(f".{destination.name}.") + r"[0-9a-f]{8}\.old")
+    for each in sorted(destination.parent.iterdir()) if destination.parent.is_dir() else ():
+        # Killed just after the new directory was in place. A process that still replaces it has both.
+        if ours.fullmatch(each.name) and not each.with_name(f"{each.stem}{SUFFIX}").exists() and destination.exists():
+            shutil.rmtree(each, ignore_errors=True)
 
 
 @contextmanager

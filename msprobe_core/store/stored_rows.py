@@ -8,8 +8,6 @@ part by part.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ import numpy as np
 import polars as pl
 
 from msprobe_core.errors import StoreError
+from msprobe_core.store.held_directory import temporary_directory
 
 PART_ROWS = 1 << 15
 """Minimum number of rows in a part."""
@@ -40,10 +39,10 @@ class _Disk:
     """A private directory, which is removed once nothing refers to it."""
 
     def __init__(self) -> None:
-        path = tempfile.mkdtemp(prefix=_DIRECTORY)
+        held = temporary_directory(_DIRECTORY)
         self._numbers = count()
-        self.path = Path(path)
-        weakref.finalize(self, shutil.rmtree, path, ignore_errors=True)
+        self.path = held.path
+        weakref.finalize(self, held.remove)
 
     def write(self, frame: pl.DataFrame) -> _Block:
         """Write columns. Those without a value, and equal ones, take no room.

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gzip
-import tempfile
+import weakref
 from pathlib import Path
 
 from msprobe_core.errors import StoreError
+from msprobe_core.store.held_directory import temporary_directory
 from msprobe_core.store.layout import create_file
 from msprobe_core.view.data import Graph, encode
 
@@ -23,14 +24,15 @@ class GraphCache:
             StoreError: it cannot be created.
         """
         try:
-            self._place = tempfile.TemporaryDirectory(prefix="msprobe-view-")
+            self._place = temporary_directory("msprobe-view-")
+            self._end = weakref.finalize(self, self._place.remove)
         except OSError as error:
             raise StoreError(f"there is no place for temporary files ({error.strerror}); set TMPDIR") from error
         self.sizes: dict[int, int] = {}
 
     def close(self) -> None:
         """Delete all files."""
-        self._place.cleanup()
+        self._end()
 
     def put(self, number: int, graph: Graph) -> None:
         """Store the graph of a unit.
@@ -73,10 +75,10 @@ class GraphCache:
         return None if packed is None else gzip.decompress(packed)
 
     def _path(self, number: int) -> Path:
-        return Path(self._place.name) / f"unit-{number}.json.gz"
+        return self._place.path / f"unit-{number}.json.gz"
 
     def _path_of_calls(self, number: int) -> Path:
-        return Path(self._place.name) / f"unit-{number}.calls"
+        return self._place.path / f"unit-{number}.calls"
 
     def _write(self, path: Path, content: bytes) -> None:
         try:
