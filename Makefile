@@ -67,7 +67,7 @@ TORCH_TESTS := tests/contract/test_pytorch.py tests/e2e --ignore=tests/e2e/minds
 SECONDS ?= 600
 SEED ?= $(shell date +%s)
 
-.PHONY: fuzz test-lowest demo demo-check demo-checkpoint demo-cross demo-monitor demo-verl findings reference standards page site test beside test-mindspore test-numpy-1 test-verl test-main test-slow slow-mindspore slow-others test-nightly test-torch \
+.PHONY: release changelog fuzz test-lowest demo demo-check demo-checkpoint demo-cross demo-monitor demo-verl findings reference standards page site test beside test-mindspore test-numpy-1 test-verl test-main test-slow slow-mindspore slow-others test-nightly test-torch \
 	lint bench clean
 
 # $(call install,environment,dependency group,more constraints)
@@ -275,6 +275,15 @@ test-torch:
 # Test the core with the oldest releases of its libraries that pyproject.toml allows; .ci/nightly runs all unit tests.
 test-lowest: $(LOWEST_READY)
 	$(LOWEST_BIN)/python $(QUICK) $(LOWEST_TESTS)
+
+# Build the packages of HEAD, bit for bit the same each time, with checksums and a bill of materials.
+release: $(READY)
+	rm -rf dist
+	$(BIN)/python -m release.build --out dist
+
+# Collect changelog.d into CHANGELOG.md: make changelog VERSION=0.1.0
+changelog: $(READY)
+	$(BIN)/python -m release.changelog $(VERSION)
 
 bench: $(READY) $(MS_READY)
 	$(BIN)/python bench/startup.py

@@ -1,4 +1,7 @@
-"""Compiles the kernels when the package is built or installed from a clone; without a C compiler it does without."""
+"""Compiles the kernels when the package is built or installed from a clone.
+
+Without a C compiler, or with ``MSPROBE_NATIVE=0``, the package does without.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,8 @@ class KernelsHook(BuildHookInterface):
         library, source = root / ROOM / "libkernels.so", root / ROOM / "kernels.c"
         # pip asks twice for an editable install, and several environments may share a clone.
         is_made = version == "editable" and library.exists() and library.stat().st_mtime > source.stat().st_mtime
-        problem = None if is_made else compile_kernels(source, library)
+        is_switched_off = version != "editable" and os.environ.get("MSPROBE_NATIVE") == "0"
+        problem = None if is_made else "MSPROBE_NATIVE is 0" if is_switched_off else compile_kernels(source, library)
         if problem is None:
             build_data["artifacts"].append(f"/{ROOM.as_posix()}/{library.name}")
             build_data["pure_python"] = False

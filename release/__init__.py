@@ -1,0 +1,1 @@
+"""What makes a release: packages, checksums, a bill of materials, the changelog."""
