@@ -43,7 +43,10 @@ def code_blocks(text):
 
 def test_every_page_is_in_the_navigation_once():
     config = yaml.load((REPOSITORY / "mkdocs.yml").read_text(), yaml.BaseLoader)
-    assert sorted(places(config["nav"])) == sorted(str(page.relative_to(DOCS)) for page in ENGLISH)
+    pages = {str(page.relative_to(DOCS)) for page in ENGLISH}
+    shown = list(places(config["nav"]))
+    assert pages == set(shown), "put the page into 'nav' of mkdocs.yml"
+    assert len(shown) == len(set(shown))
 
 
 def test_every_section_has_a_chinese_title():
@@ -65,7 +68,7 @@ def test_every_page_is_in_both_languages():
         {str(page.relative_to(root)) for page in found} for root, found in ((DOCS, ENGLISH), (CHINESE, TRANSLATED))
     )
     assert chinese <= pages
-    assert pages - chinese <= UNTRANSLATED, "write docs/zh/… too"
+    assert pages - chinese <= UNTRANSLATED, "write the page in Chinese too, below docs/zh"
     assert pages >= UNTRANSLATED
 
 
