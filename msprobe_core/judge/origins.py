@@ -51,6 +51,9 @@ _GROWTH = 1.3
 _MAX_HOPS = 200
 _MADE_GOOD = 10.0
 """Excess of an error that cannot be lost by chance in a larger value that it is part of."""
+_HANDED_OVER = 3.0
+"""Error, in multiples of the expected rounding, of a gradient that something has changed on one side alone. Limits of
+gradients are wider, as they differ by rounding; this one was equal on both sides."""
 _MANY_ALONE = 4
 """If one side alone has more calls of a module, it computes the same by other calls."""
 
@@ -65,6 +68,8 @@ class Source:
         made: Whether the call itself made the error, instead of getting it from outside of the recording. With
             ``seen_at``: the call's result is right, but changed before that call gets it.
         seen_at: The later call at which the error exceeds rounding, if any.
+        changed_in: The side on which something changes the call's right result before ``seen_at`` gets it, if it is the
+            golden one: what does so is missing in the target.
         was_right: Whether an earlier call of the same module in this step had right parameters, so that the wrong ones
             of this call come from an update between both.
     """
@@ -73,6 +78,7 @@ class Source:
     lone: Node | None = None
     made: bool = True
     seen_at: Node | None = None
+    changed_in: Literal["target", "golden"] = "target"
     was_right: bool = False
 
     def size(self, what: Literal["score", "excess"]) -> float:
@@ -132,13 +138,17 @@ def find_sources(rows: Rows, nodes: pl.DataFrame, nesting: Nesting, *, is_foreig
     values, earlier = _Values(rows, nodes), _first_right_calls(nodes)
     by_entry = {node["entry"]: node for node in events}
     agreeing = _agreeing_modules(nodes)
+    handed_over = _handed_over(rows, nodes, nesting)
     explained: set[str] = set()
     found: list[Source] = []
     made_good: list[Source] = []
     for node in events:
         if node["entry"] in explained:
             continue
-        source = _source_at(node, by_entry, nesting, alone, values, earlier)
+        if handed_over is not None and _is_of_update(node, nesting):
+            source = handed_over  # the whole update follows from its gradients
+        else:
+            source = _source_at(node, by_entry, nesting, alone, values, earlier)
         around = _making_good(source, nesting, agreeing)
         for each in (node, source.node, source.seen_at):
             if each is not None:
@@ -230,6 +240,38 @@ def _events(nodes: pl.DataFrame) -> list[Node]:
     events = flagged.filter(makes & is_clean).head(4 * MAX_SOURCES).to_dicts()
     first: Node = flagged.row(0, named=True)
     return events if events and first["position"] >= events[0]["position"] else [first, *events]
+
+
+def _is_of_update(node: Node, nesting: Nesting) -> bool:
+    return not {names.OPTIMIZER, names.CLIP_GRAD}.isdisjoint(nesting.of(node))
+
+
+def _handed_over(rows: Rows, nodes: pl.DataFrame, nesting: Nesting) -> Source | None:
+    """Return the first gradient that both sides made equally, and that the optimizer of one side alone gets unchanged.
+
+    If that is the target's, what changes it in the golden run is missing: a reduction over ranks, clipping, a hook.
+    """
+    given_other = nodes.filter((pl.col("input_score") > _HANDED_OVER) & pl.col("only_on").is_null())
+    updates = [node for node in given_other.to_dicts() if _is_of_update(node, nesting)]
+    if not updates:
+        return None
+    columns = ["entry", *_COLUMNS]
+    is_made = (pl.col("role") == Role.PARAMETERS_GRAD.value) & pl.col("is_equal") & (pl.col("norm_golden") > 0)
+    made = filtered(rows, columns, is_made & (pl.col("numel_golden") > 1))
+    is_given = (pl.col("role") == Role.INPUT.value) & (pl.col("score") > _HANDED_OVER) & (pl.col("numel_golden") > 1)
+    given = filtered(rows, columns, is_given & pl.col("entry").is_in([node["entry"] for node in updates]))
+    keys = {side: [f"{name}_{side}" for name in _IDENTITY if name != "num_nan"] for side in ("target", "golden")}
+    sides: tuple[Literal["golden"], Literal["target"]] = "golden", "target"
+    for node in updates:
+        own = given.filter(pl.col("entry") == node["entry"])
+        for changed, kept in (sides, sides[::-1]):
+            is_kept = own.join(made, on=keys[kept], how="semi").join(made, on=keys[changed], how="anti")
+            if is_kept.height:
+                maker = made.join(is_kept.select(keys[kept]), on=keys[kept], how="semi")["entry"][0]
+                origin = nodes.filter((pl.col("entry") == maker) & (pl.col("position") < node["position"]))
+                if origin.height:
+                    return Source(origin.row(0, named=True), made=False, seen_at=node, changed_in=changed)
+    return None
 
 
 def _first_right_calls(nodes: pl.DataFrame) -> Mapping[str, int]:

@@ -169,7 +169,9 @@ def reason_of(source: Source, kind: FaultKind, own: pl.DataFrame) -> Finding:
     if node["is_lost"]:
         return _suspicion(LocateCode.LOST_GRADIENT, only_on=node["only_on"])
     if not source.made and source.seen_at is not None:
-        return _suspicion(LocateCode.CHANGED_AFTERWARDS, seen_at=source.seen_at["entry"])
+        is_missing = source.changed_in == "golden"
+        code = LocateCode.NOT_CHANGED_AFTERWARDS if is_missing else LocateCode.CHANGED_AFTERWARDS
+        return _suspicion(code, seen_at=source.seen_at["entry"])
     if not source.made:
         return _suspicion(_OUTSIDE.get(kind, LocateCode.GIVEN_WRONG))
     if node["is_added_up"]:

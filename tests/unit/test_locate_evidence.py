@@ -22,7 +22,7 @@ def values(seed):
 # --- gradients of parameters, and what a clipping of them is given -------------------------------------------------
 
 
-def backward(place, *, added_to=(), changed=None, scaled=None, norm=1.0):
+def backward(place, *, added_to=(), changed=(), scaled=None, norm=1.0):
     """Write the gradients of layers and their clipping, which gets them as they are."""
     data, parents, gradients = {}, {}, []
     for i in reversed(range(NUM_LAYERS)):
@@ -34,7 +34,7 @@ def backward(place, *, added_to=(), changed=None, scaled=None, norm=1.0):
             own["weight.contribution"] = [tensor(gradient)]
         data[f"Module.layers.{i}.Linear.parameters_grad.0"] = own
         parents |= {entry: None, f"Module.layers.{i}.Linear.parameters_grad.0": None}
-        gradients.append(tensor(gradient * (1.2 if i == changed else 1.0)))
+        gradients.append(tensor(gradient * (1.2 if i in np.atleast_1d(changed) else 1.0)))
     call = "Torch._foreach_norm.0.forward"
     data[call] = api(gradients, output=tensor(norm))
     write_dump(place, data, parents=parents | {call: names.CLIP_GRAD})
@@ -71,6 +71,17 @@ def test_a_gradient_changed_after_the_call_that_made_it_is_reported_for_that_cal
     )  # fmt: skip
     assert first.reason.code is LocateCode.CHANGED_AFTERWARDS
     assert first.reason.fields == {"seen_at": "Torch._foreach_norm.0.forward"}
+
+
+@pytest.mark.parametrize("changed", [2, range(NUM_LAYERS)], ids=["one", "all"])
+def test_a_gradient_that_only_the_golden_run_changes_is_reported_for_the_call_that_made_it(tmp_path, golden, changed):
+    first, *others = locate(golden, backward(tmp_path / "reduced", changed=changed, norm=1.2)).suspects
+    layer = 2 if changed == 2 else NUM_LAYERS - 1
+    assert (first.entry, first.seen_at) == (
+        f"Module.layers.{layer}.Linear.parameters_grad.0", "Torch._foreach_norm.0.forward"
+    )  # fmt: skip
+    assert first.reason.code is LocateCode.NOT_CHANGED_AFTERWARDS
+    assert not others
 
 
 def test_a_gradient_that_was_computed_wrong_was_not_changed_afterwards(tmp_path, golden):

@@ -127,6 +127,7 @@ def parameters(distances):
     """Return parameters that are off by so much of their norm, by the distance of their tensors."""
     frame = pl.DataFrame(
         {
+            "name_target": [f"Module.{i}.Linear.forward.0.parameters.weight" for i in range(len(distances))],
             "role": Role.PARAMETERS.value,
             "roundoff": 2.0**-24,
             "precision_limit": 1e-3,
@@ -147,6 +148,12 @@ def test_the_tenth_that_is_farthest_off_says_nothing():
     assert carried_distance(parameters([*usual, 5e-4, 5e-4])) == pytest.approx(AMPLIFICATION * 1e-6)
     many = [1e-6] * (NUM_PARAMETERS - 4)
     assert carried_distance(parameters([*many, *[5e-4] * 4])) == pytest.approx(AMPLIFICATION * 5e-4)
+
+
+def test_parameters_that_a_step_itself_has_updated_say_nothing():
+    equal, updated = parameters([0.0] * 10), parameters([1e-4] * 10)
+    later = updated.with_columns(pl.col("name_target").str.replace("forward.0", "forward.1", literal=True))
+    assert carried_distance(pl.concat([equal, later])) == 0.0
 
 
 def test_where_few_parameters_differ_nothing_was_carried():
