@@ -249,7 +249,8 @@ def _is_of_update(node: Node, nesting: Nesting) -> bool:
 def _handed_over(rows: Rows, nodes: pl.DataFrame, nesting: Nesting) -> Source | None:
     """Return the first gradient that both sides made equally, and that the optimizer of one side alone gets unchanged.
 
-    If that is the target's, what changes it in the golden run is missing: a reduction over ranks, clipping, a hook.
+    If that is the target's, what changes it in the golden run is missing: a reduction over ranks or a hook. A recorded
+    call that changes it, such as one of weight decay, is a call that one side has alone, and is found as such.
     """
     given_other = nodes.filter((pl.col("input_score") > _HANDED_OVER) & pl.col("only_on").is_null())
     updates = [node for node in given_other.to_dicts() if _is_of_update(node, nesting)]
@@ -261,11 +262,13 @@ def _handed_over(rows: Rows, nodes: pl.DataFrame, nesting: Nesting) -> Source | 
     is_given = (pl.col("role") == Role.INPUT.value) & (pl.col("score") > _HANDED_OVER) & (pl.col("numel_golden") > 1)
     given = filtered(rows, columns, is_given & pl.col("entry").is_in([node["entry"] for node in updates]))
     keys = {side: [f"{name}_{side}" for name in _IDENTITY if name != "num_nan"] for side in ("target", "golden")}
+    results = filtered(rows, _COLUMNS, pl.col("role") == Role.OUTPUT.value)
     sides: tuple[Literal["golden"], Literal["target"]] = "golden", "target"
     for node in updates:
         own = given.filter(pl.col("entry") == node["entry"])
         for changed, kept in (sides, sides[::-1]):
             is_kept = own.join(made, on=keys[kept], how="semi").join(made, on=keys[changed], how="anti")
+            is_kept = is_kept.join(results, on=keys[changed], how="anti")
             if is_kept.height:
                 maker = made.join(is_kept.select(keys[kept]), on=keys[kept], how="semi")["entry"][0]
                 origin = nodes.filter((pl.col("entry") == maker) & (pl.col("position") < node["position"]))
