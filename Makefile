@@ -1,4 +1,4 @@
-# All tasks of a developer. Targets create the environments that they need: .venv, .venv-mindspore, .venv-verl.
+# All tasks of a developer. Targets create the environments that they need: .venv, .venv-mindspore, .venv-verl, .venv-jax.
 
 PYTHON ?= python3
 VENV := .venv
@@ -12,6 +12,10 @@ MS_READY := $(MS_VENV)/.ready
 VERL_VENV := .venv-verl
 VERL_BIN := $(VERL_VENV)/bin
 VERL_READY := $(VERL_VENV)/.ready
+# The template of a plugin for JAX; other tests do without.
+JAX_VENV := .venv-jax
+JAX_BIN := $(JAX_VENV)/bin
+JAX_READY := $(JAX_VENV)/.ready
 # The core alone, with the oldest allowed releases of its libraries.
 LOWEST_VENV := .venv-lowest
 LOWEST_BIN := $(LOWEST_VENV)/bin
@@ -51,7 +55,7 @@ QUICK := -m pytest -m "not slow and not nightly"
 SLOW := -m pytest -m "slow and not nightly"
 NIGHTLY := -m pytest -m nightly
 SHARED := --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
-test-numpy-1 test-lowest test-mindspore test-verl test-main slow-mindspore slow-others test-nightly: export OMP_NUM_THREADS = 1
+test-numpy-1 test-lowest test-mindspore test-verl test-main slow-mindspore slow-jax slow-others test-nightly: export OMP_NUM_THREADS = 1
 
 # Folders whose prose must be plain English, and words that it must not contain; phrases are in tests/unit/test_prose.py.
 PROSE := tests/data/prose
@@ -67,7 +71,7 @@ TORCH_TESTS := tests/contract/test_pytorch.py tests/e2e --ignore=tests/e2e/minds
 SECONDS ?= 600
 SEED ?= $(shell date +%s)
 
-.PHONY: release changelog fuzz test-lowest demo demo-check demo-checkpoint demo-cross demo-monitor demo-verl findings reference standards page site test beside test-mindspore test-numpy-1 test-verl test-main test-slow slow-mindspore slow-others test-nightly test-torch \
+.PHONY: release changelog fuzz test-lowest demo demo-check demo-checkpoint demo-cross demo-monitor demo-verl findings reference standards page site test beside test-mindspore test-numpy-1 test-verl test-main test-slow slow-mindspore slow-jax slow-others test-nightly test-torch \
 	lint bench clean
 
 # $(call install,environment,dependency group,more constraints)
@@ -90,6 +94,9 @@ $(VERL_READY): $(PROJECTS) constraints-dev.txt constraints-verl.txt
 	rm $@
 	$(VERL_BIN)/python -m pip install --quiet --constraint constraints-verl.txt --no-deps verl
 	touch $@
+
+$(JAX_READY): $(PROJECTS) constraints-dev.txt constraints-jax.txt
+	$(call install,$(JAX_VENV),jax,constraints-jax.txt)
 
 $(LOWEST_READY): $(PROJECTS) constraints-lowest.txt
 	$(PYTHON) -m venv $(LOWEST_VENV)
@@ -231,11 +238,16 @@ test-verl: $(VERL_READY)
 	$(VERL_BIN)/python $(QUICK) $(VERL_TESTS)
 
 # Slow tests. MindSpore's single process leaves a core to the others.
-test-slow: $(READY) $(MS_READY) $(VERL_READY) $(DOCS_READY)
-	$(MAKE) --no-print-directory --jobs=$(WORKERS) --output-sync=target slow-mindspore slow-others
+test-slow: $(READY) $(MS_READY) $(VERL_READY) $(JAX_READY) $(DOCS_READY)
+	$(MAKE) --no-print-directory --jobs=$(WORKERS) --output-sync=target slow-mindspore slow-jax slow-others
 
 slow-mindspore: $(MS_READY)
 	$(MS_BIN)/python $(SLOW) $(MS_TESTS)
+
+# Import first, as above.
+slow-jax: $(JAX_READY)
+	$(JAX_BIN)/python -c "import flax"
+	$(JAX_BIN)/python $(SLOW) tests/e2e/jax
 
 slow-others: $(READY) $(VERL_READY) $(DOCS_READY)
 	$(VERL_BIN)/python $(SLOW) tests/e2e/verl
@@ -297,4 +309,4 @@ bench: $(READY) $(MS_READY)
 	$(BIN)/python bench/view_scale.py
 
 clean:
-	rm -rf $(VENV) $(MS_VENV) $(VERL_VENV) $(DOCS_VENV) site .venv-torch-* .venv-lowest $(DEMO) .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(MS_VENV) $(VERL_VENV) $(JAX_VENV) $(DOCS_VENV) site .venv-torch-* .venv-lowest $(DEMO) .pytest_cache .ruff_cache .hypothesis

@@ -19,6 +19,7 @@ NEEDS = {
     "e2e/test_view_page.py": ("selenium",),
     "contract/test_mindspore.py": ("mindspore",),
     "e2e/verl/*.py": ("verl", "torch"),
+    "e2e/jax/*.py": ("flax", "torch"),
     "e2e/trainer/*.py": ("transformers", "accelerate", "torch"),
 }
 MISSING = {files: [name for name in names if find_spec(name) is None] for files, names in NEEDS.items()}

@@ -420,11 +420,11 @@ PUBLIC = {name: importlib.import_module(name).__all__ for name in public_modules
 
 AUTHORS = sorted(
     path
-    for folder in (REPOSITORY / "plugins", REPOSITORY / "examples" / "trainer_plugin")
+    for folder in (REPOSITORY / "plugins", *sorted((REPOSITORY / "examples").glob("*_plugin")))
     for path in folder.rglob("*.py")
     if "build" not in path.parts
 )
-"""Sources of plugins: ours, and the one that docs/plugins.md gives as a template."""
+"""Sources of plugins: ours, and those that docs/plugins.md gives as templates."""
 
 
 def private_imports(source):
