@@ -2,9 +2,13 @@
 
 import json
 import math
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
+import saving_ranks
 import torch
 import torch.distributed.checkpoint as dcp
 from megatron_layout import megatron_state, shape_of, write_megatron
@@ -132,6 +136,17 @@ def test_distributed_checkpoint(tmp_path):
     assert any(tensor.damage is not None and "is cut off" in tensor.damage.text for tensor in cut.tensors.values())
     file.unlink()
     assert all(tensor.damage is not None for tensor in open_checkpoint(tmp_path).tensors.values())
+
+
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 2, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_distributed_checkpoint_of_several_ranks(tmp_path, size):
+    """Saved over gloo, with uneven shards in one or two dimensions."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, saving_ranks.__file__, str(tmp_path), str(size)], check=True, env=environment)
+    found = open_checkpoint(tmp_path / "dcp")
+    assert (found.format, found.step) == (CheckpointFormat.DCP, 7)
+    assert len(list((tmp_path / "dcp").glob("*.distcp"))) == size
+    assert_equal(weights(found), saving_ranks.state())
 
 
 def test_training_state_in_one_file(tmp_path):
