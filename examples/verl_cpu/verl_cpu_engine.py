@@ -3,7 +3,8 @@
 ``HFSERVER_DTYPE=bfloat16`` computes in another dtype. Optional faults, by ``HFSERVER_BUG``: ``skip_layer`` does not
 update one parameter when weights arrive, ``stale`` none after the first time, ``transposed`` turns one matrix over,
 ``other_model`` receives random weights; ``raw_temperature`` leaves the temperature out of the log-probs, and
-``masked_vocabulary`` leaves words out that the tokenizer does not have, which the trainer counts.
+``masked_vocabulary`` leaves words out that the tokenizer does not have, which the trainer counts; ``freed`` has
+other values in one parameter when it wakes up.
 """
 
 import os
@@ -76,6 +77,7 @@ class HFEngine:
         return tensor
 
     async def update_weights(self, named, version=None):
+        self.probe.weights_arrived(named, version)
         parameters = dict(self.model.named_parameters())
         missing = []
         self.num_updates += 1
@@ -88,6 +90,12 @@ class HFEngine:
                     parameters[name].copy_(self._received(name, tensor).to(parameters[name].dtype))
         self.probe.weights_updated(version, self.model.named_parameters())
         return {"missing": missing, "n": len(named)}
+
+    async def wake_up(self):
+        if self.bug == "freed" and self.num_updates > 1:  # memory that something else has used meanwhile
+            with torch.no_grad():
+                dict(self.model.named_parameters())["model.layers.1.mlp.down_proj.weight"].normal_(std=1e3)
+        self.probe.woke_up(self.model.named_parameters())
 
     async def set_global_steps(self, version):
         self.version = version

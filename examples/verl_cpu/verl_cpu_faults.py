@@ -125,7 +125,7 @@ FAULTS = {
 }
 """Module and action, by name."""
 
-OF_ENGINE = ("skip_layer", "stale", "raw_temperature", "masked_vocabulary", "transposed", "other_model")
+OF_ENGINE = ("skip_layer", "stale", "raw_temperature", "masked_vocabulary", "transposed", "other_model", "freed")
 """Faults of the serving engine."""
 
 

@@ -7,7 +7,7 @@ from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica
 
 _NO_OPS = (
-    "wake_up", "sleep", "abort_all_requests", "resume_generation", "clear_kv_cache", "release_kv_cache",
+    "sleep", "abort_all_requests", "resume_generation", "clear_kv_cache", "release_kv_cache",
     "resume_kv_cache", "start_profile", "stop_profile",
 )  # fmt: skip
 
@@ -24,6 +24,9 @@ class HFServer:
 
     async def update_weights(self, named, version=None):
         return await self.engine.update_weights(named, version)
+
+    async def wake_up(self, *args, **kwargs):
+        await self.engine.wake_up()
 
     async def set_global_steps(self, version):
         await self.engine.set_global_steps(version)
@@ -63,7 +66,8 @@ class ServerAdapter(BaseRollout):
         self._server = None
 
     async def resume(self, tags):
-        pass
+        if self._server is not None and "kv_cache" in tags:
+            await self._server.wake_up.remote()
 
     async def release(self):
         pass

@@ -41,9 +41,10 @@ if TYPE_CHECKING:
         trainer_directory,
     )
     from msprobe_core.rl.module_maps import FSDP, MEGATRON
+    from msprobe_core.rl.published_weights import PublishedPlaces, places_asked_for
     from msprobe_core.rl.response_guard import Anomaly, AnomalyKind, ResponseGuard
     from msprobe_core.rl.weight_digests import WeightDigests, placements_of, sizes_of, tee
-    from msprobe_core.rl.weight_log import Hop, Parallel, WeightLog
+    from msprobe_core.rl.weight_log import Hop, Parallel, WeightLog, log_checkpoint
     from msprobe_core.rl.writer import RunWriter
 else:
     __getattr__ = lazy_names(
@@ -55,9 +56,10 @@ else:
                 "rank_directory recorded_config save_batch save_process save_run save_weights trainer_directory"
             ),
             "msprobe_core.rl.module_maps": "FSDP MEGATRON",
+            "msprobe_core.rl.published_weights": "PublishedPlaces places_asked_for",
             "msprobe_core.rl.response_guard": "Anomaly AnomalyKind ResponseGuard",
             "msprobe_core.rl.weight_digests": "WeightDigests placements_of sizes_of tee",
-            "msprobe_core.rl.weight_log": "Hop Parallel WeightLog",
+            "msprobe_core.rl.weight_log": "Hop Parallel WeightLog log_checkpoint",
             "msprobe_core.rl.writer": "RunWriter",
         },
     )
@@ -71,7 +73,8 @@ __all__ = [  # noqa: RUF022  # by purpose
     "announced_policy_version", "load_batch", "rank_directory", "recorded_config", "save_batch", "save_process",
     "save_run", "save_weights", "trainer_directory",
     # Weights
-    "Hop", "Parallel", "WeightLog", "WeightDigests", "placements_of", "sizes_of", "tee",
+    "Hop", "Parallel", "PublishedPlaces", "WeightLog", "places_asked_for",
+    "WeightDigests", "log_checkpoint", "placements_of", "sizes_of", "tee",
     # Answers
     "Anomaly", "AnomalyKind", "ResponseGuard",
     # Names

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from msprobe_core.checkpoint.canonical import key_of
 from msprobe_core.checkpoint.fingerprints import SUFFIX, CheckpointPrint, TensorPrint, compare_prints, read_fingerprint
 from msprobe_core.checkpoint.result import TensorRow
 from msprobe_core.checkpoint.structure import SAME, Relation
-from msprobe_core.errors import DumpError
+from msprobe_core.errors import ConfigError, DumpError
 from msprobe_core.fingerprint.distance import decoded
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.rl.files import RLStage, load_weights, ranks_of, steps_of
@@ -100,12 +102,16 @@ class _Copy:
     differing: Mapping[str, str]
 
 
-def compare_chain(path: Path, chain: Sequence[Hop] = ()) -> Outcome:
+def compare_chain(
+    path: Path, chain: Sequence[Hop] = (), *, names: Mapping[str, str] | None = None, is_enforced: bool = False
+) -> Outcome:
     """Compare each hop with the one before, in every transfer.
 
     Args:
         path: Directory of a `WeightLog`, or of a run in which a trainer's plugin recorded weights.
         chain: Hops to compare; all by default.
+        names: Patterns of names at any hop, and what they are called in the others; with groups of `re`.
+        is_enforced: Whether a hop or a tensor that only some transfers or hops have is a difference too.
 
     Raises:
         DumpError: there are no two hops to compare, or a file cannot be read.
@@ -113,23 +119,88 @@ def compare_chain(path: Path, chain: Sequence[Hop] = ()) -> Outcome:
     check_exists(path)
     syncs = _syncs(path)
     chains = [[hop for hop in one if not chain or hop in chain] for one in CHAINS]
+    renamed = _Names(names or {})
     known: dict[tuple[int, Hop], list[_Copy]] = {}
     rows: list[HopRow] = []
     lines: list[str] = []
+    pairs: list[dict[str, Any]] = []
     for sync, hops in sorted(syncs.items()):
         for one in chains:
             present = [hop for hop in one if hop in hops]
             for hop in present:
-                known[sync, hop] = _copies(hops[hop], sync)
+                known[sync, hop] = _copies(hops[hop], sync, renamed)
+            if is_enforced:
+                rows += _absent(sync, one, present, syncs)
             for before, hop in itertools.pairwise(present):
                 earlier = [known[other, before][0].prints for other in sorted(syncs) if (other, before) in known]
-                compared = list(_hop(sync, before, hop, known, earlier[-_MOST_EARLIER - 1 : -1]))
+                compared = list(
+                    _hop(sync, before, hop, known, earlier[-_MOST_EARLIER - 1 : -1], is_enforced=is_enforced)
+                )
                 rows += compared
+                tensors = sum(len(copy.prints.prints) for copy in known[sync, hop])
+                pairs.append({
+                    "sync": sync, "before": before.value, "hop": hop.value, "tensors": tensors, "wrong": len(compared),
+                })  # fmt: skip
                 lines.append(_line(sync, before, hop, known[sync, hop], compared))
     if not lines:
         wanted = " and ".join(hop.value for hop in chain) or "two places of one transfer"
         raise DumpError(f"{path}: holds no weights of {wanted}; log them at the trainer and at the engine")
-    return _outcome(path, sorted(syncs), rows, lines)
+    renamed.complain()
+    return _outcome(path, sorted(syncs), rows, lines, pairs)
+
+
+def _absent(
+    sync: int, chain: Sequence[Hop], present: Sequence[Hop], syncs: Mapping[int, Mapping[Hop, object]]
+) -> Iterator[HopRow]:
+    """Yield hops that other transfers have, and this one has not."""
+    expected = [hop for hop in chain if any(hop in hops for hops in syncs.values())]
+    # The checkpoint and what is exported of it are there once.
+    for hop in expected if chain[:1] != [Hop.DISK] else ():
+        if hop not in present:
+            yield HopRow(
+                sync=sync, before=hop.value, hop=hop.value, replica=0, name="all tensors", fault=WeightFault.MISSING,
+                reason=f"nothing was logged at {hop.value}, as it was in other transfers",
+            )  # fmt: skip
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise ConfigError(f"--map: {text!r} is no pattern of names ({error})") from error
+
+
+class _Names:
+    """Other names of tensors."""
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self._patterns = [(_pattern(pattern), name) for pattern, name in names.items()]
+        self._unused: dict[str, None] = dict.fromkeys(names)
+
+    def applied(self, found: CheckpointPrint) -> CheckpointPrint:
+        """Return fingerprints under their other names."""
+        renamed = map(self._applied, found.prints.values())
+        return replace(found, prints={each.key: each for each in renamed}) if self._patterns else found
+
+    def _applied(self, found: TensorPrint) -> TensorPrint:
+        for pattern, name in self._patterns:
+            if (match := pattern.fullmatch(found.name)) is not None:
+                self._unused.pop(pattern.pattern, None)
+                try:
+                    other = match.expand(name)
+                except (re.error, IndexError) as error:
+                    raise ConfigError(f"--map: {name!r} cannot be filled in ({error})") from error
+                return msgspec.structs.replace(found, key=key_of(other), name=other)
+        return found
+
+    def complain(self) -> None:
+        """Raise if a pattern fits no name.
+
+        Raises:
+            ConfigError: one does not.
+        """
+        if self._unused:
+            raise ConfigError(f"--map: {next(iter(self._unused))!r} fits no name that was logged; correct it")
 
 
 def _syncs(path: Path) -> dict[int, dict[Hop, list[tuple[int, Path]]]]:
@@ -142,13 +213,17 @@ def _syncs(path: Path) -> dict[int, dict[Hop, list[tuple[int, Path]]]]:
             found.setdefault(int(number), {}).setdefault(hop, []).append((int(rank), file))
     for hop, stage in _STAGES.items():
         for step in steps_of(path, stage.value):
-            found.setdefault(step, {}).setdefault(hop, []).extend(sorted(ranks_of(path, stage.value, step).items()))
+            hops = found.setdefault(step, {})
+            # Plugins record what the engine has once it is loaded; where they log what arrives too, it is two hops.
+            other = Hop.LOADED if hop is Hop.RECEIVED and hop in hops else hop
+            if other not in hops:
+                hops[other] = sorted(ranks_of(path, stage.value, step).items())
     return found
 
 
-def _copies(files: Sequence[tuple[int, Path]], sync: int) -> list[_Copy]:
+def _copies(files: Sequence[tuple[int, Path]], sync: int, renamed: _Names) -> list[_Copy]:
     """Return the copies of the model at a hop: one per rank, or one of all ranks that hold parts."""
-    read = [(rank, _read(file)) for rank, file in sorted(files)]
+    read = [(rank, renamed.applied(_read(file))) for rank, file in sorted(files)]
     if not any(each.part for _, prints in read for each in prints.prints.values()):
         return [_Copy(rank, prints, {}, {}) for rank, prints in read]
     parts: dict[str, list[TensorPrint]] = {}
@@ -194,7 +269,7 @@ def _where(part: TensorPrint) -> str:
 
 def _hop(
     sync: int, before: Hop, hop: Hop, known: Mapping[tuple[int, Hop], Sequence[_Copy]],
-    earlier: Sequence[CheckpointPrint],
+    earlier: Sequence[CheckpointPrint], *, is_enforced: bool,
 ) -> Iterator[HopRow]:  # fmt: skip
     golden = known[sync, before][0]
     for copy in known[sync, hop]:
@@ -205,6 +280,8 @@ def _hop(
             fault = WeightFault.INCOMPLETE if lack else _fault(row, own, other, hop)
             if fault is None and differing:
                 fault = WeightFault.COPIES
+            if fault is None and is_enforced and row.relation is Relation.ONLY_TARGET:
+                fault, lack = WeightFault.MISSING, f"{before.value} has no such tensor"
             if fault is not None:
                 yield HopRow(
                     sync=sync, before=before.value, hop=hop.value, replica=copy.rank, fault=fault,
@@ -247,7 +324,9 @@ def _line(sync: int, before: Hop, hop: Hop, copies: Sequence[_Copy], wrong: Sequ
     return f"  sync {sync}, {before.value} to {hop.value}: {total:,} tensors, {told or 'all as before'}"
 
 
-def _outcome(path: Path, syncs: Sequence[int], rows: Sequence[HopRow], lines: Sequence[str]) -> Outcome:
+def _outcome(
+    path: Path, syncs: Sequence[int], rows: Sequence[HopRow], lines: Sequence[str], pairs: Sequence[Mapping[str, Any]]
+) -> Outcome:
     findings = [
         Finding(
             verdict=Verdict.ERROR, step=row.sync, place=row.name,
@@ -266,7 +345,7 @@ def _outcome(path: Path, syncs: Sequence[int], rows: Sequence[HopRow], lines: Se
     return Outcome(
         command="weights", paths=[path], compared=f"Compared {len(lines):,} hops of {len(syncs):,} transfers.",
         headline=headline, findings=findings, lines=told,
-        numbers={"syncs": list(syncs), "hops": len(lines), "wrong": len(rows)},
+        numbers={"syncs": list(syncs), "hops": len(lines), "wrong": len(rows), "pairs": list(pairs)},
         tables={"hops": table_of(HopRow, rows)} if rows else {},
     )  # fmt: skip
 

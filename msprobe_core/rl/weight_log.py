@@ -270,6 +270,26 @@ class WeightLog:
         self._pending, self._sync = [], None
 
 
+def log_checkpoint(path: Path, checkpoint: Path, sync: int) -> None:
+    """Log a checkpoint on disk, as the hop `Hop.DISK` of a transfer.
+
+    Args:
+        path: Directory of all logs of the job.
+        checkpoint: The checkpoint, in any format.
+        sync: Number of the transfer.
+
+    Raises:
+        DumpError: it cannot be read.
+        StoreError: the file cannot be written.
+    """
+    from msprobe_core.checkpoint.fingerprints import fingerprint_checkpoint
+    from msprobe_core.checkpoint.opening import open_checkpoint
+
+    file = file_of(path, sync, Hop.DISK, 0)
+    make_directory(file.parent, below=path)
+    write_fingerprint(fingerprint_checkpoint(open_checkpoint(checkpoint)), file)
+
+
 def _with_shape(meta: TensorMeta, shape: tuple[int, ...]) -> TensorMeta:
     """Return a description of the whole tensor."""
     import msgspec

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -148,24 +149,32 @@ def run_workers(work, worker_jobs, tmp_path_factory):
     return start
 
 
-def whole_run(work, place, *arguments, is_switched_by_hydra=False):
+def whole_run(work, place, *arguments, is_switched_by_hydra=False, **environment):
     """Run `main_ppo`, recorded as the environment says, or as one setting on its command line does."""
     path = place / "record.yaml"
     path.write_text(WHOLE.format(out=place / "run"))
     switch = [f"+ray_kwargs.ray_init.runtime_env.env_vars.MSPROBE_VERL={path}"] if is_switched_by_hydra else [
         "--record", path
     ]  # fmt: skip
+    if environment:
+        switch = []
     ray_directory = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))  # the names of sockets have to be short
     try:
         output = run(
             [
                 sys.executable, RIG / "train.py", "--work", work, *switch, *arguments,
             ],
-            mark=ray_directory, timeout_s=900, RAY_TMPDIR=str(ray_directory),
+            mark=ray_directory, timeout_s=900, RAY_TMPDIR=str(ray_directory), **environment,
         )  # fmt: skip
     finally:
         shutil.rmtree(ray_directory, ignore_errors=True)
     return Run(place / "run", output)
+
+
+@pytest.fixture(scope="session")
+def start_run(work):
+    """Return a function that runs the whole of `main_ppo` with the variables that are given, in a directory."""
+    return partial(whole_run, work)
 
 
 @pytest.fixture(scope="session")

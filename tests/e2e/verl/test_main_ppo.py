@@ -3,9 +3,12 @@
 It finds nothing in a healthy run, and a planted fault by its name.
 """
 
+import json
+
 import numpy as np
 import pytest
 
+from msprobe_core.cli import main
 from msprobe_core.rl import files
 from msprobe_core.store.manifest_file import MANIFEST_FILE, read_manifest
 
@@ -211,3 +214,17 @@ def test_runs_that_draw_anew_are_told_from_their_samples(compare, healthy_run, f
     code, verdict, _ = compare("runs", faulty_run.out, healthy_run.out)
     assert code == 1
     assert "step 1: first in " in verdict
+
+
+@pytest.mark.slow
+def test_the_published_variables_log_every_hop(start_run, tmp_path, capsys):
+    run = start_run(tmp_path, "--fault", "freed", UWC_ENABLE="1", UWC_DUMP_DIR=str(tmp_path / "run"))
+    with pytest.raises(SystemExit) as ended:
+        main(["weights", "compare", str(run.out), "--uwc", "--enforce", "-o", str(tmp_path)])
+    assert ended.value.code == 1
+    out = capsys.readouterr().out
+    assert "DIFFERENT: sync 1, loaded to awake: model.layers.1.mlp.down_proj.weight, freed memory" in out
+    for line in ("disk to exported: 27 tensors, all as before", "shard to sent: 54 tensors, all as before"):
+        assert f"sync 0, {line}" in out
+    stages = json.loads((tmp_path / "summary.json").read_text())["stages"]
+    assert stages == {"stage1_bridge": "PASS", "stage2_transfer": "PASS", "stage3_vllm": "FAIL"}

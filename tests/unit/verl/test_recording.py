@@ -23,7 +23,8 @@ from numpy_layers import Array, ArrayFramework, Network, train_step
 
 from msprobe_core.errors import ConfigError
 from msprobe_core.plugin import Health
-from msprobe_core.rl import files
+from msprobe_core.rl import Hop, files
+from msprobe_core.rl.weight_chain import compare_chain
 from msprobe_core.store.manifest_file import MANIFEST_FILE, read_manifest
 from msprobe_core.store.training_metrics import load_updates
 
@@ -446,6 +447,50 @@ class TestEngines:
         assert files.steps_of(tmp_path / "run", "update_weights_recv") == [0, 9]
         first, _ = files.load_weights(directory(tmp_path, "update_weights_recv", step=9)).parameters
         assert (first.name, first.max, first.mean) == ("first.weight", 2.0, 2.0)
+
+    def test_every_hop_in_vllm(self, tmp_path):
+        torch = pytest.importorskip("torch")
+        fields = {"out": str(tmp_path / "run"), "hops": ["received", "loaded", "awake"], "batch": False}
+        Probe.switch_on(check_verl_config(fields, "probe.yaml"))
+        model = torch.nn.Sequential(torch.nn.Linear(4, 4))
+
+        class Runner:
+            def __init__(self):
+                self.model = model
+
+        class Extension:
+            def __init__(self):
+                self.model_runner = Runner()
+
+            def _update_weights(self, weights, peft_config, base_sync_done):
+                model.load_state_dict(dict(weights), strict=False)
+
+            def update_weights_from_ipc(self, parts):
+                for part in parts:
+                    self._update_weights(part, None, True)
+
+        class Worker:
+            def __init__(self, runner):
+                self.model_runner = runner
+
+            def wake_up(self, tags=None):
+                with torch.no_grad():
+                    model[0].bias.zero_()
+
+        try:
+            put_hooks("verl.workers.rollout.vllm_rollout.utils", vLLMColocateWorkerExtension=Extension)
+            put_hooks("vllm.v1.worker.gpu_worker", Worker=Worker)
+            extension = Extension()
+            worker = Worker(extension.model_runner)
+            worker.wake_up()  # before the first transfer: there is nothing to compare with
+            sent = {"0.weight": torch.randn(4, 4), "0.bias": torch.randn(4)}
+            extension.update_weights_from_ipc([[item] for item in sent.items()])
+            worker.wake_up()
+        finally:
+            Probe.switch_off()
+        outcome = compare_chain(tmp_path / "run", [Hop.RECEIVED, Hop.LOADED, Hop.AWAKE])
+        assert outcome.headline == "DIFFERENT: sync 0, loaded to awake: 0.bias, freed memory."
+        assert outcome.numbers["hops"] == 2
 
     def test_sglang(self, tmp_path, switch_on):
         switch_on()

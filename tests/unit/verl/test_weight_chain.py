@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from weight_chains import LAYERS, MODEL, PLANTED, exchange, make  # noqa: E402
 
 from msprobe_core.errors import ConfigError, DumpError  # noqa: E402
-from msprobe_core.rl import Hop, RunWriter, WeightLog  # noqa: E402
+from msprobe_core.rl import Hop, RunWriter, WeightLog, places_asked_for  # noqa: E402
 from msprobe_core.rl.weight_chain import compare_chain  # noqa: E402
 
 Run = Callable[..., tuple[int, str, str]]
@@ -97,6 +97,67 @@ def test_the_weights_of_a_recorded_run_are_a_chain_of_two_places(tmp_path: Path)
         run.weights_received(step, received.items(), model=MODEL)
     outcome = compare_chain(tmp_path)
     assert outcome.headline == "DIFFERENT: sync 1, sent to received: lm_head.weight, scaled."
+
+
+def test_names_of_a_hop_may_be_others(run: Run, tmp_path: Path) -> None:
+    weights = make(0)
+    for hop, prefix in ((Hop.SENT, "model."), (Hop.RECEIVED, "policy.net.")):
+        log = WeightLog(tmp_path / "log", hop, model=MODEL)
+        log.sync(0)
+        for name, weight in weights.items():
+            log.add(name.replace("model.", prefix), weight)
+        log.close()
+    assert run("weights", "compare", tmp_path / "log", "-o", tmp_path)[0] == 1
+    names = tmp_path / "names.yaml"
+    names.write_text(r"'policy\.net\.(.*)': 'model.\1'")
+    code, out, _ = run("weights", "compare", tmp_path / "log", "--map", names, "--enforce", "-o", tmp_path)
+    assert (code, "AGREE" in out) == (0, True)
+    for text, error in (
+        ("'[': 'x'", "is no pattern of names"), ("nothing: x", "'nothing' fits no name"),
+        (r"'policy.*': '\2'", "cannot be filled in"),
+    ):  # fmt: skip
+        names.write_text(text)
+        code, _, err = run("weights", "compare", tmp_path / "log", "--map", names, "-o", tmp_path)
+        assert (code, error in err) == (2, True), err
+
+
+def test_what_is_not_everywhere_is_a_difference_if_enforced(run: Run, tmp_path: Path) -> None:
+    weights = make(0)
+    for sync in range(2):
+        for hop in (Hop.SENT, Hop.LOADED, Hop.AWAKE)[: 3 - sync]:
+            log = WeightLog(tmp_path / "log", hop, model=MODEL)
+            log.sync(sync)
+            for name, weight in weights.items():
+                log.add(name, weight)
+            if hop is Hop.LOADED and sync:
+                log.add("model.layers.0.extra.weight", torch.ones(3))
+            log.close()
+    arguments = ("weights", "compare", tmp_path / "log", "-o", tmp_path)
+    assert run(*arguments)[0] == 0
+    code, out, _ = run(*arguments, "--enforce")
+    assert code == 1
+    assert "nothing was logged at awake, as it was in other transfers" in out
+    assert "model.layers.0.extra.weight, missing: sent has no such tensor" in out
+
+
+def test_the_published_reports(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exchange(tmp_path / "log", 1, planted=PLANTED["zeros"])
+    monkeypatch.setenv("UWC_ENABLE", "1")
+    assert run("weights", "compare", tmp_path / "log", "-o", tmp_path)[0] == 1
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["stages"] == {"stage1_bridge": "SKIP", "stage2_transfer": "PASS", "stage3_vllm": "FAIL"}
+    report = json.loads((tmp_path / "stage3_vllm" / "report.json").read_text())
+    assert report["total"] - report["equal"] == 1
+    assert {(hop["sync"], hop["hop"]) for hop in report["hops"] if hop["wrong"]} == {(2, "awake")}
+
+
+def test_the_published_variables_select_hops(tmp_path: Path) -> None:
+    assert places_asked_for({}) is None
+    assert places_asked_for({"UWC_ENABLE": "0"}) is None
+    places = places_asked_for({"UWC_ENABLE": "1", "UWC_DUMP_DIR": str(tmp_path), "UWC_STAGE1": "0", "UWC_STAGE3": "0"})
+    assert places is not None
+    assert places.path == tmp_path
+    assert [hop.value for hop in places.hops] == ["shard", "gathered", "sent", "received"]
 
 
 def test_misuse_is_answered(tmp_path: Path) -> None:

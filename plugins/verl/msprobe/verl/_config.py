@@ -11,7 +11,7 @@ import msgspec
 
 from msprobe_core.plugin import ConfigError
 from msprobe_core.recording import StageConfig, check_stage_config, read_fields, without_comments
-from msprobe_core.rl import RLStage
+from msprobe_core.rl import Hop, PublishedPlaces, RLStage
 
 SWITCH = "MSPROBE_VERL"
 """Environment variable that names the configuration file."""
@@ -40,20 +40,27 @@ class VerlConfig:
         batch: Whether the driver's batch is recorded.
         weights: Whether digests of sent and received parameters are recorded.
         rollout: What to record of the serving engine.
+        hops: Places between trainer and engine at which weights are logged too; what is sent, and what the engine has
+            then, is recorded by ``weights``.
     """
 
     stages: StageConfig
     batch: bool = True
     weights: bool = True
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    hops: tuple[Hop, ...] = ()
 
     def selects_weights(self, stage: str, version: int, rank: int) -> bool:
         """Whether a transfer of weights is recorded: one that follows a recorded step, or provides its weights."""
         selects = self.stages.selects
         return self.weights and (selects(stage, version, rank) or selects(stage, version + 1, rank))
 
+    def selects_hop(self, hop: Hop, version: int, rank: int) -> bool:
+        """Whether weights are logged at a place of a transfer."""
+        return hop in self.hops and self.selects_weights(RLStage.WEIGHTS_SENT.value, version, rank)
 
-_OWN: dict[str, Any] = {"batch": bool, "weights": bool, "rollout": RolloutConfig}
+
+_OWN: dict[str, Any] = {"batch": bool, "weights": bool, "rollout": RolloutConfig, "hops": list[str]}
 
 
 def load_verl_config(path: Path) -> VerlConfig:
@@ -76,7 +83,16 @@ def check_verl_config(fields: dict[str, Any], where: str) -> VerlConfig:
     rest = {name: value for name, value in fields.items() if name not in _OWN}
     stages = check_stage_config(rest, where, [stage.value for stage in RLStage], further=_OWN)
     checked = {name: _checked(name, value, where) for name, value in own.items()}
+    if "hops" in checked:
+        checked["hops"] = tuple(map(Hop.named, checked["hops"]))
     return VerlConfig(stages, **checked)
+
+
+def published_config(places: PublishedPlaces) -> VerlConfig:
+    """Return what the published variables for checks of weights ask for: weights, and nothing else."""
+    sends = [RLStage.WEIGHTS_SENT.value, RLStage.WEIGHTS_RECEIVED.value]
+    fields = {"out": str(places.path), "stages": sends, "batch": False, "hops": [hop.value for hop in places.hops]}
+    return check_verl_config(fields, "UWC_ENABLE")
 
 
 def _checked(name: str, value: Any, where: str) -> Any:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from msprobe.verl._probe import Probe
 from msprobe.verl.rollout import EngineProbe, Part, watch_engine
+from msprobe_core.rl import Parallel
 from msprobe_core.store import CallPhase
 
 Method = Callable[..., Any]
@@ -105,10 +107,48 @@ def vllm_update_method(original: Method) -> Method:
         if probe is not None:
             with probe.guard("weights received by vLLM"):
                 runner = self.model_runner
-                _probe_of(runner).weights_updated(None, runner.model.named_parameters())
+                _probe_of(runner).weights_updated(None, runner.model.named_parameters(), _vllm_parallel())
         return result
 
     return call
+
+
+def vllm_arrival_method(original: Method) -> Method:
+    """Wrap `vLLMColocateWorkerExtension._update_weights(weights, …)`, called for each part of a transfer."""
+
+    @functools.wraps(original)
+    def call(self: Any, weights: Any, *args: Any, **kwargs: Any) -> Any:
+        probe = Probe.current()
+        if probe is not None:
+            with probe.guard("weights that arrive in vLLM"):
+                _probe_of(self.model_runner).weights_arrived(weights)
+        return original(self, weights, *args, **kwargs)
+
+    return call
+
+
+def vllm_wake_method(original: Method) -> Method:
+    """Wrap `Worker.wake_up(tags)`: when it returns, the model has its memory again."""
+
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        probe = Probe.current()
+        if probe is not None:
+            with probe.guard("weights after vLLM's sleep"):
+                runner = self.model_runner
+                _probe_of(runner).woke_up(runner.model.named_parameters(), _vllm_parallel())
+        return result
+
+    return call
+
+
+def _vllm_parallel() -> Parallel:
+    """Return which shard of the model this process has."""
+    state: Any = sys.modules.get("vllm.distributed.parallel_state")
+    if state is None or getattr(state, "_TP", None) is None:
+        return Parallel()
+    return Parallel(int(state.get_tensor_model_parallel_rank()), int(state.get_tensor_model_parallel_world_size()))
 
 
 # --- SGLang --------------------------------------------------------------------------------------------------------

@@ -198,6 +198,13 @@ HOOK_POINTS: Sequence[HookPoint] = (
         "update_weights_from_ipc", _engine("vllm_update_method"),
     ),
     HookPoint(
+        "weights arriving (vLLM)", "verl.workers.rollout.vllm_rollout.utils", "vLLMColocateWorkerExtension",
+        "_update_weights", _engine("vllm_arrival_method"), is_optional=True,
+    ),
+    HookPoint(
+        "waking (vLLM)", "vllm.v1.worker.gpu_worker", "Worker", "wake_up", _engine("vllm_wake_method"), "vLLM 0.11",
+    ),
+    HookPoint(
         "requests (vLLM)", "vllm.v1.worker.gpu_model_runner", "GPUModelRunner", "execute_model",
         _engine("vllm_execute_method"), "vLLM 0.11",
     ),

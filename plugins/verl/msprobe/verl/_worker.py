@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from msprobe.verl._probe import Probe
@@ -16,10 +17,13 @@ from msprobe.verl._samples import layout_of, plain, policy_version_of, rows_of, 
 from msprobe_core.recording import Stage as OpenStage
 from msprobe_core.rl import (
     VERSION,
+    Hop,
     RLStage,
     WeightDigests,
+    WeightLog,
     WeightsFile,
     announce_policy_version,
+    log_checkpoint,
     placements_of,
     rank_directory,
     save_weights,
@@ -236,6 +240,7 @@ class _Transfer:
 
     step: int | None = None
     is_running = False
+    has_exported = False
 
 
 def send_method(original: Method) -> Method:
@@ -275,12 +280,43 @@ def export_method(original: Method) -> Method:
     return call
 
 
+def _log_shards(engine: Any, probe: Probe, step: int, rank: int) -> None:
+    """Log the parameters that this process holds, if they know which parts of whole ones they are."""
+    models = models_of(engine)
+    named = [(name, each) for model in models for name, each in model.named_parameters()]
+    if not named or not all(hasattr(each, "placements") for _, each in named):
+        return
+    log = WeightLog(probe.out, Hop.SHARD, rank=rank, model=models[0])
+    log.sync(step)
+    for name, parameter in named:
+        log.add(name, parameter)
+    log.close()
+
+
+def _first_export(engine: Any, probe: Probe, step: int, rank: int) -> WeightLog | None:
+    """Return the log of what is exported first; the checkpoint that the model was loaded from is logged here."""
+    if Hop.EXPORTED not in probe.config.hops or _Transfer.has_exported or rank:
+        return None
+    _Transfer.has_exported = True
+    model = models_of(engine)[0]
+    path = getattr(getattr(model, "config", None), "name_or_path", "")
+    if Hop.DISK in probe.config.hops and path and Path(path).is_dir():
+        log_checkpoint(probe.out, Path(path), step)
+    log = WeightLog(probe.out, Hop.EXPORTED, rank=rank, model=model)
+    log.sync(step)
+    return log
+
+
 def _sent(engine: Any, probe: Probe, parameters: Any) -> Any:
     step = _Transfer.step if _Transfer.step is not None else probe.next_step(RLStage.WEIGHTS_SENT.value)
     digests: WeightDigests | None = None
+    first: WeightLog | None = None
     rank = 0
     with probe.guard(RLStage.WEIGHTS_SENT.value):
         rank = probe.framework.rank() or 0
+        if probe.config.selects_hop(Hop.SHARD, step, rank):
+            _log_shards(engine, probe, step, rank)
+        first = _first_export(engine, probe, step, rank)
         if probe.config.selects_weights(RLStage.WEIGHTS_SENT.value, step, rank):
             models = models_of(engine)
             digests = WeightDigests(probe.framework, sizes_of(models), placements_of(models), is_sender=True)
@@ -292,9 +328,13 @@ def _sent(engine: Any, probe: Probe, parameters: Any) -> Any:
     def take(name: str, tensor: Any) -> None:
         with probe.guard(f"{RLStage.WEIGHTS_SENT.value}, {name}"):
             taken.take(name, tensor)
+            if first is not None:
+                first.add(name, tensor)
 
     yield from tee(parameters, take)
     with probe.guard(RLStage.WEIGHTS_SENT.value):
+        if first is not None:
+            first.close()
         save_weights(
             rank_directory(probe.out, RLStage.WEIGHTS_SENT.value, step, rank),
             WeightsFile(version=VERSION, step=step, rank=rank, policy_version=step, parameters=digests.finish()),

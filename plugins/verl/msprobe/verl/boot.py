@@ -13,11 +13,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 
-from msprobe.verl._config import SWITCH, load_verl_config
+from msprobe.verl._config import SWITCH, load_verl_config, published_config
 from msprobe.verl._import_hooks import ImportWatch, after_import
 from msprobe.verl._profiler import StageProfiler
 from msprobe.verl._switch import switch_on
 from msprobe_core.plugin import MsprobeError
+from msprobe_core.rl import places_asked_for
 
 _logger = logging.getLogger(__name__)
 
@@ -30,10 +31,11 @@ def boot(environment: Mapping[str, str] = os.environ) -> ImportWatch | None:
     An invalid configuration file is logged as an error, and nothing is recorded; the training continues.
     """
     path = environment.get(SWITCH, "").strip()
-    if not path:
+    places = places_asked_for(environment)
+    if not path and places is None:
         return after_import({_PROFILER: _take_over_profiler})
     try:
-        config = load_verl_config(Path(path))
+        config = load_verl_config(Path(path)) if places is None or path else published_config(places)
     except MsprobeError as error:
         _logger.error("msprobe: nothing is recorded: %s", error)  # noqa: TRY400  # a traceback would add nothing
         return None

@@ -7,7 +7,9 @@ An engine that runs in a process of its own calls `watch_engine` with its model,
         output = model(...)
     ...
     probe.finish("request 7", prompt_ids, response_ids)
+    probe.weights_arrived(received, version)  # where the hop before loading is logged
     probe.weights_updated(version, model.named_parameters())
+    probe.woke_up(model.named_parameters())  # after the engine has slept
 
 If recording is not switched on, all of this does nothing. For vLLM and SGLang the plugin makes these calls itself.
 """
@@ -26,8 +28,11 @@ from msprobe.verl._probe import Probe
 from msprobe_core.recording import Stage as OpenStage
 from msprobe_core.rl import (
     VERSION,
+    Hop,
+    Parallel,
     RLStage,
     WeightDigests,
+    WeightLog,
     WeightsFile,
     announced_policy_version,
     rank_directory,
@@ -71,6 +76,7 @@ class EngineProbe:
         self._running: set[str] = set()
         self._wanted: set[str] = set()
         self._step = 0
+        self._arriving: WeightLog | None = None
 
     @property
     def policy_version(self) -> int | None:
@@ -112,7 +118,60 @@ class EngineProbe:
             if not self._running:
                 self._end()
 
-    def weights_updated(self, version: int | None, parameters: Iterable[tuple[str, Any]]) -> None:
+    def weights_arrived(self, parameters: Iterable[tuple[str, Any]], version: int | None = None) -> None:
+        """Log what arrives in a transfer, before it is loaded, if the configuration has the hop ``received``.
+
+        Args:
+            parameters: Names and tensors, or some of them: it may be called for each part of a transfer.
+            version: See `weights_updated`, which ends the transfer.
+        """
+        probe = Probe.current()
+        if probe is None or Hop.RECEIVED not in probe.config.hops:
+            return
+        with probe.guard(Hop.RECEIVED.value):
+            coming = self._next_version(probe, version)
+            if not probe.config.selects_hop(Hop.RECEIVED, coming, self._replica):
+                return
+            if self._arriving is None:
+                self._arriving = WeightLog(probe.out, Hop.RECEIVED, rank=self._replica, model=self._model)
+                self._arriving.sync(coming)
+            for name, tensor in parameters:
+                self._arriving.add(name, tensor)
+
+    def woke_up(self, parameters: Iterable[tuple[str, Any]], parallel: Parallel | None = None) -> None:
+        """Log the engine's parameters after sleep, if the configuration has the hop ``awake``.
+
+        Args:
+            parameters: Names and tensors of the engine's own model.
+            parallel: How the engine shares the model among processes.
+        """
+        probe = Probe.current()
+        if probe is None or self._policy_version is None:  # it has no weights of the trainer yet
+            return
+        with probe.guard(Hop.AWAKE.value):
+            self._log(probe, Hop.AWAKE, self._policy_version, parameters, parallel)
+
+    def _log(
+        self, probe: Probe, hop: Hop, version: int, parameters: Iterable[tuple[str, Any]], parallel: Parallel | None
+    ) -> None:
+        if not probe.config.selects_hop(hop, version, self._replica):
+            return
+        log = WeightLog(probe.out, hop, rank=self._replica, model=self._model, parallel=parallel)
+        log.sync(version)
+        for name, tensor in parameters:
+            log.add(name, tensor)
+        log.close()
+
+    def _next_version(self, probe: Probe, version: int | None) -> int:
+        if version is None:
+            version = announced_policy_version(probe.out)
+        if version is None:
+            version = 0 if self._policy_version is None else self._policy_version + 1
+        return version
+
+    def weights_updated(
+        self, version: int | None, parameters: Iterable[tuple[str, Any]], parallel: Parallel | None = None
+    ) -> None:
         """Record digests of the engine's parameters after an update; they are read during this call.
 
         Args:
@@ -120,17 +179,20 @@ class EngineProbe:
                 then it is the version that the sender announced in the directory of the run, or a count of updates
                 from 0.
             parameters: Names and tensors of the engine's own model.
+            parallel: How the engine shares the model among processes; for the hop ``loaded``.
         """
         probe = Probe.current()
         if probe is None:
             return
         with probe.guard(RLStage.WEIGHTS_RECEIVED.value):
-            if version is None:
-                version = announced_policy_version(probe.out)
-            if version is None:
-                version = 0 if self._policy_version is None else self._policy_version + 1
+            version = self._next_version(probe, version)
             self.set_policy_version(version)
             self._introduce(probe)
+            arriving, self._arriving = self._arriving, None
+            if arriving is not None:
+                arriving.close()
+            parameters = list(parameters)
+            self._log(probe, Hop.LOADED, version, parameters, parallel)
             stage = RLStage.WEIGHTS_RECEIVED.value
             if not probe.config.selects_weights(stage, version, self._replica):
                 return
