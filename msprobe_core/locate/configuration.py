@@ -91,7 +91,9 @@ def _check(sections: Iterable[SectionResult], explained: Sequence[Explained], nu
     compared = sum(section.compared for section in sections)
     fields = {"count": len(wrong), "compared": compared, "ranks": num_ranks}
     if wrong:
-        detail = Finding(LocateCode.CONFIGURATIONS_DIFFER, Level.WARNING, {**fields, "first": wrong[0].difference.path})
+        detail = Finding(
+            LocateCode.CONFIGURATIONS_DIFFER, Level.WARNING, {**fields, "first": _place(wrong[0].difference)}
+        )
         state = CheckState.DIFFERS
     elif compared:
         detail, state = Finding(LocateCode.CONFIGURATIONS_AGREE, fields=fields), CheckState.HOLDS
@@ -129,13 +131,19 @@ def values_in_words(difference: Difference) -> Finding:
     return said
 
 
+def _place(difference: Difference) -> str:
+    return difference.path or difference.section.value  # the outermost module has an empty path
+
+
 def _values(difference: Difference) -> Finding:
+    if difference.only_on is None and difference.target is None and difference.golden is None:
+        return difference.finding  # it is about more than two values, such as the rows of an input
     if difference.only_on is not None:
         value = difference.target if difference.only_on == "target" else difference.golden
-        fields = {"path": difference.path, "value": value_in_words(value), "side": difference.only_on}
+        fields = {"path": _place(difference), "value": value_in_words(value), "side": difference.only_on}
         return Finding(LocateCode.CONFIGURED_ON_ONE, fields=fields)
     fields = {
-        "path": difference.path,
+        "path": _place(difference),
         "target": value_in_words(difference.target),
         "golden": value_in_words(difference.golden),
     }

@@ -163,3 +163,16 @@ def test_the_manifest_of_the_first_step_is_that_of_later_ones(tmp_path):
 )
 def test_values_are_short(value, shown):
     assert value_in_words(value) == shown
+
+
+@pytest.mark.parametrize(
+    ("path", "values", "shown"),
+    [("", ("evaluation", "training"), "model: evaluation / training"), ("args.0", (None, None), "2 of 2 samples")],
+    ids=["outermost module", "rows of the data"],
+)
+def test_a_difference_without_path_or_values_says_what_differs(path, values, shown):
+    difference = Difference(
+        section=Section.MODEL, path=path, target=values[0], golden=values[1], severity=Severity.ERROR,
+        finding=noted("2 of 2 samples"),
+    )  # fmt: skip
+    assert values_in_words(difference).text == shown
