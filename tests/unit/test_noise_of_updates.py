@@ -150,10 +150,12 @@ def test_the_tenth_that_is_farthest_off_says_nothing():
     assert carried_distance(parameters([*many, *[5e-4] * 4])) == pytest.approx(AMPLIFICATION * 5e-4)
 
 
-def test_parameters_that_a_step_itself_has_updated_say_nothing():
+def test_what_a_step_itself_has_updated_is_carried_only_where_no_repetition_shows_it():
     equal, updated = parameters([0.0] * 10), parameters([1e-4] * 10)
     later = updated.with_columns(pl.col("name_target").str.replace("forward.0", "forward.1", literal=True))
-    assert carried_distance(pl.concat([equal, later])) == 0.0
+    rows = pl.concat([equal, later])
+    assert carried_distance(rows, is_measured=True) == 0.0
+    assert carried_distance(rows) > 0.0
 
 
 def test_where_few_parameters_differ_nothing_was_carried():

@@ -39,12 +39,14 @@ _MOST = 0.5
 """Share of differing parameters from which the runs count as different before this step."""
 
 
-def carried_distance(rows: pl.DataFrame, *, is_foreign: bool = False) -> float:
+def carried_distance(rows: pl.DataFrame, *, is_foreign: bool = False, is_measured: bool = False) -> float:
     """Return how far values may differ because of their parameters; 0 if the runs begin with equal parameters.
 
     Args:
         rows: Aligned rows with measures, ``precision_limit`` and ``roundoff``.
         is_foreign: Whether the dumps are of different frameworks.
+        is_measured: Whether the step was repeated. The repetitions then show what updates within the step carry to
+            later micro-batches, so that only the parameters at its beginning count.
     """
     if not RoundingRule.CARRIED_PARAMETERS.is_on:
         return 0.0
@@ -58,7 +60,8 @@ def carried_distance(rows: pl.DataFrame, *, is_foreign: bool = False) -> float:
     )
     root = pl.col("numel_golden").cast(pl.Float64).sqrt()
     by_statistics = root * pl.max_horizontal(Measure.NORM.column, Measure.MEAN.column)
-    own = initial_values(rows.filter(is_parameter() & pl.col("roundoff").is_not_null())).select(
+    parameters = rows.filter(is_parameter() & pl.col("roundoff").is_not_null())
+    own = (initial_values(parameters) if is_measured else parameters).select(
         differs=differs,
         distance=pl.min_horizontal(pl.coalesce(Measure.REL_L2.column, by_statistics), "precision_limit"),
     )

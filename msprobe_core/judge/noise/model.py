@@ -94,7 +94,7 @@ class NoiseModel:
         carried = (
             0.0
             if measured is not None and measured.parameters_vary
-            else carried_distance(prepared, is_foreign=operations is not None)
+            else carried_distance(prepared, is_foreign=operations is not None, is_measured=measured is not None)
         )
         if carried:
             prepared = _with_carried(prepared, carried)
