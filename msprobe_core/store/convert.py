@@ -36,6 +36,7 @@ from msprobe_core.store.ending import ending_in, sentence, sentence_of_empty
 from msprobe_core.store.held_directory import SUFFIX, HeldDirectory, leftovers
 from msprobe_core.store.json_reader import decode_record, read_document, read_json_dump, read_object, read_stacks
 from msprobe_core.store.json_writer import DUMP_TAIL, JsonObjectStream, clean_text, dump_head, dump_tail
+from msprobe_core.store.reading import format_of_plugin
 from msprobe_core.store.stored_dump import read_content
 from msprobe_core.untrusted.files import open_plain
 
@@ -124,6 +125,7 @@ def convert(
     found = next((form for unit in units if (form := _format_of(source / unit)) is not None), Format.JSON)
     done = Conversion(to or found.other)
     check_places(source, destination, overwrite=overwrite)
+    _refuse_other_formats(source, units)
     with replaced_directory(destination) as scratch:
         for number, unit in enumerate(units):
             if progress is not None:
@@ -148,11 +150,25 @@ def convert(
 
 def _units_in(source: Path) -> Sequence[Path]:
     """Return the directories of all ranks, relative to ``source``."""
-    if _format_of(source) is not None:
+    if _format_of(source) is not None or format_of_plugin(source) is not None:
         return [Path()]
     steps = layout.find_steps(source)
     roots = list(steps.values()) if steps else [source]
     return [unit.directory.relative_to(source) for root in roots for unit in layout.find_units(root)]
+
+
+def _refuse_other_formats(source: Path, units: Sequence[Path]) -> None:
+    """Raise if one of the dumps is of a plugin's format.
+
+    Raises:
+        DumpError: there is one.
+    """
+    for unit in units:
+        if _format_of(source / unit) is None and (name := format_of_plugin(source / unit)) is not None:
+            raise DumpError(
+                f"{source / unit}: is a dump of the format {name!r}, which a plugin reads; only json and arrow are "
+                "converted into each other, and every other command takes the dump as it is"
+            )
 
 
 def _format_of(directory: Path) -> Format | None:
@@ -488,7 +504,7 @@ _CONVERTED = frozenset(
 )  # fmt: skip
 
 
-_CARRIED = frozenset({layout.MANIFEST_FILE, layout.DATA_ROWS_FILE})
+_CARRIED = frozenset({layout.MANIFEST_FILE, layout.DATA_ROWS_FILE, layout.LIVE_CHECKS_FILE})
 """Files beside the records that are the same in every format."""
 
 

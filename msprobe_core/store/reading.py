@@ -43,6 +43,13 @@ def read_dump(path: Path) -> Dump:
     return dump
 
 
+def format_of_plugin(path: Path) -> str | None:
+    """Return the name of the format of a dump that a plugin reads; ``None`` for any other."""
+    reader = _reader_of(path)
+    is_plugins = reader is not None and registry().provider_of("msprobe_register_readers", reader.name) is not None
+    return reader.name if reader is not None and is_plugins else None
+
+
 def is_dump(path: Path) -> bool:
     """Whether ``path`` is a single dump: a file, or a directory that a reader recognises."""
     return path.is_file() or _reader_of(path) is not None

@@ -9,6 +9,7 @@ import dataclasses
 import enum
 import importlib
 import inspect
+import os
 import re
 import textwrap
 from collections.abc import Iterator
@@ -113,7 +114,12 @@ def _summary(value: Any) -> str:
 
 def _signature(function: Any) -> str:
     try:
-        return _plain(str(inspect.signature(function)))
+        found = inspect.signature(function)
+        # A default that describes this process, such as its environment, is none of the program's.
+        shown = [
+            each.replace(default=...) if each.default is os.environ else each for each in found.parameters.values()
+        ]
+        return _plain(str(found.replace(parameters=shown)).replace("= Ellipsis", "= ..."))
     except (TypeError, ValueError):
         return "(…)"
 

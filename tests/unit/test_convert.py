@@ -8,6 +8,7 @@ import stat
 from pathlib import Path
 
 import pytest
+from broken_plugins import HEALTHY, plugged
 from dumps import api, tensor, write_dump
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -345,3 +346,15 @@ def test_the_command(tmp_path, capsys):
     assert run(source, tmp_path / "a", "--overwrite", "--tensors", "link")[0] == 0
     assert run(tmp_path / "a", tmp_path / "b", "--to", "json")[0] == 0
     assert_equal_dumps(source, tmp_path / "b")
+
+
+def test_a_dump_of_another_format_is_named(tmp_path):
+    unit = tmp_path / "run" / "step0" / "rank0"
+    unit.mkdir(parents=True)
+    (unit / "dump.broken").touch()
+    with (
+        plugged("readers", lambda: [HEALTHY["readers"]()]),
+        pytest.raises(DumpError, match="is a dump of the format 'broken', which a plugin reads; only json and arrow"),
+    ):
+        convert(tmp_path / "run", tmp_path / "other")
+    assert not (tmp_path / "other").exists()
