@@ -15,7 +15,7 @@ from msprobe_core.rl.files import BatchFile, RLStage, Sampling
 from msprobe_core.rl.floors import Floor, Score, log_prob_floor, log_prob_scores, precision_named
 from msprobe_core.rl.hypotheses import Diagnosis, Evidence, examine
 from msprobe_core.rl.invariants import is_bypassed
-from msprobe_core.rl.log_probs import LogProbMeasures, Tokens, measure, tokens_of
+from msprobe_core.rl.log_probs import CLIP_RATIO, LogProbMeasures, Tokens, measure, tokens_of
 from msprobe_core.rl.logits import logits_of, refit_of
 from msprobe_core.rl.recorded import Array, RecordedRun, policy_versions, retokenised_rows, trainer_version
 from msprobe_core.rl.weights import Transfer, coarser_of
@@ -66,6 +66,7 @@ class StepLogProbs:
         diagnoses: Result of each test.
         sampling: How tokens were sampled.
         retokenised: Ids of samples whose tokens differ from the generated ones.
+        versions: Version of the policy that drew each row; ``None`` if unknown.
         notes: Notes for the reader.
     """
 
@@ -78,6 +79,7 @@ class StepLogProbs:
     diagnoses: Sequence[Diagnosis]
     sampling: Sampling
     retokenised: Sequence[str] = ()
+    versions: Sequence[int | None] | None = None
     notes: Sequence[str] = field(default_factory=list[str])
 
     @property
@@ -116,6 +118,7 @@ def _tokens(run: RecordedRun, step: int, options: LogProbOptions, tensors: Mappi
         raise CompareError(f"{run.path}: step {step}: {error}") from error
 
 
+_ACTOR = "actor_rollout_ref.actor"
 _OWN = ("old_log_probs", "rollout_log_probs")
 
 
@@ -177,7 +180,7 @@ def compare_step(run: RecordedRun, step: int, options: LogProbOptions, floor: Fl
     batch, tensors = run.batch(step)
     tensors, notes = _recomputed(run, step, batch, tensors, options)
     tokens = _tokens(run, step, options, tensors)
-    found = measure(tokens)
+    found = measure(tokens, _clip_of(run))
     transfers = _weights_in_use(run, step)
     precision, assumed = _precision(run, transfers, options.dtype)
     if assumed:
@@ -206,8 +209,17 @@ def compare_step(run: RecordedRun, step: int, options: LogProbOptions, floor: Fl
         diagnoses=examine(tokens, own.size, evidence, is_different=is_different),
         sampling=batch.sampling,
         retokenised=[ids[row] for row, is_other in enumerate(other_tokens or ()) if is_other],
+        versions=policy_versions(run, step, batch),
         notes=notes,
     )
+
+
+def _clip_of(run: RecordedRun) -> tuple[float, float]:
+    """Return by how much importance weights may be below and above 1 in the trainer's loss."""
+    usual = run.number(f"{_ACTOR}.clip_ratio")
+    low, high = run.number(f"{_ACTOR}.clip_ratio_low"), run.number(f"{_ACTOR}.clip_ratio_high")
+    own = CLIP_RATIO if usual is None else usual
+    return own if low is None else low, own if high is None else high
 
 
 def _weights_in_use(run: RecordedRun, step: int) -> list[Sync]:

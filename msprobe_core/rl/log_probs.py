@@ -7,7 +7,7 @@ nats, and ``difference = training - rollout``: the logarithm of the token's impo
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -149,6 +149,12 @@ class LogProbMeasures:
             under two models; otherwise one side is no log-prob of the sampled token: shifted, masked or renormalised.
         ratio_error: Standard error of ``mean_ratio``.
         share_over_ln2: Share of tokens whose probability is off by a factor of more than 2.
+        ratio_p99: 99th percentile of the importance weights.
+        ratio_max: The largest of them.
+        effective_share: Effective sample size of the weights over their number: (sum w)^2 / (n sum w^2). Kong, *A Note
+            on Importance Sampling using Standardized Weights*, University of Chicago TR 348, 1992.
+        clipped_low: Share of tokens whose weight is below 1 less the clip ratio.
+        clipped_high: Share of those whose weight is above 1 plus the clip ratio.
     """
 
     num_tokens: int
@@ -169,10 +175,23 @@ class LogProbMeasures:
     mean_ratio: float
     ratio_error: float
     share_over_ln2: float
+    ratio_p99: float
+    ratio_max: float
+    effective_share: float
+    clipped_low: float
+    clipped_high: float
 
 
-def measure(tokens: Tokens) -> LogProbMeasures:
+CLIP_RATIO = 0.2
+"""By how much weights may differ from 1 before PPO clips them, where the run does not say it."""
+
+
+def measure(tokens: Tokens, clip: tuple[float, float] = (CLIP_RATIO, CLIP_RATIO)) -> LogProbMeasures:
     """Measure the difference of log-probs.
+
+    Args:
+        tokens: The tokens.
+        clip: By how much weights may be below and above 1.
 
     Raises:
         CompareError: no token has two finite log-probs.
@@ -189,6 +208,7 @@ def measure(tokens: Tokens) -> LogProbMeasures:
         k3 = float(np.mean(np.expm1(d) - d))
         chi2 = float(np.exp(2 * d).mean() - 1)
         ppl_ratio = float(np.mean(np.exp(-_sample_means(finite, d))))
+        weights = np.exp(d - d.max())  # their size does not matter
     return LogProbMeasures(
         num_tokens=n,
         num_samples=finite.num_samples,
@@ -208,6 +228,11 @@ def measure(tokens: Tokens) -> LogProbMeasures:
         mean_ratio=float(ratio.mean()),
         ratio_error=float(ratio.std() / math.sqrt(n)),
         share_over_ln2=float((size > math.log(2)).mean()),
+        ratio_p99=float(np.quantile(ratio, 0.99)),
+        ratio_max=float(ratio.max()),
+        effective_share=float(weights.sum() ** 2 / (n * np.sum(weights * weights))),
+        clipped_low=float((ratio < 1 - clip[0]).mean()),
+        clipped_high=float((ratio > 1 + clip[1]).mean()),
     )
 
 
@@ -240,10 +265,17 @@ def frame_of(tokens: Tokens, ids: Mapping[int, str] | None = None) -> pl.DataFra
     )
 
 
-def by_group(tokens: Tokens) -> pl.DataFrame:
-    """Return the sizes of the difference by turn, by bucket of positions and by bucket of lengths.
+def by_group(tokens: Tokens, versions: Sequence[int | None] | None = None) -> pl.DataFrame:
+    """Return the sizes of the difference by groups of tokens.
 
-    Columns: ``by``, ``group``, ``tokens``, ``mean``, ``mean_abs``, ``p99``, ``max``.
+    Groups are turns, buckets of positions and of lengths, samples, the place in a turn, the probability that the engine
+    gave the token, and the version of the policy that drew it.
+
+    Args:
+        tokens: The tokens.
+        versions: Of each row of the batch; ``None`` if unknown.
+
+    Returns: the columns ``by``, ``group``, ``tokens``, ``mean``, ``mean_abs``, ``p99``, ``max``.
     """
     finite = tokens.finite()
     lengths = np.bincount(finite.sample)[finite.sample] if finite.sample.size else finite.sample
@@ -253,13 +285,40 @@ def by_group(tokens: Tokens) -> pl.DataFrame:
             "turn": finite.turn,
             "position": np.searchsorted(_LENGTHS, finite.position, "right") - 1,
             "length": np.searchsorted(_LENGTHS, lengths, "right") - 1,
+            "sample": finite.sample,
+            "place": _places_in_turns(finite),
+            "probability": np.searchsorted(_PROBABILITIES, np.exp(finite.rollout), "right") - 1,
         }
     )
-    parts = [_grouped(frame, by) for by in ("turn", "position", "length")]
-    return pl.concat(parts)
+    labels: dict[str, Callable[[int], str]] = {
+        "turn": str, "position": _bucket, "length": _bucket, "sample": str,
+        "place": ("first of a turn", "within a turn", "last of a turn").__getitem__, "probability": _likely,
+    }  # fmt: skip
+    if versions is not None:
+        known = np.array([-1 if version is None else version for version in versions], np.int64)
+        frame = frame.with_columns(version=pl.Series(known[finite.sample]))
+        labels["version"] = lambda version: "unknown" if version < 0 else str(version)
+    return pl.concat(_grouped(frame, by, label) for by, label in labels.items())
 
 
-def _grouped(frame: pl.DataFrame, by: str) -> pl.DataFrame:
+_PROBABILITIES = (0, 0.01, 0.1, 0.5, 0.9)
+
+
+def _likely(number: int) -> str:
+    high = _PROBABILITIES[number + 1] if number + 1 < len(_PROBABILITIES) else 1
+    return f"{_PROBABILITIES[number]:g}-{high:g}"
+
+
+def _places_in_turns(tokens: Tokens) -> Integers:
+    """Return whether each token is the first of its turn (0), one within (1) or the last (2)."""
+    changes = (np.diff(tokens.sample) != 0) | (np.diff(tokens.turn) != 0)
+    found = np.ones(tokens.sample.size, np.int64)
+    found[np.append(changes, True)[: found.size]] = 2
+    found[np.insert(changes, 0, True)[: found.size]] = 0
+    return found
+
+
+def _grouped(frame: pl.DataFrame, by: str, label: Callable[[int], str]) -> pl.DataFrame:
     size = pl.col("difference").abs()
     grouped = (
         frame.group_by(by)
@@ -272,7 +331,7 @@ def _grouped(frame: pl.DataFrame, by: str) -> pl.DataFrame:
         )
         .sort(by)
     )
-    labels = [str(number) if by == "turn" else _bucket(int(number)) for number in grouped[by].to_list()]
+    labels = [label(int(number)) for number in grouped[by].to_list()]
     return grouped.select(
         pl.lit(by).alias("by"), pl.Series("group", labels, dtype=pl.String), "tokens", "mean", "mean_abs", "p99", "max"
     )

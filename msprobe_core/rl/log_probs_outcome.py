@@ -28,6 +28,9 @@ _MEASURES = (
     ("max", "largest"), ("mean", "mean"), ("probability_max", "largest difference of probabilities"),
     ("pearson", "correlation of probabilities"), ("kl", "KL, k1"), ("k3", "KL, k3"), ("ppl_ratio", "perplexity ratio"),
     ("chi2", "chi-squared"), ("share_over_ln2", "share over ln 2"),
+    ("mean_ratio", "mean importance weight"), ("ratio_p99", "99th percentile of weights"),
+    ("ratio_max", "largest weight"), ("effective_share", "effective share of samples"),
+    ("clipped_low", "clipped below"), ("clipped_high", "clipped above"),
 )  # fmt: skip
 
 
@@ -77,7 +80,9 @@ def _outcome(run: RecordedRun, options: LogProbOptions, compared: Sequence[StepL
         tables={
             "measures": _measures_table(compared),
             "causes": _causes_table(compared),
-            "groups": pl.concat(_with_verdict(one, by_group(one.tokens), pl.col("max")) for one in compared),
+            "groups": pl.concat(
+                _with_verdict(one, by_group(one.tokens, one.versions), pl.col("max")) for one in compared
+            ),
             "tokens": pl.concat(_tokens_table(one) for one in compared),
         },
     )
@@ -129,6 +134,10 @@ def _lines(one: StepLogProbs, options: LogProbOptions) -> list[str]:
             f"  KL {m.kl:.3g} (k3 {m.k3:.3g}), chi2 {m.chi2:.3g}, perplexity ratio {m.ppl_ratio:.6g}, correlation "
             f"{m.pearson:.6g}, |.| > ln 2 in {m.share_over_ln2:.2%}; mean importance weight {m.mean_ratio:.4f} "
             f"+- {m.ratio_error:.1g}"
+        ),
+        (
+            f"  weights: p99 {m.ratio_p99:.4g}, max {m.ratio_max:.4g}, effective share {m.effective_share:.4g}, "
+            f"clipped below {m.clipped_low:.2%}, above {m.clipped_high:.2%}"
         ),
         f"  rounding explains {one.floor.size:.2g} nats ({one.floor.source.value}): "
         + ", ".join(f"{score.measure} {score.score:.2g}x of {score.limit:.2g}x" for score in one.scores),

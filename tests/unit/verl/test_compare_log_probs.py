@@ -102,7 +102,9 @@ class TestLogProb:
         run("verl", "compare", "logprob", runs(unsent=(UNSENT,)), "-o", tmp_path)
         (path,) = tmp_path.glob("verl_logprob_groups_*.csv")
         rows = list(csv.DictReader(path.read_text().splitlines()))
-        assert {row["by"] for row in rows} == {"turn", "position", "length"}
+        assert {row["by"] for row in rows} == {
+            "turn", "position", "length", "sample", "place", "probability", "version"
+        }  # fmt: skip
         assert {row["verdict"] for row in rows if row["step"] == "1"} == {"pass"}
         assert {row["verdict"] for row in rows if row["step"] == "2"} == {"error"}
 

@@ -56,6 +56,11 @@ class TestMeasures:
         assert found.ppl_ratio == pytest.approx(1)
         assert found.pearson == pytest.approx(np.corrcoef([0.5, 0.25, 0.9], [0.25, 0.5, 0.9])[0, 1])
         assert found.share_over_ln2 == 0  # exactly a factor of 2 is not more than that
+        assert found.ratio_max == pytest.approx(2)
+        assert found.effective_share == pytest.approx(3.5**2 / (3 * (4 + 0.25 + 1)))
+        assert (found.clipped_low, found.clipped_high) == (pytest.approx(1 / 3), pytest.approx(1 / 3))
+        wide = measure(tokens_of(training, rollout, np.ones((1, 3))), (0.6, 0.9))
+        assert (wide.clipped_low, wide.clipped_high) == (0, pytest.approx(1 / 3))
 
     @given(st.integers(0, 10**6), st.floats(1e-6, 1.0))
     @settings(max_examples=40, deadline=None)
@@ -109,10 +114,19 @@ class TestMeasures:
         policy = make_policy(1, turns=3)
         base = policy.log_probs()
         groups = by_group(policy.tokens(base, base + policy.mask))
-        for by in ("turn", "position", "length"):
+        for by in ("turn", "position", "length", "sample", "place", "probability"):
             assert groups.filter(groups["by"] == by)["tokens"].sum() == policy.mask.sum()
         assert groups.filter(groups["by"] == "turn")["group"].to_list() == ["0", "1", "2"]
         assert (groups["mean"] == -1).all()
+
+    def test_groups_by_the_policy_that_drew_a_sample(self) -> None:
+        training = np.log([[0.5, 0.05], [0.95, 0.5]])
+        tokens = tokens_of(training, np.log([[0.5, 0.05], [0.95, 0.005]]), np.ones((2, 2)))
+        groups = by_group(tokens, [3, None])
+        found = {(by, group): count for by, group, count in groups.select("by", "group", "tokens").rows()}
+        assert (found["version", "unknown"], found["version", "3"]) == (2, 2)
+        assert {key[1] for key in found if key[0] == "probability"} == {"0-0.01", "0.01-0.1", "0.5-0.9", "0.9-1"}
+        assert found["place", "first of a turn"] == found["place", "last of a turn"] == 2
 
 
 class TestFloors:
