@@ -1,0 +1,127 @@
+"""Writes the corpus of a release: small runs of every kind, which later releases must be able to read.
+
+python tests/support/release_corpus.py tests/data/releases/VERSION           with PyTorch
+python tests/support/release_corpus.py tests/data/releases/VERSION mindspore
+
+Run it once for a release, and never change what it wrote. Paths of this machine are replaced by /env and /home/user.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+TORCH = """
+import sys
+import torch
+from torch import nn
+from msprobe.pytorch import PrecisionDebugger, TrainerMon, seed_all
+
+out, kind, fault = sys.argv[1], sys.argv[2], sys.argv[3] == "target"
+seed_all(7)
+model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8, 1e-2 if fault else 1e-5), nn.ReLU(), nn.Linear(8, 2))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+data = torch.randn(3, 2, 4)
+if kind == "monitor":
+    monitor = TrainerMon("monitor.json")
+    monitor.set_monitor(model, optimizer)
+else:
+    debugger = PrecisionDebugger("config.json", dump_path=out)
+if kind == "gradients":
+    debugger.monitor(model, optimizer)
+calls = kind not in ("monitor", "gradients")
+for step in range(3):
+    if calls:
+        debugger.start(model)
+    loss = model(data[step]).square().mean()
+    if kind == "overflow":
+        loss = loss + torch.log(loss.detach() - loss.detach() - 1)
+    if kind == "debug":
+        debugger.save(loss, "loss")
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if calls:
+        debugger.stop()
+        debugger.step()
+"""
+
+MINDSPORE = """
+import sys
+import mindspore as ms
+import numpy as np
+from mindspore import nn, ops
+from msprobe.mindspore import PrecisionDebugger, seed_all
+
+out, fault = sys.argv[1], sys.argv[3] == "target"
+seed_all(7)
+norm = nn.LayerNorm((8,), epsilon=1e-2 if fault else 1e-5)
+model = nn.SequentialCell(nn.Dense(4, 8), norm, nn.ReLU(), nn.Dense(8, 2))
+data = ms.Tensor(np.random.default_rng(7).normal(size=(2, 4)), ms.float32)
+debugger = PrecisionDebugger("config.json", dump_path=out)
+debugger.start(model)
+ms.value_and_grad(lambda x: model(x).square().mean(), None, model.trainable_params())(data)
+debugger.stop()
+debugger.step()
+"""
+
+KINDS = {
+    "statistics": {"level": "mix", "step": [0]},
+    "files": {"task": "tensor", "level": "L1", "step": [0], "tensor": {"list": ["linear", "layer_norm"]}},
+    "shards": {"task": "tensor", "level": "L1", "step": [0], "tensor_format": "safetensors",
+               "tensor": {"list": ["layer_norm"]}},
+    "arrow": {"level": "mix", "step": [0], "writer": "arrow", "extra_info": False,
+              "statistics": {"summary_mode": "sketch"}},
+    "checksums": {"level": "L0", "step": [0], "statistics": {"summary_mode": "md5"}},
+    "structure": {"task": "structure", "level": "mix", "step": [0]},
+    "debug": {"level": "debug", "task": "tensor", "step": [0]},
+    "overflow": {"task": "overflow_check", "level": "L1", "step": [0]},
+    "gradients": {"task": "grad_probe", "step": [0]},
+}  # fmt: skip
+ALONE = {"shards", "structure", "overflow"}
+"""Kinds of which one run is enough; a shard takes 130 kB, however little is in it."""
+MONITOR = {"targets": {}, "wg_distribution": True, "param_distribution": True, "ops": ["norm", "mean"]}
+
+
+def write(directory: Path, framework: str) -> None:
+    program = TORCH if framework == "torch" else MINDSPORE
+    kinds = KINDS if framework == "torch" else {"mindspore": {"level": "mix", "step": [0]}}
+    with tempfile.TemporaryDirectory() as place:
+        here = Path(place)
+        (here / "train.py").write_text(program)
+        (here / "monitor.json").write_text(json.dumps(MONITOR))
+        for kind, config in kinds.items():
+            (here / "config.json").write_text(json.dumps(config))
+            for side in ("golden", "target")[: 1 if kind in ALONE else 2]:
+                run(here, directory / kind / side, kind, side)
+        if framework == "torch":
+            run(here, directory / "monitor", "monitor", "golden")
+        replace_paths(directory, {place: "/home/user"})
+
+
+def run(here: Path, out: Path, kind: str, side: str) -> None:
+    kept = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
+    environment = {name: os.environ[name] for name in kept if name in os.environ}
+    environment |= {"MONITOR_OUTPUT_DIR": str(out), "OMP_NUM_THREADS": "1", "HOME": "/home/user"}
+    command = [sys.executable, "train.py", str(out), kind, side]
+    subprocess.run(command, cwd=here, env=environment, check=True)
+
+
+def replace_paths(directory: Path, places: dict[str, str]) -> None:
+    """Replace paths of this machine in text files; other files must have none."""
+    found = sorted((path for path in {sys.prefix, sys.base_prefix, *sys.path} if len(path) > 1), key=len, reverse=True)
+    every = {str(directory.absolute()): "/home/user/runs", **places, **dict.fromkeys(found, "/env")}
+    for path in directory.rglob("*"):
+        if path.is_file():
+            content = path.read_bytes()
+            for old, new in every.items():
+                if path.suffix in {".json", ".jsonl", ".csv", ".txt"}:
+                    content = content.replace(old.encode(), new.encode())
+                assert old.encode() not in content, (path, old)
+            path.write_bytes(content)
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]).absolute(), (*sys.argv, "torch")[2])
