@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from msprobe_core.errors import BrokenPluginError, ConfigError
-from msprobe_core.guard import plugin_call
+from msprobe_core.guard import GuardedOffer, plugin_call
 from msprobe_core.monitor.background_writer import BackgroundWriter
 from msprobe_core.monitor.communication import CallerLog, CommunicationWatch
 from msprobe_core.monitor.coverage import Coverage
@@ -156,4 +157,8 @@ def _opened(name: str, plan: MonitorPlan, directory: Path, rank: int) -> Monitor
         registry().refuse_missing("msprobe_register_monitor_writers", name)
         raise ConfigError(f"{plan.source}: 'msprobe': there is no writer {name!r}; known: {', '.join(known)}")
     with plugin_call(f"the monitor's writer {name!r}", "open"):  # also the core's own
-        return known[name].open(directory, rank, steps_per_file=plan.step_count_per_record, ndigits=plan.ndigits)
+        writer = known[name].open(directory, rank, steps_per_file=plan.step_count_per_record, ndigits=plan.ndigits)
+    if registry().provider_of("msprobe_register_monitor_writers", name) is None:
+        return writer
+    guarded: Any = GuardedOffer(writer, registry().described("monitor writer", name), {})
+    return guarded
