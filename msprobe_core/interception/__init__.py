@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         Pending,
         PendingWorks,
     )
+    from msprobe_core.interception.fixing import FixingCalls
     from msprobe_core.interception.gradients import GraphGradients, Node
     from msprobe_core.interception.host_values import (
         BFLOAT16,
@@ -111,6 +112,7 @@ else:
             "msprobe_core.interception.communication": (
                 "ALWAYS_ASYNCHRONOUS Describer Pending PendingWorks RECEIVES SENDS UNSET_INPUTS"
             ),
+            "msprobe_core.interception.fixing": "FixingCalls",
             "msprobe_core.interception.gradients": "GraphGradients Node",
             "msprobe_core.interception.host_values": "BFLOAT16 HostReducer HostValues statistics_of sums_of_integers",
             "msprobe_core.interception.modules": (
@@ -139,6 +141,8 @@ __all__ = [  # noqa: RUF022  # by purpose
     "ApiCalls", "Inside", "tensors_in", "PlacedAttachment", "Owners", "is_clipping", "CLIP_GRAD", "OPTIMIZER",
     # Calls of modules
     "After", "Before", "FoundModule", "Handle", "Hook", "ModuleCalls", "WatchHooks", "register_after", "module_stem",
+    # Calls whose results are replaced
+    "FixingCalls",
     # Gradients
     "GraphGradients", "Node",
     # Communication

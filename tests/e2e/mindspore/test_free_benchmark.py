@@ -13,7 +13,7 @@ import mindspore_rig  # noqa: E402, F401  # sets the mode
 from mindspore import Tensor, mint, nn, ops  # noqa: E402
 from msprobe.mindspore import PrecisionDebugger  # noqa: E402
 
-from msprobe_core.errors import PluginError  # noqa: E402
+from msprobe_core.errors import ConfigError  # noqa: E402
 
 
 class Classifier(nn.Cell):
@@ -111,6 +111,86 @@ def test_a_kernel_of_too_few_digits_is_found(dtype, mode, perturbed, monkeypatch
     assert "gelu" in (tmp_path / "run" / "free_benchmark.csv").read_text()
 
 
-def test_results_cannot_be_fixed(perturbed):
-    with pytest.raises(PluginError, match="'fix' is not available for mindspore"):
-        perturbed(ms.float16, handler_type="fix")
+@pytest.fixture
+def fixed(tmp_path, monkeypatch):
+    """Run a function with a coarse kernel while its results are fixed; also return what was fixed."""
+    place = ops.gelu.__globals__
+    monkeypatch.setitem(place, "gelu_", coarse_with_gradient(place["gelu_"]))
+
+    def run(function, **options):
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps({"task": "free_benchmark", "free_benchmark": {"handler_type": "fix", **options}}))
+        debugger = PrecisionDebugger(str(path), dump_path=str(tmp_path / "run"))
+        debugger.start()
+        try:
+            found = function()
+        finally:
+            debugger.stop()
+            debugger.step()
+            debugger.close()
+        return found, json.loads((tmp_path / "run" / "free_benchmark_fixed_rank.json").read_text())
+
+    return run
+
+
+def coarse_with_gradient(right):
+    """Compute float16 with a tenth missing, and its gradient too."""
+
+    def gelu(x, *others):
+        found = right(x, *others)
+        return found * Tensor(0.9, ms.float16) if x.dtype == ms.float16 else found
+
+    return gelu
+
+
+X = np.linspace(-2, 2, 32, dtype=np.float32)
+
+
+def outcome():
+    """Return the result of a call, and the gradient of its argument."""
+    seen = []
+
+    def loss(x):
+        seen.append(ops.gelu(x, approximate="tanh"))
+        return seen[-1].astype(ms.float32).sum()
+
+    _, gradient = ms.value_and_grad(loss)(Tensor(X).astype(ms.float16))
+    return seen[0].asnumpy(), gradient.asnumpy()
+
+
+def test_a_result_is_replaced_and_its_gradient_stays_or_the_reverse(fixed):
+    wrong, wrong_gradient = outcome()
+    gelu = ops.gelu(Tensor(X).astype(ms.float16).astype(ms.float32), approximate="tanh")
+    right = gelu.astype(ms.float16).asnumpy()
+    (found, gradient), said = fixed(outcome, list=["gelu"])
+    assert not np.array_equal(wrong, right)
+    assert found.dtype == np.float16
+    np.testing.assert_array_equal(found, right)
+    np.testing.assert_array_equal(gradient, wrong_gradient)
+    assert said["fixed"] == {"ops.gelu": 1} or list(said["fixed"].values()) == [1]
+    (found, gradient), said = fixed(outcome, list=["gelu"], fuzz_stage="backward")
+    np.testing.assert_array_equal(found, wrong)
+    np.testing.assert_allclose(
+        gradient.astype(np.float32), wrong_gradient.astype(np.float32) / 0.9, rtol=0.02, atol=0.01
+    )
+    (found, _), said = fixed(outcome, list=["softmax"])
+    np.testing.assert_array_equal(found, wrong)
+    assert said["fixed"] == {}
+
+
+def test_what_is_no_computation_is_not_fixed(fixed):
+    x = Tensor(X).astype(ms.float16)
+
+    def views():
+        ops.dropout(x, 0.5)
+        return x.reshape(4, 8)
+
+    found, said = fixed(views)
+    np.testing.assert_array_equal(found.asnumpy(), x.asnumpy().reshape(4, 8))
+    assert said["fixed"] == {}
+    assert any("draws random numbers" in why for why in said["not_fixed"].values())
+
+
+def test_the_host_cannot_be_fixed_by_the_host(fixed):
+    with pytest.raises(ConfigError, match="runs on the host already"):
+        fixed(outcome, pert_mode="to_cpu", fuzz_device="cpu")

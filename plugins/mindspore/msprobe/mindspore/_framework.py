@@ -39,6 +39,7 @@ from msprobe_core.plugin import (
     Argument,
     Attachment,
     AttachOptions,
+    CallFixer,
     CallRecorder,
     CallScript,
     CallWatcher,
@@ -47,6 +48,7 @@ from msprobe_core.plugin import (
     LinearKind,
     NamedModel,
     Perturbation,
+    PluginError,
     RandomDraw,
     Reducer,
     Removable,
@@ -230,6 +232,21 @@ class MindSporeFramework(Monitoring, Measuring, Describing):
     def watch_data(self, models: Sequence[NamedModel], watcher: CallWatcher) -> Removable:
         """Hook the Cells that the watcher wants; in GRAPH_MODE, pass it what comes out of the graphs in this window."""
         return _GraphWatch(self._graph_watchers, watcher) if graph_mode() else self.watch(models, watcher)
+
+    def fix_calls(self, fixer: CallFixer) -> Removable:
+        """Replace results of functions in the dynamic graph.
+
+        Raises:
+            PluginError: a static graph is compiled; or calls are to be computed on the host.
+        """
+        from msprobe.mindspore._fix import FixedCalls  # hardly ever needed
+
+        if graph_mode() or fixer.on_host:
+            what = "computes no calls on the host; take 'improve_precision'" if fixer.on_host else "needs PYNATIVE_MODE"
+            raise PluginError(f"'handler_type' 'fix' for mindspore {what}")
+        if RiskLevel.ALL not in self._apis:
+            self._apis[RiskLevel.ALL] = ApiPatches(RiskLevel.ALL)
+        return FixedCalls(fixer, self._apis[RiskLevel.ALL])
 
     def watch_random(
         self, draws: Callable[[RandomDraw], Any], *, has_dropout: bool = False, has_seeding: bool = False

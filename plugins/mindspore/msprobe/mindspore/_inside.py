@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from contextlib import contextmanager
+
 from msprobe_core.interception import Inside
 
 inside = Inside()
 """One per process: many patches share it, and calls that they make internally are not the user's."""
+
+
+@contextmanager
+def unseen() -> Generator[None, None, None]:
+    """Record no call within the block, which may build a graph."""
+    was_inside, inside.value = inside.value, True
+    try:
+        yield
+    finally:
+        inside.value = was_inside

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import mindspore as ms
@@ -13,7 +13,7 @@ from mindspore import Tensor, ops
 from msprobe.mindspore._cells import cells_of
 from msprobe.mindspore._compiling import Compiling
 from msprobe.mindspore._gradients import takes_gradient
-from msprobe.mindspore._inside import inside
+from msprobe.mindspore._inside import unseen
 from msprobe.mindspore._quiet import RecordingGuard
 from msprobe_core.interception import ModuleNoise, relative_changes
 from msprobe_core.plugin import NamedModel, Perturbation, PerturbMode, RoundingUnit
@@ -62,7 +62,7 @@ class Noise:
 
     def quiet(self) -> AbstractContextManager[None]:
         """Return a block whose calls are not recorded."""
-        return _unseen()
+        return unseen()
 
     def _changed(self, tensor: Any) -> Any:
         changed = tensor
@@ -108,12 +108,3 @@ def perturb(models: Sequence[NamedModel], perturbation: Perturbation, seed: int)
     noise, roots = Noise(perturbation, seed), [model.name for model in models]
     everywhere = perturbation.mode is PerturbMode.EVERYWHERE
     return CellNoise(ModuleNoise(cells_of(models), roots, noise, everywhere=everywhere))
-
-
-@contextmanager
-def _unseen() -> Generator[None, None, None]:
-    was_inside, inside.value = inside.value, True
-    try:
-        yield
-    finally:
-        inside.value = was_inside

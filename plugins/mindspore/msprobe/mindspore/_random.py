@@ -28,6 +28,9 @@ _FUNCTIONS = (
 
 _METHODS = ("bernoulli", "bernoulli_", "exponential_", "multinomial", "normal_", "random_", "uniform_")
 
+RANDOM_NAMES = frozenset((*_FUNCTIONS, *_METHODS))
+"""Functions and methods that draw random numbers, some of them from states that cannot be read."""
+
 _LAYERS = ("Dropout", "Dropout2D", "Dropout3D")
 """Operators that Cells hold and that draw from a state of their own, which cannot be restored."""
 

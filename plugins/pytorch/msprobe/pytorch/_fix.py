@@ -15,13 +15,13 @@ from msprobe.pytorch._functions import ApiMode, BackwardEngine
 from msprobe.pytorch._perturb import Replace
 from msprobe.pytorch._replay_devices import state_of
 from msprobe.pytorch._shadow import converted, no_autocast
-from msprobe_core.interception import map_values, value_leaves
-from msprobe_core.plugin import CallFixer, reason_of
+from msprobe_core.interception import FixingCalls, value_leaves
+from msprobe_core.plugin import CallFixer
 
 _HALVES = (torch.bfloat16, torch.float16)
 
 
-class FixedCalls:
+class FixedCalls(FixingCalls):
     """Intercepts calls of APIs on one thread and in its backward passes; see `msprobe_core.plugin.FixingFramework`."""
 
     def __init__(self, apis: ApiTable, fixer: CallFixer) -> None:
@@ -31,7 +31,7 @@ class FixedCalls:
             apis: Names functions.
             fixer: Chooses calls.
         """
-        self._fixer = fixer
+        super().__init__(fixer)
         mode = ApiMode(cast("Any", _Open()), apis, cast("Any", self))
         self._stack = ExitStack()
         for install, remove in (
@@ -58,52 +58,47 @@ class FixedCalls:
     def note_memory(self, *_: Any) -> None:
         """Do nothing: uninitialised memory makes no difference here."""
 
-    def run(
-        self, prefix: str, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any],
-        *, mutates: bool = False,
-    ) -> Any:  # fmt: skip
-        """Call a function, and return its result or the more precise one."""
-        wanted = self._fixer.wants(prefix, name) and not mutates and "out" not in kwargs
-        if not wanted:
-            return function(*args, **kwargs)
+    def is_tensor(self, value: Any) -> bool:
+        """Whether a value is a tensor."""
+        return isinstance(value, Tensor)
+
+    def watch_random(self, name: str, args: Any) -> Callable[[], bool]:  # noqa: ARG002
+        """Compare the state of the generator of the device of the arguments."""
         device = next((leaf.device for leaf in value_leaves(args) if isinstance(leaf, Tensor)), torch.device("cpu"))
         before = state_of(device)
-        result = function(*args, **kwargs)
-        if not state_of(device).is_same(before):
-            self._fixer.refused(prefix, name, "it draws random numbers")
-            return result
-        try:
-            return self._fixed(prefix, name, result, function, args, kwargs)
-        except Exception as error:  # noqa: BLE001  # of a function that has no kernel for this
-            self._fixer.refused(prefix, name, reason_of(error))
-            return result
+        return lambda: not state_of(device).is_same(before)
 
-    def _fixed(
-        self, prefix: str, name: str, result: Any, function: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]
-    ) -> Any:
-        is_forward = not self._fixer.is_backward
+    def again(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
+    ) -> Any | None:
+        """Compute a call in float32, or on the host; with its gradient if that is what is replaced."""
         with torch._C.DisableTorchFunction(), no_autocast(), torch.set_grad_enabled(
-            torch.is_grad_enabled() and not is_forward
+            torch.is_grad_enabled() and self.fixer.is_backward
         ):  # fmt: skip
             changed: list[Tensor] = []
             fine_args, fine_kwargs = converted((args, dict(kwargs)), lambda value: self._improved(value, changed))
-            if not changed or _shares_memory(result, (args, dict(kwargs))):
-                return result
-            fine = [leaf for leaf in value_leaves(function(*fine_args, **fine_kwargs)) if isinstance(leaf, Tensor)]
-        own = [leaf for leaf in value_leaves(result) if isinstance(leaf, Tensor)]
-        if [leaf.shape for leaf in fine] != [leaf.shape for leaf in own]:
-            return result
-        left = iter(fine)
+            if not changed or self.shares_memory(result, (args, dict(kwargs))):
+                return None
+            return function(*fine_args, **fine_kwargs)
+
+    def joined(self, own: Tensor, fine: Tensor) -> Tensor:
+        """Return the values of one and the gradient of the other."""
         with torch._C.DisableTorchFunction():
-            replaced = map_values(result, _is_tensor, lambda own: _replaced(own, next(left), is_forward=is_forward))
-        self._fixer.fixed(prefix, name)
-        return replaced
+            takes_gradient = own.requires_grad and torch.is_grad_enabled()
+            if not self.fixer.is_backward:
+                values = fine.detach().to(own.device, own.dtype)
+                return _with_values(own, values) if takes_gradient else values
+            return _with_values(fine.to(own.device, own.dtype), own.detach()) if takes_gradient else own
+
+    def place_of(self, tensor: Tensor) -> int | None:
+        """Return the address of its storage."""
+        return tensor.untyped_storage().data_ptr() if tensor.numel() else None
 
     def _improved(self, value: Any, changed: list[Tensor]) -> Any:
         if not isinstance(value, Tensor):
             return value
         is_half = value.dtype in _HALVES
-        improved = value.cpu() if self._fixer.on_host else value.float() if is_half else value
+        improved = value.cpu() if self.fixer.on_host else value.float() if is_half else value
         if improved is not value:
             changed.append(value)
         return improved
@@ -113,29 +108,6 @@ class _Open:
     """What `ApiMode` asks of a recorder."""
 
     is_open = True
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, Tensor)
-
-
-def _shares_memory(result: Any, arguments: Any) -> bool:
-    """Whether a result is a view of an argument: that is no computation, and writes must reach the argument."""
-    return not _places(result).isdisjoint(_places(arguments))
-
-
-def _places(value: Any) -> set[int]:
-    tensors = (leaf for leaf in value_leaves(value) if isinstance(leaf, Tensor) and leaf.numel())
-    return {tensor.untyped_storage().data_ptr() for tensor in tensors}
-
-
-def _replaced(own: Tensor, fine: Tensor, *, is_forward: bool) -> Tensor:
-    """Return the values of one and the gradient of the other: forward the finer values, backward the finer gradient."""
-    takes_gradient = own.requires_grad and torch.is_grad_enabled()
-    if is_forward:
-        values = fine.detach().to(own.device, own.dtype)
-        return _with_values(own, values) if takes_gradient else values
-    return _with_values(fine.to(own.device, own.dtype), own.detach()) if takes_gradient else own
 
 
 def _with_values(tensor: Tensor, values: Tensor) -> Tensor:
