@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -12,7 +13,7 @@ import pluggy
 
 from msprobe_core import hookspecs
 from msprobe_core.errors import BrokenPluginError, MsprobeError
-from msprobe_core.findings import Field, Finding, Level
+from msprobe_core.findings import Field, Finding, Level, NoteCode
 from msprobe_core.guard import GuardedOffer, described, kept, shown
 from msprobe_core.plugins.api_maps import extended_maps
 from msprobe_core.plugins.offers import HOOK_PREFIX, KINDS, problem_of
@@ -208,7 +209,9 @@ class Registry:
         try:
             module = load()
             hooks = _hooks_of(module)
-            self.manager.register(module, plugin.name)
+            with warnings.catch_warnings(record=True) as announced:
+                warnings.simplefilter("always", DeprecationWarning)
+                self.manager.register(module, plugin.name)
             self.manager.check_pending()
         except BaseException as error:  # noqa: BLE001  # whatever a plugin raises must not end this program
             if self.manager.has_plugin(plugin.name):
@@ -217,6 +220,9 @@ class Registry:
         else:
             summary = (module.__doc__ or "").strip().partition("\n")[0]
             self._plugins[plugin.name] = replace(plugin, hooks=hooks, summary=summary)
+            for each in announced:
+                text = f"implements a hook that a later release removes: {each.message}"
+                self._note(plugin.name, Finding(NoteCode.TEXT, Level.WARNING, {"text": text}))
 
     def leave_out(self, plugin: Plugin, problem: Finding) -> None:
         """List a plugin that is not to be loaded."""
@@ -314,6 +320,13 @@ def _hooks_of(module: object) -> tuple[str, ...]:
     """
     known = {name for name in vars(hookspecs.HookSpecs) if name.startswith(HOOK_PREFIX)}
     found = {name for name in dir(module) if name.startswith(HOOK_PREFIX) and callable(getattr(module, name))}
-    for name in sorted(found - known):
+    required = (name for name in found - known if not _is_optional(getattr(module, name)))
+    for name in sorted(required):
         raise BrokenPluginError(f"there is no hook {name!r}; known: {', '.join(sorted(known))}")
-    return tuple(sorted(found))
+    return tuple(sorted(found & known))
+
+
+def _is_optional(implementation: object) -> bool:
+    """Whether a hook that this release does not have is one of a later release, as its plugin says."""
+    options: Any = getattr(implementation, f"{hookspecs.PROJECT}_impl", None)
+    return isinstance(options, dict) and bool(cast("dict[str, Any]", options).get("optionalhook"))

@@ -66,6 +66,34 @@ def test_a_misspelt_hook_is_an_error(registry, caplog):
     assert registry.plugins[0].problem is not None
 
 
+def test_a_hook_of_a_later_release_may_be_optional(registry, caplog):
+    """So that one release of a plugin works with releases of the core that lack the hook."""
+    later = hookimpl(lambda: [1], specname="msprobe_register_wonders", optionalhook=True)
+    sketch = offer("sketch").msprobe_register_processors
+    module = SimpleNamespace(msprobe_register_wonders=later, msprobe_register_processors=sketch)
+    registry.add(Plugin("early", None, "x"), lambda: module)
+    assert (registry.plugins[0].hooks, registry.plugins[0].problem) == (("msprobe_register_processors",), None)
+    assert list(registry.processors()) == ["sketch"]
+    assert caplog.records == []
+
+
+def test_a_hook_that_will_be_removed_is_announced(caplog):
+    class Announced:
+        @hookspecs.hookspec(warn_on_impl=DeprecationWarning("use msprobe_register_processors"))
+        def msprobe_register_metrics(self):
+            """Offer nothing."""
+
+    manager = pluggy.PluginManager(hookspecs.PROJECT)
+    manager.add_hookspecs(Announced)
+    registry = Registry(manager)
+    metrics = hookimpl(lambda: (), specname="msprobe_register_metrics")
+    registry.add(Plugin("old", "0.1", "msprobe-old"), lambda: SimpleNamespace(msprobe_register_metrics=metrics))
+    text = "implements a hook that a later release removes: use msprobe_register_processors"
+    assert registry.plugins[0].problem == text
+    assert caplog.messages == [f"the plugin 'old' (msprobe-old) {text}"]
+    assert list(registry.metrics()) == []  # it is still called
+
+
 def test_one_that_fails_when_asked_is_named_and_left_out(registry, caplog):
     @hookimpl(specname="msprobe_register_processors")
     def implementation():
