@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import webbrowser
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -155,6 +154,8 @@ def _has_display() -> bool:
 
 def _open(page: Path) -> None:
     """Open the page in a browser with a window; one in the terminal would cover what was printed."""
+    import webbrowser
+
     try:
         is_in_terminal = type(webbrowser.get()) is webbrowser.GenericBrowser and "BROWSER" not in os.environ
         if is_in_terminal or not webbrowser.open(page.absolute().as_uri()):
