@@ -25,6 +25,7 @@ from msprobe_core.errors import MsprobeError, SessionError, clip
 from msprobe_core.guard import described, kept
 from msprobe_core.interception.stacks import StackCache
 from msprobe_core.model import EndState, Level, Task
+from msprobe_core.plugins import registry
 from msprobe_core.plugins.chosen import choose
 from msprobe_core.protocols.framework import Framework
 from msprobe_core.protocols.storage import Processor, WriterFactory
@@ -384,7 +385,7 @@ def _new_recorder(
         framework,
         processor,
         selection,
-        stacks=StackCache(framework.hidden_frames) if takes_stacks else None,
+        stacks=StackCache([*framework.hidden_frames, *_frames_of_trainers()]) if takes_stacks else None,
         tracks_parents=takes_stacks and (config.level.has_modules or config.aten),
         expands_modules=config.level is Level.MIX,
         keeps_values=config.task is not Task.STRUCTURE,
@@ -400,3 +401,8 @@ def _connect(recorder: Recorder, output: UnitOutput, features: Sequence[Feature]
     reader.keep_tensor = next((feature.tensor_sink for feature in features if feature.tensor_sink), own_sink)
     reader.check = next((feature.call_check for feature in features if feature.call_check), None)
     recorder.record.on_backlog = output.write_backlog
+
+
+def _frames_of_trainers() -> list[str]:
+    """Return the prefixes of the frames that plugins for trainers hide."""
+    return [prefix for each in registry().trainer_stages().values() for prefix in each.hidden_frames]

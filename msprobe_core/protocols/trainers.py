@@ -88,10 +88,13 @@ class TrainerStages:
     Attributes:
         name: Name of the trainer, for example ``verl``.
         stages: A short description of each stage by its name, in execution order. A name is a directory of the run.
+        hidden_frames: Prefixes of file paths whose frames are left out of call stacks: those of the plugin, and of the
+            trainer if its users do not look into it.
     """
 
     name: str
     stages: Mapping[str, str]
+    hidden_frames: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

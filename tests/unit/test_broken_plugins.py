@@ -15,7 +15,7 @@ from msprobe_core.cli.main import _run
 
 BREAKS = [*WAYS, "missing member"]
 BARE = [train_step(model, step) for model in [Network()] for step in range(2)]
-USED = ("frameworks", "processors", "writers", "features", "run_settings", "live_checks")
+USED = ("frameworks", "processors", "writers", "features", "run_settings", "live_checks", "stages")
 """Hooks that a recording asks."""
 
 

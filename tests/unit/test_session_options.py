@@ -5,12 +5,14 @@ import zlib
 
 import numpy as np
 import pytest
+from broken_plugins import plugged
 from numpy_layers import API, Array, ArrayFramework, Network, train_step
 from recorded import Recorded, leaves
 
 from msprobe_core.capture import Session
 from msprobe_core.config import load_config
 from msprobe_core.errors import PluginError
+from msprobe_core.plugin import TrainerStages
 from msprobe_core.plugins import registry
 
 
@@ -32,6 +34,20 @@ def record(session, *tensors, **start):
         for a, b in zip(tensors[::2], tensors[1::2], strict=True):
             API["multiply"](a, b)
     session.stop()
+
+
+@pytest.mark.parametrize("hides", [False, True])
+def test_stacks_are_without_the_frames_that_trainers_hide(open_session, hides):
+    prefixes = [__file__] if hides else []
+    with plugged("stages", lambda: [TrainerStages("broken", {"train": "one step"}, prefixes)]):
+        session = open_session()
+        record(session, Array(np.ones((2, 2))), Array(np.ones((2, 2))))
+        session.step()
+        (unit,) = session.directory.parent.iterdir()
+        session.close()
+    frames = [frame for _, frames in json.loads((unit / "stack.json").read_text()).values() for frame in frames]
+    assert any(__file__ in frame for frame in frames) is not hides
+    assert frames  # of pytest
 
 
 def tensors_of(dump, entry):
