@@ -42,7 +42,7 @@ def manifest_of(
     program = _program()
     name = program.name if program is not None else ""
     all_settings = {trainer: cleaned_settings(given) for trainer, given in settings.items()}
-    if len(sys.argv) > 1:
+    if len(sys.argv) > 1 and not _is_of_ray(program):
         all_settings.setdefault(PROGRAM, arguments_of(sys.argv[1:]))
     return Manifest(
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -58,6 +58,11 @@ def manifest_of(
         settings=all_settings,
         notes=tuple(notes),
     )
+
+
+def _is_of_ray(program: Path | None) -> bool:
+    """Whether the program is Ray's own worker: its arguments are sockets and ports, others in each run."""
+    return program is not None and program.parts[-4:] == ("ray", "_private", "workers", "default_worker.py")
 
 
 def _program() -> Path | None:

@@ -13,14 +13,15 @@ from numpy.typing import NDArray
 
 Array: TypeAlias = NDArray[Any]
 
-_EPSILON = 1e-6
+EPSILON = 1e-6
+"""verl's addition to standard deviations; other trainers have others, such as 1e-4 in TRL."""
 _WHITEN_EPSILON = 1e-8
 
 Variants: TypeAlias = Mapping[str, Array]
 """Advantages ``[rows, positions]`` by what was done; the first is right."""
 
 
-def grpo(rewards: Array, mask: Array, groups: Sequence[str], *, divides: bool) -> Variants:
+def grpo(rewards: Array, mask: Array, groups: Sequence[str], *, divides: bool, epsilon: float = EPSILON) -> Variants:
     """Return advantages of rewards relative to those of the same prompt.
 
     Source: ``compute_grpo_outcome_advantage`` of verl 0.9.1; Shao and others, *DeepSeekMath*, 2024, section 4.1.
@@ -30,18 +31,21 @@ def grpo(rewards: Array, mask: Array, groups: Sequence[str], *, divides: bool) -
         mask: Which positions count.
         groups: For each row, what it shares with other rows of its prompt.
         divides: Whether to divide by the standard deviation.
+        epsilon: Added to it.
     """
     scores = rewards.astype(np.float64).sum(axis=1)
     _, index = np.unique(np.asarray(groups), return_inverse=True)
-    right = _relative(scores, index, divides=divides)
+    right = _relative(scores, index, divides=divides, epsilon=epsilon)
     found = {
         "right": right,
         "divided by the standard deviation" if not divides else "not divided by the standard deviation": _relative(
-            scores, index, divides=not divides
+            scores, index, divides=not divides, epsilon=epsilon
         ),
-        "divided by the standard deviation of n instead of n - 1": _relative(scores, index, divides=True, ddof=0),
+        "divided by the standard deviation of n instead of n - 1": _relative(
+            scores, index, divides=True, epsilon=epsilon, ddof=0
+        ),
         "relative to the whole batch instead of the samples of one prompt": _relative(
-            scores, np.zeros_like(index), divides=divides
+            scores, np.zeros_like(index), divides=divides, epsilon=epsilon
         ),
         "not relative to the mean": scores,
         "with the other sign": -right,
@@ -50,12 +54,12 @@ def grpo(rewards: Array, mask: Array, groups: Sequence[str], *, divides: bool) -
     return {name: values[:, None] * counts for name, values in found.items()}
 
 
-def _relative(scores: Array, index: Array, *, divides: bool, ddof: int = 1) -> Array:
+def _relative(scores: Array, index: Array, *, divides: bool, epsilon: float, ddof: int = 1) -> Array:
     found = np.zeros_like(scores)
     for group in np.unique(index):
         own = scores[index == group]
         mean, deviation = (own.mean(), own.std(ddof=min(ddof, own.size - 1))) if own.size > 1 else (0.0, 1.0)
-        found[index == group] = (own - mean) / (deviation + _EPSILON) if divides else own - mean
+        found[index == group] = (own - mean) / (deviation + epsilon) if divides else own - mean
     return found
 
 

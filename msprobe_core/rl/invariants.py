@@ -10,7 +10,7 @@ import numpy as np
 
 from msprobe_core.errors import DumpError
 from msprobe_core.judge.verdict import Verdict
-from msprobe_core.rl.advantages import KL, Array, Variants, gae, grpo, weights_of_tokens
+from msprobe_core.rl.advantages import EPSILON, KL, Array, Variants, gae, grpo, weights_of_tokens
 from msprobe_core.rl.files import BatchFile, RLStage, load_rewards
 from msprobe_core.rl.outcome import Finding
 from msprobe_core.rl.recorded import RecordedRun
@@ -182,7 +182,9 @@ def advantages(own: RecordedStep) -> Iterator[Finding]:
     if kind == "grpo" and all(sample.uid for sample in own.batch.samples):
         divides = bool(own.setting("algorithm.norm_adv_by_std_in_grpo", True))
         groups = [str(sample.uid) for sample in own.batch.samples]
-        yield from _explained(own, "advantages", found, grpo(used, mask, groups, divides=divides))
+        epsilon = own.number("algorithm.epsilon", EPSILON)
+        right = grpo(used, mask, groups, divides=divides, epsilon=epsilon)
+        yield from _explained(own, "advantages", found, right)
     elif kind == "gae" and "values" in own.tensors:
         gamma, lam = own.number("algorithm.gamma", 1.0), own.number("algorithm.lam", 1.0)
         variants, returned = gae(used, own.tensors["values"], mask, gamma, lam)

@@ -18,7 +18,9 @@ from secret_corpus import HARMLESS, SECRETS
 from msprobe_core.fingerprint import hash_rows, ordered_hash, unordered_hash
 from msprobe_core.manifest import common_generators, flattened, scalar_of
 from msprobe_core.manifest.environment import arguments_of, kept_variables
+from msprobe_core.manifest.facts import Device, Library, RunFacts
 from msprobe_core.manifest.libraries import build_of, identity_of, installed_libraries, normalised
+from msprobe_core.manifest.process import manifest_of
 from msprobe_core.manifest.secrets import NOT_KEPT, cleaned
 
 # --- secrets --------------------------------------------------------------------------------------------------------
@@ -71,6 +73,18 @@ def test_arguments_are_options_and_positions():
         "0": "train.yaml", "lr": "-1e-4", "bf16": True, "betas": "0.9 0.95", "seed": "3", "hub-token": NOT_KEPT,
         "v": True,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "expected"), [("default_worker.py", {}), ("train.py", {"raylet-name": "x"})])
+def test_arguments_of_rays_own_worker_are_none_of_the_program(monkeypatch, tmp_path, name, expected):
+    program = tmp_path / "ray" / "_private" / "workers" / name
+    program.parent.mkdir(parents=True)
+    program.touch()
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(program), raising=False)
+    monkeypatch.setattr(sys, "argv", [str(program), "--raylet-name=x"])
+    run = RunFacts(framework=Library(name="torch", version="2"), device=Device(kind="cpu"))
+    found = manifest_of(run, rank=None, libraries=[], settings={})
+    assert found.settings.get("program", {}) == expected
 
 
 # --- libraries ------------------------------------------------------------------------------------------------------
