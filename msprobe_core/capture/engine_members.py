@@ -56,7 +56,7 @@ class EngineConfig:
 
 
 class EngineService:
-    """What is behind the debugger, as far as others use it."""
+    """The session that the debugger wraps, as far as others use it."""
 
     __slots__ = ("_controller",)
 

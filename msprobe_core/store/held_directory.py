@@ -24,7 +24,7 @@ SUFFIX = ".held"
 """Ending of the names of such directories; only those are ever removed."""
 
 _SETTLED_S = 60.0
-"""Age in seconds from which a directory that nobody holds is a leftover: a younger one may not be held yet."""
+"""Age in seconds from which a directory that no process holds is a leftover: a younger one may not be held yet."""
 
 
 class HeldDirectory:

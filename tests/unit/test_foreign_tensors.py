@@ -211,8 +211,8 @@ def test_damage_of_files_of_arrays_has_its_own_position(write):
     assert position_of(write(content[:-1], "x.npy"), "x") == begin  # of the elements that are cut off
     assert position_of(write(content[:40], "x.npy"), "x") == 8  # of the header
     members = {"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}
-    for lie in ({"dtype": "F31"}, {"shape": [3]}, {"data_offsets": [8, 24], "shape": [4]}):
-        members["y"] = {"dtype": "F32", "shape": [2], "data_offsets": [8, 16], **lie}
+    for false in ({"dtype": "F31"}, {"shape": [3]}, {"data_offsets": [8, 24], "shape": [4]}):
+        members["y"] = {"dtype": "F32", "shape": [2], "data_offsets": [8, 16], **false}
         header = json.dumps(members).encode()
         file = write(len(header).to_bytes(8, "little") + header + bytes(16), "x.safetensors")
         assert position_of(file, "y") == 8 + len(header) + 8
