@@ -5,6 +5,8 @@ from __future__ import annotations
 import click
 from click.shell_completion import ShellComplete, get_completion_class
 
+from msprobe_core.cli.show import show
+
 PROGRAM = "msprobe"
 VARIABLE = "_MSPROBE_COMPLETE"
 """Environment variable by which the script asks for completions; click looks for this name."""
@@ -26,4 +28,5 @@ def completion(ctx: click.Context, shell: str) -> None:
     kind = get_completion_class(shell)
     assert kind is not None, "click knows the shells of the choice"
     # Not the method of the class for bash, which starts a bash to look at its version.
-    click.echo(ShellComplete.source(kind(ctx.find_root().command, {}, PROGRAM, VARIABLE)))
+    script = ShellComplete.source(kind(ctx.find_root().command, {}, PROGRAM, VARIABLE))
+    show(lambda _: click.echo(script), "free space or choose another place")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -136,7 +137,7 @@ def _loss(program: Path, arguments: list[str]) -> str:
 
 
 def _shown(command: list[str]) -> str:
-    return " ".join(command)
+    return shlex.join(command)
 
 
 def _located(directory: Path) -> LocateResult:
@@ -165,9 +166,11 @@ def _open(page: Path) -> None:
 
 
 def _next_steps(directory: Path) -> str:
+    place = f"./{directory}" if str(directory).startswith("-") else directory  # no option
+    locate = shlex.join(["msprobe", "locate", f"{place}/target", f"{place}/golden"])
     return (
         "Next:\n"
         f"  read {directory / _PROGRAM}: four lines record a step, and your script needs the same\n"
-        f"  msprobe locate {directory / 'target'} {directory / 'golden'}   shows all of the evidence\n"
+        f"  {locate}   shows all of the evidence\n"
         "  msprobe doctor   says what would be recorded on this machine, and what hinders it"
     )

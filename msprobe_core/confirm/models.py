@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_core.errors import ConfigError
+from msprobe_core.guard import described
 
 
 def load_model(reference: str, *, argument: str = "--model") -> object:
@@ -21,9 +22,9 @@ def load_model(reference: str, *, argument: str = "--model") -> object:
     function = load_function(reference, argument=argument)
     try:
         return function()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         name = reference.rpartition(":")[2]
-        raise ConfigError(f"{argument} {reference}: {name}() failed ({type(error).__name__}: {error})") from error
+        raise ConfigError(f"{argument} {reference}: {name}() failed ({described(error)})") from error
 
 
 def load_function(reference: str, *, argument: str) -> Callable[[], Any]:
@@ -42,10 +43,8 @@ def load_function(reference: str, *, argument: str) -> Callable[[], Any]:
         raise ConfigError(f"{argument} {reference!r}: give FILE.py:FUNCTION or package.module:function")
     try:
         module = _from_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
-    except Exception as error:
-        raise ConfigError(
-            f"{argument} {reference}: {place} cannot be imported ({type(error).__name__}: {error})"
-        ) from error
+    except (Exception, SystemExit) as error:  # a script may exit at its end; its status would be taken for a verdict
+        raise ConfigError(f"{argument} {reference}: {place} cannot be imported ({described(error)})") from error
     function: Any = getattr(module, name, None)
     if not callable(function):
         raise ConfigError(f"{argument} {reference}: {place} has no function {name!r}")

@@ -48,7 +48,7 @@ def _said(answer: object, who: str) -> Iterator[Finding]:
         raise BrokenPluginError(f"{who} returned {shown(answer)} from check; return a list of findings or texts")
     for each in cast("Iterable[object]", answer):
         if isinstance(each, str):
-            yield Finding(NoteCode.TEXT, Level.WARNING, {"text": each})
+            yield Finding(NoteCode.TEXT, Level.WARNING, {"text": str.__str__(each)})  # plain, of np.str_ too
         elif isinstance(each, Finding) and each.text:  # a template that does not fit its fields shows here
             yield each
         else:

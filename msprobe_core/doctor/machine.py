@@ -43,22 +43,31 @@ def _kernels() -> Condition:
 
 
 def _disk(dump_path: Path) -> Iterator[Condition]:
-    place = next(each for each in (dump_path, *dump_path.parents) if each.exists())
     try:
+        place = next(each for each in (dump_path, *dump_path.parents) if _exists(each))
         if not place.is_dir():
             raise NotADirectoryError(f"{place} is a file")
         with tempfile.TemporaryFile(dir=place):
             pass
-    except OSError as error:
+    except (OSError, ValueError) as error:
         yield Condition(
             code="machine.dump-path",
             health=Health.ERROR,
-            state=f"{dump_path} cannot be written ({error.strerror or error})",
+            state=f"{dump_path} cannot be written ({getattr(error, 'strerror', None) or error})",
             why="a training would go on without being recorded",
             advice="set 'dump_path' to another directory, or change its permissions",
         )
         return
     yield from _space(place, f"{dump_path} can be written", "machine.dump-path", "set 'dump_path' to another disk")
+
+
+def _exists(path: Path) -> bool:
+    """Whether it exists; unlike `Path.exists`, raise for a name that no path can have."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def _space(place: Path, state: str, code: str, advice: str) -> Iterator[Condition]:

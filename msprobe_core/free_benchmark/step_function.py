@@ -34,7 +34,7 @@ def training_step(function: Callable[[], Any], name: str) -> TrainingStep:
         given = function()
     except MsprobeError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # its status would be taken for a verdict
         raise SessionError(f"{name} failed ({described(error)})") from error
     parts = listed(given)
     if len(parts) == 3 and callable(parts[2]):

@@ -34,6 +34,8 @@ _MONITOR: Final = {
     "targets", "ops", "xy_distribution", "wg_distribution", "mv_distribution", "param_distribution", "cc_distribution",
     "print_struct", "stack_info",
 }  # fmt: skip
+_RECORDED: Final = {"dump_data_dir", "schema"}
+"""Fields of dumps and of manifests, which lie beside configurations and share fields with them."""
 _CHECKS: Final = {*CheckSettings.__struct_fields__}
 _REQUEST: Final = {
     "npu_path": "",
@@ -121,6 +123,8 @@ def _content_of(path: Path) -> object:
 
 def _of_object(path: Path, fields: Mapping[str, Any]) -> MigratedFile | None:
     names = fields.keys()
+    if names & _RECORDED:
+        return None
     if "monitors" in names:
         read: Callable[[Path], object] = load_second_plan
         return _plan(path, fields, "TrainerMonitorV2(…)", read, "msprobe_core.monitor.plan_file_v2")

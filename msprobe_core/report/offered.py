@@ -31,9 +31,12 @@ def report_formats(names: Sequence[str]) -> list[ReportFormat]:
             registry().refuse_missing("msprobe_register_reports", name)
             known = ", ".join(sorted(offered)) or "none, as no plugin offers any"
             raise ConfigError(f"there is no report {name!r}; known: {known}")
-        if not all(_PART_OF_NAME.fullmatch(part) for part in (name, offered[name].suffix)):
-            who = registry().described("report", name)
-            raise PluginError(f"{who} cannot name its file: suffix is {offered[name].suffix!r}; it must be like 'md'")
+        for member, part in (("name", name), ("suffix", offered[name].suffix)):
+            if not _PART_OF_NAME.fullmatch(part):
+                who = registry().described("report", name)
+                raise PluginError(
+                    f"{who} cannot name its file: {member} is {part!r}; letters and digits only, like 'md'"
+                )
     return [offered[name] for name in dict.fromkeys(names)]
 
 

@@ -12,7 +12,9 @@ from msprobe_core.errors import ConfigError, StoreError
 _TEMPLATES = Path(__file__).parent / "templates"
 _EVERY = "every"
 _SUFFIX = ".txt"
-_NAME = re.compile(r"[a-z][a-z0-9_-]*")
+_NAME = re.compile(r"[a-z][a-z0-9]*([_-][a-z0-9]+)*")
+_OURS = frozenset({"core", "mindspore", "pytorch", "verl"})
+"""Names of our own distributions after ``msprobe-``: pip would install another package in their place."""
 
 
 def kinds() -> list[str]:
@@ -29,11 +31,15 @@ def new_plugin(name: str, kind: str, directory: Path | None = None) -> list[Path
         directory: Where to write it; ``None`` takes ``msprobe-NAME``. It must not exist.
 
     Raises:
-        ConfigError: the name cannot be that of a package.
+        ConfigError: the name cannot be that of a package, or is that of one of ours.
         StoreError: the directory exists, or cannot be written.
     """
     if not _NAME.fullmatch(name):
-        raise ConfigError(f"{name!r} is no name of a plugin; give letters in lower case, digits, '-' and '_'")
+        raise ConfigError(
+            f"{name!r} is no name of a plugin; give letters in lower case, digits, and '-' or '_' between them"
+        )
+    if name in _OURS:
+        raise ConfigError(f"msprobe-{name} is a package of msprobe itself, which pip would replace; give another name")
     module = name.replace("-", "_")
     title = "".join(part.capitalize() for part in re.split(r"[-_]", name))
     fields = {"name": name, "module": module, "title": title, "kind": kind, "version": __version__}

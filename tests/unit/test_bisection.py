@@ -2,12 +2,14 @@
 
 import csv
 import json
+import sys
 
 import numpy as np
 import pytest
 from bisect_results import result
 
-from msprobe_core.errors import CompareError, SessionError, StoreError
+from msprobe_core.confirm import load_function, load_model
+from msprobe_core.errors import CompareError, ConfigError, SessionError, StoreError
 from msprobe_core.free_benchmark.bisect_files import read_bisect, refuse_foreign_bisect, write_bisect
 from msprobe_core.free_benchmark.bisection import Bisection, default_pairs, pairs_for_one
 from msprobe_core.free_benchmark.step_function import training_step
@@ -154,3 +156,16 @@ def test_a_function_that_sees_no_model_is_refused():
 def test_a_function_that_fails_is_named():
     with pytest.raises(SessionError, match=r"train\.py:step failed \(ZeroDivisionError"):
         training_step(lambda: 1 / 0, "train.py:step")
+
+
+def test_a_program_that_exits_gives_no_verdict(tmp_path):
+    """Its status, mostly 0, would be that of the command."""
+    with pytest.raises(SessionError, match=r"train\.py:step failed \(SystemExit: 0\)"):
+        training_step(lambda: sys.exit(0), "train.py:step")
+    script = tmp_path / "script.py"
+    script.write_text("import sys\nsys.exit(0)\n")
+    with pytest.raises(ConfigError, match=r"script\.py cannot be imported \(SystemExit: 0\)"):
+        load_function(f"{script}:step", argument="STEP")
+    script.write_text("import sys\nmodel = sys.exit\n")
+    with pytest.raises(ConfigError, match=r"model\(\) failed \(SystemExit\)"):
+        load_model(f"{script}:model")

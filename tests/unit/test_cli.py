@@ -234,6 +234,9 @@ def test_a_full_terminal_is_said(dumps):
         run = subprocess.run(arguments, stdout=full, stderr=subprocess.PIPE, text=True)
     assert run.returncode == 2
     assert re.fullmatch(r"msprobe: error: the result cannot be shown \(No space left.*summary\.json\n", run.stderr)
+    with Path("/dev/full").open("w") as full:
+        run = subprocess.run(command("completion", "bash"), stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (run.returncode, run.stderr.partition("(")[0]) == (2, "msprobe: error: the result cannot be shown ")
 
 
 @pytest.mark.parametrize("options", [[], ["--xlsx"]])

@@ -4,6 +4,7 @@ import json
 import logging
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from broken_plugins import plugged
 from dumps import api, tensor, write_dump
@@ -72,11 +73,12 @@ def test_units_of_a_part_of_a_run(run, place, labels):
             2,
             "mine: could not check (the dump check 'mine' of the plugin 'broken' returned 'one",
         ),
+        (lambda dump: [np.str_("of numpy")], 1, "warning  step0/rank0: mine: of numpy"),
         (lambda dump: [3], 2, "found 3, which is neither a finding nor a text"),
         (lambda dump: 1 / 0, 2, "failed at check (ZeroDivisionError: division by zero)"),
         (lambda dump: (str(i) for i in range(1 << 60)), 1, "mine: more findings than the 100 shown"),
     ],
-    ids=["a note", "a text", "a number", "raises", "endless"],
+    ids=["a note", "a text", "a text of numpy", "a number", "raises", "endless"],
 )
 def test_what_a_check_may_answer(run, tmp_path, capsys, function, status, text):
     with plugged("dump_checks", lambda: [checking(function)]):

@@ -79,6 +79,14 @@ def test_a_directory_that_cannot_be_written_and_threads_beyond_the_processors_ar
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
 
 
+@pytest.mark.parametrize(("name", "reason"), [("n" * 300, "too long"), ("a\0b", "null")])
+def test_a_name_that_no_directory_can_have_is_told(tmp_path, name, reason):
+    found = {each.code: each for each in machine.of_machine(tmp_path / name)}
+    assert found["machine.dump-path"].health is Health.ERROR
+    assert reason in found["machine.dump-path"].state
+    assert "machine.threads" in found
+
+
 def test_a_local_package_of_our_name_is_told(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "msprobe.py").touch()

@@ -124,8 +124,11 @@ def test_a_directory_is_looked_through_and_written_beside(tmp_path, capsys):
     (place / "config.json").write_text('{"task": "tensor", "tensor": {"list": ["relu"]}}')
     (tmp_path / "theirs" / "notes.json").write_text("[1, 2]")
     (tmp_path / "theirs" / "broken.yaml").write_text("a: [")
+    dump = {"task": "statistics", "level": "L1", "dump_data_dir": None, "data": {}}
+    (tmp_path / "theirs" / "dump.json").write_text(json.dumps(dump))
+    (tmp_path / "theirs" / "manifest.json").write_text('{"schema": 1, "rank": 0, "run": {}}')
     code, out, err = run(tmp_path / "theirs", "--write")
-    assert (code, err) == (0, "2 other JSON and YAML files were passed over\n")
+    assert (code, err) == (0, "4 other JSON and YAML files were passed over\n")
     assert f"written   {place / 'config.msprobe.json'}" in out
     assert load_config(place / "config.msprobe.json").options.list == ("relu",)
     code, _, err = run(place / "config.json", "--write")

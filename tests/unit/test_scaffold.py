@@ -83,6 +83,8 @@ def test_a_format_is_recorded_and_compared(tmp_path):
     ("arguments", "reason"),
     [
         (["Not A Name", "--kind", "metric"], "is no name of a plugin"),
+        (["fine-", "--kind", "check"], "is no name of a plugin"),
+        (["core", "--kind", "check"], "msprobe-core is a package of msprobe itself"),
         (["fine", "--kind", "nothing"], "Invalid value for '--kind'"),
         (["fine", "--kind", "metric", "-o", "."], "exists already"),
     ],
