@@ -293,6 +293,18 @@ def test_the_published_checker_compares_a_whole_model():
     assert not found.culprits
 
 
+@pytest.mark.parametrize("names", [("0", "0.act"), ("0.act", "0")])
+def test_modules_inside_of_others_may_be_wrapped_in_any_order(names):
+    checker_class = import_module("msprobe.pytorch.compile_accuracy_checker").PrecisionChecker
+    model, batch = sample()
+    checker = checker_class()
+    for name in names:
+        checker.wrap(model.get_submodule(name), name)
+    checker.install()
+    model(batch)
+    assert [module.path for module in checker.collect().modules] == list(names)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "dtype"), [("vit", torch.bfloat16), ("mixtral", torch.float32)])
 def test_no_module_of_a_healthy_model_is_wrong(name, dtype):

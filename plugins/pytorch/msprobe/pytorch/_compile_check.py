@@ -28,7 +28,7 @@ from msprobe.pytorch._quiet import RecordingGuard
 from msprobe.pytorch._raise import RaisedModules
 from msprobe.pytorch._replay import recorded_tensor
 from msprobe.pytorch._shadow import is_autocast_on
-from msprobe.pytorch._slots import observe
+from msprobe.pytorch._slots import compiled_call_of, is_observed, observe
 from msprobe_core.interception import FunctionPatch, Handle, map_values, value_leaves
 from msprobe_core.plugin import (
     OUTSIDE,
@@ -180,17 +180,19 @@ class CompiledModules:
     @contextmanager
     def _eagerly(self) -> Generator[None, None, None]:
         """Have modules that ``compile()`` was called on run what they were made of."""
-        slots = [
-            (module, compiled)
+        compiled = [
+            (module, module.__dict__[_SLOT])
             for model in self._models
             for module in model.modules()
-            if (compiled := vars(module).pop(_SLOT, None)) is not None
+            if compiled_call_of(module) is not None and not is_observed(module)
         ]
+        for module, _ in compiled:
+            del module.__dict__[_SLOT]
         try:
             yield
         finally:
-            for module, compiled in slots:
-                vars(module)[_SLOT] = compiled
+            for module, call in compiled:
+                module.__dict__[_SLOT] = call
 
 
 @dataclass

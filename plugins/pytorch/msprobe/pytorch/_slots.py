@@ -28,6 +28,11 @@ def compiled_call_of(module: nn.Module) -> Callable[..., Any] | None:
     return call.compiled if isinstance(call, _Slot) else call
 
 
+def is_observed(module: nn.Module) -> bool:
+    """Whether calls of a module are observed."""
+    return isinstance(module.__dict__.get(_SLOT), _Slot)
+
+
 def observe(module: nn.Module, before: Before | None, after: After | None) -> Observation:
     """See `msprobe_core.interception.modules.Observe`."""
     observation = Observation(module, before, after)
