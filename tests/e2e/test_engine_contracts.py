@@ -71,7 +71,7 @@ def test_sglang(config, model, tmp_path, rank_id):
     assert debugger.service.should_stop_service
 
 
-# --- vllm-ascend 0.18: Dumper of the model runner -------------------------------------------------------------------
+# --- vllm-ascend: Dumper of the model runner
 
 
 class AscendDumper:
