@@ -137,6 +137,7 @@ def manifest(
         ({"rows": "bcde"}, "args.0"),
         ({"rows": "aacd"}, "args.0"),
         ({"version": "5.0"}, "transformers"),
+        ({"version": "9" * 5000}, "transformers"),
         ({"tf32": True}, "tf32"),
         ({"seed": 2}, "python"),
         ({"dtype": "bfloat16"}, "model.layers.1.norm.weight.dtype"),
