@@ -31,18 +31,30 @@ def training_step(function: Callable[[], Any], name: str) -> TrainingStep:
         SessionError: there is no model, or the function failed.
     """
     try:
-        given = function()
+        given = _without_exit(function, name)()
     except MsprobeError:
         raise
-    except (Exception, SystemExit) as error:  # its status would be taken for a verdict
+    except Exception as error:
         raise SessionError(f"{name} failed ({described(error)})") from error
     parts = listed(given)
     if len(parts) == 3 and callable(parts[2]):
         model, optimizer, run = parts
-        return step_of(run, model, optimizer)
+        return step_of(_without_exit(run, name), model, optimizer)
     if len(parts) == 1 and (inspect.isfunction(parts[0]) or inspect.ismethod(parts[0])):
         function = parts[0]
     return _with_variables(function, name)
+
+
+def _without_exit(function: Callable[[], Any], name: str) -> Callable[[], Any]:
+    """Return a function that does the same, but fails instead of ending the program, whose status is a verdict."""
+
+    def run() -> Any:
+        try:
+            return function()
+        except SystemExit as error:
+            raise SessionError(f"{name} failed ({described(error)})") from error
+
+    return run
 
 
 def step_of(run: Callable[[], Any], model: Any, optimizer: Any) -> TrainingStep:
@@ -63,7 +75,7 @@ def _with_variables(function: Callable[[], Any], name: str) -> TrainingStep:
             models[place] = value
     others = {id(value): value for value in variables.values() if _has_state(value) and not framework.is_model(value)}
     named = models if len(models) > 1 else dict.fromkeys([""], next(iter(models.values())))
-    return TrainingStep(function, named, list(others.values()))
+    return TrainingStep(_without_exit(function, name), named, list(others.values()))
 
 
 def _framework_of(values: Iterable[Any], name: str) -> Framework:

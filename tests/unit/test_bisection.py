@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 from bisect_results import result
+from numpy_layers import Network
 
 from msprobe_core.confirm import load_function, load_model
 from msprobe_core.errors import CompareError, ConfigError, SessionError, StoreError
@@ -162,6 +163,10 @@ def test_a_program_that_exits_gives_no_verdict(tmp_path):
     """Its status, mostly 0, would be that of the command."""
     with pytest.raises(SessionError, match=r"train\.py:step failed \(SystemExit: 0\)"):
         training_step(lambda: sys.exit(0), "train.py:step")
+    network = Network()
+    later = training_step(lambda: (network, None, lambda: sys.exit(0)), "train.py:step")
+    with pytest.raises(SessionError, match=r"train\.py:step failed \(SystemExit: 0\)"):
+        later.run()
     script = tmp_path / "script.py"
     script.write_text("import sys\nsys.exit(0)\n")
     with pytest.raises(ConfigError, match=r"script\.py cannot be imported \(SystemExit: 0\)"):
