@@ -251,6 +251,8 @@ def _check_value(key: str, value: Any, expected: Any, where: str) -> Any:
         raise ConfigError(f"{where}: there is no task {value!r}: {former.TASKS[value]}")
     try:
         return msgspec.convert(value, expected)
+    except UnicodeEncodeError as error:  # half of a pair of surrogates, as JSON may have
+        raise ConfigError(f"{where}: '{key}' is {value!r}, which is no text") from error
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where}: '{key}' is {value!r}; {_explain(value, expected, error)}") from error
 

@@ -113,6 +113,12 @@ def test_fields_of_the_monitor(meanings):
     assert standings(found) == {"monitors": "same", "step_interval": "refused"}
 
 
+def test_half_a_character_is_refused(meanings):
+    found, _ = meanings('{"task": "\\ud800", "level": "L0"}')
+    assert standings(found) == {"task": "refused", "level": "same"}
+    assert found["task"][1] == r"'task' is '\ud800', which is no text"
+
+
 def test_a_directory_is_looked_through_and_written_beside(tmp_path, capsys):
     def run(*arguments):
         with pytest.raises(SystemExit) as ended:
