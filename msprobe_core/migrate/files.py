@@ -35,7 +35,7 @@ _MONITOR: Final = {
     "print_struct", "stack_info",
 }  # fmt: skip
 _RECORDED: Final = {"dump_data_dir", "schema"}
-"""Fields of dumps and of manifests, which lie beside configurations and share fields with them."""
+"""Fields of dumps and of manifests, which are beside configurations and share fields with them."""
 _CHECKS: Final = {*CheckSettings.__struct_fields__}
 _REQUEST: Final = {
     "npu_path": "",
