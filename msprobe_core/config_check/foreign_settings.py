@@ -66,7 +66,7 @@ def _sizes(value: Scalar, neutral: str) -> tuple[str, ...]:
 
 
 def _parts(value: Scalar) -> tuple[str, ...]:
-    return () if value is None else tuple(re.split(r"\s*,\s*", str(value).strip("[]() ")))
+    return () if value is None else tuple(part.strip() for part in str(value).strip("[]() ").split(","))
 
 
 def is_made_by_framework(module: Module, framework: str) -> bool:

@@ -17,7 +17,7 @@ from msprobe_core.plugins import registry
 Fields = dict[str, Any]
 _LOGGER: Final = "msprobe_core.config.load"
 _WHERE: Final = "FILE"
-_MENTIONED: Final = re.compile(rf"{_WHERE}: (?:'(\w+)': )?(?:unknown field '|the field '|')?(\w+)'?")
+_MENTIONED: Final = re.compile(r"FILE: (?:'(\w+)': )?(?:unknown field '|the field '|')?(\w+)'?")
 """The block and the field that a message of the reader begins with."""
 
 BLOCKS: Final = {*(task.value for task in Task), *former.TASKS}

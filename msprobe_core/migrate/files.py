@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
+from msprobe_core import names
 from msprobe_core.api_check.op_config import read_op_config
 from msprobe_core.api_check.settings_file import CheckSettings, read_settings
 from msprobe_core.compare.mapping_files import read_matching
@@ -20,7 +21,6 @@ from msprobe_core.migrate.messages import gathered
 from msprobe_core.migrate.result import FieldMeaning, MigratedFile, Standing
 from msprobe_core.monitor.plan_file import load_plan
 from msprobe_core.monitor.plan_file_v2 import load_second_plan
-from msprobe_core.names import ROLE_IN_ROW
 from msprobe_core.untrusted.malformed import MalformedError
 from msprobe_core.untrusted.yaml_text import load_yaml
 
@@ -89,9 +89,9 @@ def migrated(path: Path) -> tuple[list[MigratedFile], int]:
 
 def _candidates(directory: Path) -> Iterator[Path]:
     number = 0
-    for place, folders, names in os.walk(directory):
+    for place, folders, files in os.walk(directory):
         folders.sort()
-        for name in sorted(names):
+        for name in sorted(files):
             path = Path(place, name)
             if path.suffix.lower() not in SUFFIXES or path.is_symlink() or path.stat().st_size > MOST_BYTES:
                 continue
@@ -122,21 +122,21 @@ def _content_of(path: Path) -> object:
 
 
 def _of_object(path: Path, fields: Mapping[str, Any]) -> MigratedFile | None:
-    names = fields.keys()
-    if names & _RECORDED:
+    given = fields.keys()
+    if given & _RECORDED:
         return None
-    if "monitors" in names:
+    if "monitors" in given:
         read: Callable[[Path], object] = load_second_plan
         return _plan(path, fields, "TrainerMonitorV2(…)", read, "msprobe_core.monitor.plan_file_v2")
-    if names & _MONITOR:
+    if given & _MONITOR:
         return _plan(path, fields, "TrainerMon(…)", load_plan, "msprobe_core.monitor.plan_file")
-    if names & {"npu_path", "bench_path"}:
+    if given & {"npu_path", "bench_path"}:
         return _request(path, fields)
-    if "extract_api_path" in names:
+    if "extract_api_path" in given:
         return _checked(path, fields, "a configuration of op_generate", "msprobe op_generate -i", read_op_config)
-    if names <= _CHECKS:
+    if given <= _CHECKS:
         return _checked(path, fields, "a configuration of acc_check", "msprobe acc_check -config", read_settings)
-    if names & (BLOCKS | CONFIG_FIELDS):
+    if given & (BLOCKS | CONFIG_FIELDS):
         meanings, content = meanings_of(fields)
         return MigratedFile(
             path=path, kind="a configuration of the debugger", used_by="PrecisionDebugger(…)", meanings=meanings,
@@ -196,7 +196,7 @@ def _mapping_of(path: Path, fields: Mapping[str, Any]) -> MigratedFile | None:
     if not all(isinstance(value, str) for value in values):
         return None
     pairs = [*fields, *values]
-    if all(re.search(ROLE_IN_ROW, name) for name in pairs):
+    if all(re.search(names.ROLE_IN_ROW, name) for name in pairs):
         return _mapping(path, "a mapping of rows", "msprobe compare -dm", "data_mapping", [*fields])
     if all(_API.fullmatch(name) for name in pairs):
         return _mapping(path, "a mapping of APIs", "msprobe compare -am", "api_mapping", [*fields], _NAMED_API)

@@ -27,6 +27,10 @@ TESTED_ELSEWHERE = {
     "msprobe_core/judge/limits.py: pattern": "alternatives of plain words",
     "msprobe_core/capture/kernel_dump.py: found[1]": "compiled for its message only; the framework applies it",
     "msprobe_core/checkpoint/compare.py: only": "of the user",
+    "msprobe_core/rl/weight_chain.py: text": "of the user",
+    "msprobe_core/store/convert.py: re.escape(f'.{destination.name}.') + '[0-9a-f]{8}\\\\.old'": (
+        "an escaped text and eight digits, from the beginning of a name"
+    ),
     "msprobe_core/cli/checkpoint.py: only or ''": "of the user",
     "msprobe_core/config_check/trainer_logs.py: '^' + '\\\\d+'.join(map(re.escape, re.split('\\\\d+', prefix)))": (
         "escaped texts and runs of digits, from the beginning of a line"

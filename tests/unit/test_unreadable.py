@@ -110,6 +110,8 @@ OWN = {
     "config_check/trainer_logs.py": "part of the package",
     "locate/explain.py": "part of the package",
     "findings.py": "part of a package",
+    "cli/demo.py": "the program of an installed plugin, and its copy by an earlier demo",
+    "doctor/installation.py": "of installed packages, which the process runs",
     "scaffold/__init__.py": "part of the package",
     "view/graph_cache.py": "written a moment ago, in a directory of its own",
     "compat/first_differences.py": "written a moment ago",

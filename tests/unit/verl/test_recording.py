@@ -1,7 +1,7 @@
 """Hooks in verl, Megatron, vLLM and SGLang, on stand-ins of the same interface, with the NumPy framework."""
 
 import asyncio
-import importlib.util
+import importlib
 import json
 import sys
 from types import ModuleType, SimpleNamespace
@@ -18,6 +18,7 @@ from msprobe.verl._hooks import HOOK_POINTS, HookPoint, attach_all
 from msprobe.verl._import_hooks import after_import
 from msprobe.verl._probe import Probe
 from msprobe.verl._profiler import StageProfiler
+from msprobe.verl._versions import installed_versions
 from msprobe.verl.boot import boot
 from numpy_layers import Array, ArrayFramework, Network, train_step
 
@@ -821,7 +822,7 @@ class TestDoctor:
         (tmp_path / "bad.yaml").write_text("stepz: [2]\n")
         monkeypatch.setenv("MSPROBE_VERL", str(tmp_path / "bad.yaml"))
         found = {each.code: each for each in examine()}
-        if importlib.util.find_spec("verl") is None:
+        if "verl" not in installed_versions(["verl"]):
             assert [*found] == ["verl.absent"]
         else:
             assert found["verl.hooks"].health is found["verl.version"].health is Health.OK

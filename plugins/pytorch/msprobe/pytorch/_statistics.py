@@ -341,14 +341,17 @@ class DeferredStatistics:
 
     def fill_in(self, vector: Tensor) -> None:
         """Fill in the digests from the vector."""
-        vector = vector.cpu()
         has_bits = vector.dtype is torch.int32
+        every: list[float] = [] if has_bits else vector.tolist()
+        bits = vector.cpu() if has_bits else None
         numbers: dict[torch.dtype, list[float]] = {}
         start = 0
         for dtype in self._kept:
-            carrier = _carrier(dtype) if has_bits else torch.float64
-            stop = start + len(self._results[dtype]) * carrier.itemsize // vector.itemsize
-            numbers[dtype] = vector[start:stop].clone().view(carrier).tolist()  # a view as int64 must be aligned
+            stop = start + len(self._results[dtype]) * (_carrier(dtype).itemsize // 4 if has_bits else 1)
+            # A view as int64 must be aligned.
+            numbers[dtype] = (
+                every[start:stop] if bits is None else bits[start:stop].clone().view(_carrier(dtype)).tolist()
+            )
             start = stop
         for (digest, dtype, numel, is_exact), places in zip(self._digests, self._places, strict=True):
             found = [numbers[kept][i] for kept, i in places]
@@ -357,7 +360,7 @@ class DeferredStatistics:
                 found = [high, low, *sums_of_integers(int(total), int(squares), rounded, norm), 0, 0]
             digest.stats = _to_stats(dtype, numel, found)
         if self._kernel is not None:
-            self._kernel.fill_in(vector[start:].tolist())
+            self._kernel.fill_in(every[start:])
 
 
 def _carrier(dtype: torch.dtype) -> torch.dtype:
