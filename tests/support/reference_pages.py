@@ -64,6 +64,7 @@ def _helps(command: click.Command, name: str, parent: click.Context | None) -> I
         parent = click.Context(click.Group("msprobe"), info_name="msprobe", help_option_names=["-h", "--help"])
     last = name.rsplit(maxsplit=1)[-1]
     context = click.Context(command, parent, info_name=last, terminal_width=_WIDTH, max_content_width=_WIDTH)
+    command._help_option = None  # click keeps that of the first use, which in a test may be of the command alone
     yield name, "\n".join(line.rstrip() for line in command.get_help(context).splitlines())
     if isinstance(command, click.Group):
         for inner in command.list_commands(context):

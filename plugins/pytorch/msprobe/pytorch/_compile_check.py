@@ -335,7 +335,11 @@ def _direction(output: Tensor, place: int) -> Tensor:
 
 # --- what rounding may change ---------------------------------------------------------------------------------------
 
-_CASTS = frozenset({"_to_copy", "clone", "copy_", "detach", "detach_", "zeros_like", "ones_like", "fill_", "zero_"})
+_EXACT = frozenset(
+    {"_to_copy", "clone", "copy_", "detach", "detach_", "zeros_like", "ones_like", "fill_", "zero_"}
+    | {"histc", "floor", "ceil", "round", "trunc", "sign"}  # whole numbers, which may end up as positions
+)
+"""Operators whose results have no error of their own."""
 _OF_MATRICES = frozenset({"mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "dot", "linear"})
 
 
@@ -354,7 +358,7 @@ class _Trace(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if (name := _name_of(func)) not in _CASTS:
+        if (name := _name_of(func)) not in _EXACT:
             self.names.append(name)
             self.units.append(max((_UNITS.get(each.dtype, 0.0) for each in _tensors_in(result)), default=0.0))
         return result
@@ -378,7 +382,7 @@ class _Disturbed(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         name = _name_of(func)
-        if name in _CASTS:
+        if name in _EXACT:
             return result
         unit = self._unit_of(name)
         if unit and not func.is_view:

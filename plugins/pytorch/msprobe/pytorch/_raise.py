@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 
 from msprobe.pytorch._compiled import how_it_runs
 from msprobe.pytorch._modules import modules_to_watch, type_name_of
+from msprobe.pytorch._replay_stand_ins import grouped_mm
 from msprobe.pytorch._shadow import converted, is_autocast_on, is_spread
 from msprobe.pytorch._slots import observe
 from msprobe_core.interception import FunctionPatch, Handle, map_values, value_leaves
@@ -36,6 +37,8 @@ _FINER_THAN = {
 }
 _DEVICES = ("cpu", "cuda", "npu", "xpu", "mps")
 _CASTS = {"float", "half", "bfloat16"}
+_WITHOUT_DOUBLE = {"grouped_mm", "_grouped_mm"}
+"""Functions that refuse float64: the products of a mixture of experts."""
 
 
 @dataclass(slots=True)
@@ -237,6 +240,8 @@ class _Fine(TorchFunctionMode):
         writes = (name.endswith("_") and not name.endswith("__")) or name.startswith("__i") or name == "__setitem__"
         if not writes and "out" not in kwargs and len(set(_dtypes_of((args, kwargs)))) > 1:
             args, kwargs = converted((args, kwargs), self._fine)
+        if name in _WITHOUT_DOUBLE and self._dtype is torch.float64:
+            return grouped_mm(*args[:2], **dict(zip(("offs", "bias", "out_dtype"), args[2:], strict=False)), **kwargs)
         return func(*args, **kwargs)
 
     def _finer_dtype(self, value: Any) -> Any:
