@@ -44,6 +44,9 @@ _CONTEXT = (
 )  # fmt: skip
 """Fields of the context that can change results. The depth of calls, directories and the like are left out."""
 
+_ONLY_ON = {"ascend_config": "Ascend", "enable_reduce_precision": "Ascend", "gpu_config": "GPU"}
+"""Fields of one kind of device. MindSpore warns of each that is asked for on another."""
+
 _PARALLEL = (
     "parallel_mode", "search_mode", "gradients_mean", "gradient_fp32_sync", "loss_repeated_mean", "full_batch",
     "dataset_strategy", "enable_parallel_optimizer", "optimizer_weight_shard_size", "parameter_broadcast", "device_num",
@@ -146,8 +149,11 @@ def _hashes_of(tensor: Any) -> Sequence[int] | None:
 
 
 def _switches() -> dict[str, Scalar]:
+    target = device_target()
     found: dict[str, Any] = {"mode": "GRAPH" if ms.get_context("mode") == ms.GRAPH_MODE else "PYNATIVE"}
     for name in _CONTEXT:
+        if _ONLY_ON.get(name, target) != target:
+            continue
         with suppress(Exception):  # not in this release, or not of this device
             found[name] = ms.get_context(name)
     for name in _PARALLEL:
