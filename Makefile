@@ -172,7 +172,8 @@ demo-checkpoint: $(READY)
 	$(BIN)/msprobe checkpoint compare $(CHECKPOINT)/megatron.fingerprint.arrow $(CHECKPOINT)/hf.fingerprint.arrow
 	$(BIN)/msprobe checkpoint compare $(CHECKPOINT)/megatron_bug $(CHECKPOINT)/hf.fingerprint.arrow; test $$? -eq 1
 
-# Write docs/commands.md and docs/plugin_api.md, from the help of commands and from what plugins import.
+# Write docs/commands.md and docs/plugin_api.md from the help of commands and from what plugins import, and the tables of
+# docs/configuration.md from the schema and tests/data/site/configuration.yaml.
 reference: $(READY)
 	$(BIN)/python tests/support/reference_pages.py
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from configuration_tables import configuration
 
 from msprobe_core.plugins import registry
 
@@ -132,7 +133,7 @@ def _plain(text: Any) -> str:
     return re.sub(r"<(?:[^<>]|<[^<>]*>)*>", "…", text).replace("'", "").replace("typing.", "")
 
 
-PAGES = {"commands.md": commands, "plugin_api.md": plugin_api}
+PAGES = {"commands.md": commands, "plugin_api.md": plugin_api, "configuration.md": configuration}
 
 
 if __name__ == "__main__":

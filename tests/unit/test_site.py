@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 import pytest
 import yaml
+from configuration_tables import BLOCKS, keys, meanings
 from reference_pages import PAGES
 
 from mkdocs_hooks import anchors, headings, prose_lines, with_deep_lists, with_links
@@ -176,9 +177,26 @@ def test_links_and_lists_are_those_of_the_site():
     assert anchors("# A `b.c`: d & e\n\n```\n# no\n```\n## A\n## A {#x}\n") == ["a-bc-d--e", "a", "a-1"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=[] if page == "configuration.md" else pytest.mark.slow) for page in PAGES]
+)
 def test_pages_that_are_made_of_the_program_are_of_this_one(page):
     """`make reference` writes them."""
     for folder, text in zip((DOCS, CHINESE), PAGES[page](), strict=True):
         assert (folder / page).read_text() == text
+
+
+def test_every_key_of_a_configuration_is_described_in_both_languages():
+    said = {block: dict.fromkeys(described) for block, described in meanings().items()}
+    assert said == {block: {key.name: None for key in keys() if key.block == block} for block in BLOCKS}
+    for described in meanings().values():
+        for texts in described.values():
+            assert {"en", "zh"} <= set(texts) <= {"en", "zh", "en_allowed", "zh_allowed"}
+            assert ("en_allowed" in texts) == ("zh_allowed" in texts)
+            assert all(text.strip() for text in texts.values())
+            assert re.findall(r"\]\(.*?\)|`[^`]*`", texts["en"]) == re.findall(r"\]\(.*?\)|`[^`]*`", texts["zh"])
+
+
+def test_every_block_of_keys_is_on_the_page():
+    text = (DOCS / "configuration.md").read_text()
+    assert sorted(re.findall(r"<!-- keys of (\w+), written by", text)) == sorted(BLOCKS)
