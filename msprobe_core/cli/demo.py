@@ -95,7 +95,7 @@ def _prepared(directory: Path, offer: FrameworkOffer) -> Path:
         ConfigError: the directory holds what no demo has written.
     """
     assert offer.demo is not None
-    from msprobe_core.store.layout import check_place
+    from msprobe_core.store.layout import check_place, create_file, make_directory
 
     check_place(directory)
     text = offer.demo.read_bytes()
@@ -108,8 +108,9 @@ def _prepared(directory: Path, offer: FrameworkOffer) -> Path:
         for name in ("golden", "target", "result"):
             if (directory / name).is_dir():
                 shutil.rmtree(directory / name)
-    directory.mkdir(parents=True, exist_ok=True)
-    program.write_bytes(text)
+    make_directory(directory)
+    with create_file(program) as file:
+        file.write(text)
     return program
 
 

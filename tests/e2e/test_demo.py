@@ -36,6 +36,8 @@ def test_the_planted_fault_is_located_and_its_page_opened(tmp_path, browser):
     page = tmp_path / "msprobe_demo" / "view.html"
     assert opened.read_text().strip() == page.as_uri()
     assert len(done.stdout.partition("FAULT")[0].split()) < 150
+    made = [page.parent, *(path for path in page.parent.rglob("*") if "__pycache__" not in path.parts)]
+    assert [path for path in made if path.stat().st_mode & 0o077] == []  # whatever the umask, for their owner only
     # Again, where an earlier demo was; without a display, and so without a browser.
     opened.unlink()
     again = msprobe("demo", cwd=tmp_path, BROWSER=str(browser[0]))
