@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from msprobe_core.cli.show import printing
 from msprobe_core.errors import printable
 
 if TYPE_CHECKING:
@@ -38,11 +39,12 @@ def doctor(*, config: Path | None, dump_path: Path | None, as_json: bool) -> int
     sections = examine(place)
     every = [condition for section in sections for condition in section.conditions]
     hindering = [each for each in every if each.health in (Health.WARNING, Health.ERROR)]
-    if as_json:
-        click.echo(_json_of(sections))
-    else:
-        _show(sections)
-        click.echo(f"\n{_verdict(len(hindering))}")
+    with printing("redirect it to a file"):
+        if as_json:
+            click.echo(_json_of(sections))
+        else:
+            _show(sections)
+            click.echo(f"\n{_verdict(len(hindering))}")
     if any(each.code == FAILED for each in every):
         return EXIT_FAILED
     return EXIT_DIFFERENT if hindering else EXIT_AGREES

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from msprobe_core.cli.show import printing
 from msprobe_core.errors import StoreError, printable
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 _STYLES = {"same": "green", "different": "yellow", "refused": "red"}
 _SUFFIX = ".msprobe.json"
+_ADVICE = "redirect it to a file"
 
 
 @click.command()
@@ -26,20 +28,26 @@ def migrate(path: Path, *, writes: bool, overwrites: bool) -> int:
     FILE is a config.json of the debugger, of the monitor, of acc_check or of op_generate, a compare.json, or a mapping;
     of DIR every such file is looked at. Nothing in them is executed.
 
-    Exit status: 0 if every field means the same, 1 if one is understood differently or refused, 2 if PATH cannot be
-    read or holds nothing of these kinds.
+    Exit status: 0 if every field means the same, 1 if one is understood differently or refused or a file of DIR cannot
+    be read, 2 if PATH cannot be read or holds nothing of these kinds.
     """
     from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT
     from msprobe_core.migrate import migrated
+    from msprobe_core.migrate.files import MOST_NAMED
 
-    files, num_others = migrated(path)
-    for each in files:
-        _show(each)
+    found = migrated(path)
+    for each in found.files:
+        with printing(_ADVICE):
+            _show(each)
         if writes and each.kind.endswith("debugger"):
             _write(each, overwrites=overwrites)
-    if num_others:
-        click.echo(f"{num_others} other JSON and YAML files were passed over", err=True)
-    return EXIT_AGREES if all(each.is_same for each in files) else EXIT_DIFFERENT
+    for text in found.unreadable[:MOST_NAMED]:
+        click.echo(printable(text), err=True)
+    if (num_more := len(found.unreadable) - MOST_NAMED) > 0:
+        click.echo(f"{num_more} more JSON and YAML files cannot be read", err=True)
+    if found.num_others:
+        click.echo(f"{found.num_others} other JSON and YAML files were passed over", err=True)
+    return EXIT_AGREES if found.is_same else EXIT_DIFFERENT
 
 
 def _show(file: MigratedFile) -> None:
@@ -67,4 +75,5 @@ def _write(file: MigratedFile, *, overwrites: bool) -> None:
     if path.exists() and not overwrites:
         raise StoreError(f"{path} exists; give --overwrite to replace it, or move it away")
     write_json(path, dict(file.content))
-    click.echo(printable(f"  written   {path}"))
+    with printing(_ADVICE):
+        click.echo(printable(f"  written   {path}"))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from msprobe_core.cli.show import printing
 from msprobe_core.findings import Level
 from msprobe_core.plugins import Plugin, registry, shadowing_advice, shadowing_package
 from msprobe_core.plugins.offers import KINDS
@@ -16,6 +17,7 @@ from msprobe_core.protocols.framework import FrameworkOffer
 from msprobe_core.scaffold import kinds, new_plugin
 
 _PREFIX = "msprobe_register_"
+_ADVICE = "redirect it to a file"
 
 
 @click.group(invoke_without_command=True)
@@ -27,13 +29,14 @@ def plugins(ctx: click.Context) -> None:
     found = registry()
     # Every hook is called, so that a plugin that fails only then is listed as broken.
     offers = {hook: found.offers(hook) for hook in KINDS}
-    for plugin in found.plugins:
-        _show(plugin)
-    click.echo()
-    for hook, offered in offers.items():
-        is_framework = hook == "msprobe_register_frameworks"
-        names = [_framework(offer) if is_framework else name for name, offer in offered.items()]
-        click.echo(f"{hook.removeprefix(_PREFIX).replace('_', ' ')}: {', '.join(sorted(names)) or 'none'}")
+    with printing(_ADVICE):
+        for plugin in found.plugins:
+            _show(plugin)
+        click.echo()
+        for hook, offered in offers.items():
+            is_framework = hook == "msprobe_register_frameworks"
+            names = [_framework(offer) if is_framework else name for name, offer in offered.items()]
+            click.echo(f"{hook.removeprefix(_PREFIX).replace('_', ' ')}: {', '.join(sorted(names)) or 'none'}")
     package = shadowing_package()
     if package is not None:
         click.echo(f"\nwarning: {shadowing_advice(package)}", err=True)
@@ -51,10 +54,11 @@ def check(names: Sequence[str]) -> int:
     from msprobe_core.plugins.checking import are_well, check_plugins
 
     found = check_plugins(registry(), names)
-    for plugin in found:
-        _show(plugin)
     is_well = are_well(found)
-    click.echo("nothing is wrong" if is_well else "something is wrong")
+    with printing(_ADVICE):
+        for plugin in found:
+            _show(plugin)
+        click.echo("nothing is wrong" if is_well else "something is wrong")
     return 0 if is_well else 1
 
 
@@ -65,10 +69,13 @@ def check(names: Sequence[str]) -> int:
 def new(name: str, kind: str, output: Path | None) -> None:
     """Write the package of a new plugin, msprobe-NAME, whose contract tests pass as they are."""
     written = new_plugin(name, kind, output)
-    for path in written:
-        click.echo(path)
     module = name.replace("-", "_")
-    click.echo(f"Next: pip install -e '{output or f'msprobe-{name}'}[test]'; msprobe plugins check {module}; pytest")
+    with printing("the package is written"):
+        for path in written:
+            click.echo(path)
+        click.echo(
+            f"Next: pip install -e '{output or f'msprobe-{name}'}[test]'; msprobe plugins check {module}; pytest"
+        )
 
 
 def _framework(offer: FrameworkOffer) -> str:

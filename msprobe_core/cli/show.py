@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from msprobe_core.errors import StoreError, printable
@@ -38,12 +39,27 @@ def show(draw: Callable[[Console], None], advice: str) -> None:
             """Do not exit; rich would exit with status 1."""
             raise BrokenPipeError
 
-    try:
+    with printing(advice):
         draw(PatientConsole(highlight=False))
+
+
+@contextmanager
+def printing(advice: str) -> Generator[None, None, None]:
+    """Print in the block, and do nothing else. If the reader has closed its end of the pipe, the block ends silently.
+
+    Whatever is printed later goes nowhere, so a command does all of its work, and its exit status is unchanged.
+
+    Args:
+        advice: See `show`.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    try:
+        yield
         sys.stdout.flush()
     except OSError as error:
         # Python flushes the rest at exit, and would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(error, BrokenPipeError):
-            return
-        raise StoreError(f"the result cannot be shown ({error.strerror or error}); {advice}") from error
+        if not isinstance(error, BrokenPipeError):
+            raise StoreError(f"the result cannot be shown ({error.strerror or error}); {advice}") from error

@@ -18,7 +18,7 @@ from msprobe_core.config.text import read_text
 from msprobe_core.errors import ConfigError
 from msprobe_core.migrate.configuration import BLOCKS, meanings_of
 from msprobe_core.migrate.messages import gathered
-from msprobe_core.migrate.result import FieldMeaning, MigratedFile, Standing
+from msprobe_core.migrate.result import FieldMeaning, Migrated, MigratedFile, Standing
 from msprobe_core.monitor.plan_file import load_plan
 from msprobe_core.monitor.plan_file_v2 import load_second_plan
 from msprobe_core.untrusted.malformed import MalformedError
@@ -27,6 +27,8 @@ from msprobe_core.untrusted.yaml_text import load_yaml
 SUFFIXES: Final = (".json", ".yaml", ".yml")
 MOST_FILES: Final = 1000
 """Files of a directory that are looked at."""
+MOST_NAMED: Final = 10
+"""Files that cannot be read, and are named."""
 MOST_BYTES: Final = 1 << 20
 """Larger files of a directory are data, and not looked at."""
 
@@ -53,13 +55,11 @@ _API: Final = re.compile(
 _NAMED_API: Final = "this form fails there; it works here"
 
 
-def migrated(path: Path) -> tuple[list[MigratedFile], int]:
+def migrated(path: Path) -> Migrated:
     """Say what a file means here, or every known file in a directory.
 
     Args:
         path: The file or the directory.
-
-    Returns: the known files, and how many ``.json`` and ``.yaml`` files of a directory are something else.
 
     Raises:
         ConfigError: the file cannot be read or is of no known kind, or the directory has none of a known kind.
@@ -71,20 +71,22 @@ def migrated(path: Path) -> tuple[list[MigratedFile], int]:
                 f"{path}: is no file of a known kind: a configuration of the debugger, the monitor, acc_check or "
                 "op_generate, a compare.json, or a mapping"
             )
-        return [found], 0
-    files, num_others = list[MigratedFile](), 0
+        return Migrated([found])
+    files, unreadable, num_others = list[MigratedFile](), list[str](), 0
     for each in _candidates(path):
         try:
             found = _migrated(each)
-        except ConfigError:
-            found = None
+        except ConfigError as error:
+            unreadable.append(str(error))
+            continue
         if found is None:
             num_others += 1
         else:
             files.append(found)
     if not files:
-        raise ConfigError(f"{path}: has no file of a known kind; {num_others} others were looked at; name a file")
-    return files, num_others
+        also = f"; {'; '.join(unreadable[:MOST_NAMED])}" if unreadable else ""
+        raise ConfigError(f"{path}: has no file of a known kind; {num_others} others were looked at{also}; name a file")
+    return Migrated(files, unreadable, num_others)
 
 
 def _candidates(directory: Path) -> Iterator[Path]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -54,3 +54,24 @@ class MigratedFile:
     def is_same(self) -> bool:
         """Whether every field means the same."""
         return all(each.standing is Standing.SAME for each in self.meanings)
+
+
+@dataclass(frozen=True)
+class Migrated:
+    """What the files of a directory mean here, or the one file that was named.
+
+    Attributes:
+        files: Those of a known kind.
+        unreadable: Of each ``.json`` and ``.yaml`` file that cannot be read or decoded, its path and why. It may be a
+            broken configuration.
+        num_others: Number of those that can be read, and are something else.
+    """
+
+    files: Sequence[MigratedFile]
+    unreadable: Sequence[str] = field(default_factory=list[str])
+    num_others: int = 0
+
+    @property
+    def is_same(self) -> bool:
+        """Whether every field of every file means the same, as far as the files are known to be configurations."""
+        return not self.unreadable and all(each.is_same for each in self.files)

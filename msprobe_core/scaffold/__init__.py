@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 from string import Template
 
@@ -45,8 +46,10 @@ def new_plugin(name: str, kind: str, directory: Path | None = None) -> list[Path
     fields = {"name": name, "module": module, "title": title, "kind": kind, "version": __version__}
     root = directory or Path(f"msprobe-{name}")
     written: list[Path] = []
+    is_made = False
     try:
         root.mkdir(parents=True)
+        is_made = True
         for template in (*_files(_EVERY), *_files(kind)):
             path = root / _place(template.name.removesuffix(_SUFFIX), module)
             path.parent.mkdir(exist_ok=True)
@@ -56,6 +59,8 @@ def new_plugin(name: str, kind: str, directory: Path | None = None) -> list[Path
     except FileExistsError as error:
         raise StoreError(f"{root} exists already; give another name, or another directory with -o") from error
     except OSError as error:
+        if is_made:  # or the command could not be repeated
+            shutil.rmtree(root, ignore_errors=True)
         raise StoreError(f"{root} cannot be written ({error.strerror}); give another directory with -o") from error
     return written
 

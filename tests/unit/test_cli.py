@@ -227,6 +227,43 @@ def test_a_closed_pipe_leaves_the_exit_status(dumps):
         assert (run.returncode, run.stderr) == (expected, "")
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("buffering")
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["plugins"], 0),
+        (["plugins", "check"], None),
+        (["plugins", "new", "fine", "--kind", "metric"], 0),
+        (["migrate", ".", "--write"], 0),
+        (["doctor", "-d", "run"], None),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_lists_for_a_closed_pipe_and_a_full_terminal(tmp_path, monkeypatch, arguments, expected):
+    """The work is done and the exit status is that of the work; a full disk is said in one sentence."""
+    monkeypatch.setenv("MSPROBE_DISABLE_PLUGINS", "pytorch,mindspore,verl")  # to be fast
+    (tmp_path / "config.json").write_text('{"level": "L1"}')
+    (tmp_path / "other.json").write_text('{"level": "L0"}')
+    if expected is None:  # what hinders depends on the machine
+        expected = subprocess.run(command(*arguments), capture_output=True, cwd=tmp_path).returncode
+    reading, writing = os.pipe()
+    os.close(reading)
+    run = subprocess.run(command(*arguments), stdout=writing, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    os.close(writing)
+    assert (run.returncode, run.stderr) == (expected, "")
+    if "new" in arguments:
+        shutil.rmtree(tmp_path / "msprobe-fine")
+    if "migrate" in arguments:
+        (tmp_path / "config.msprobe.json").unlink()
+        (tmp_path / "other.msprobe.json").unlink()
+    with Path("/dev/full").open("w") as full:
+        run = subprocess.run(command(*arguments), stdout=full, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    assert (run.returncode, run.stderr.count("\n")) == (2, 1)
+    assert run.stderr.startswith("msprobe: error: ")
+    assert "No space left" in run.stderr
+
+
 @pytest.mark.usefixtures("buffering")
 def test_a_full_terminal_is_said(dumps):
     arguments = command("compare", "-tp", dumps / "good", "-gp", dumps / "good", "-o", dumps / "out")

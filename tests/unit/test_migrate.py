@@ -16,7 +16,7 @@ def meanings(tmp_path):
 
     def meanings(content, name="config.json"):
         (tmp_path / name).write_text(content if isinstance(content, str) else json.dumps(content))
-        ((file,), _) = migrated(tmp_path / name)
+        (file,) = migrated(tmp_path / name).files
         return {each.field: (each.standing, each.text) for each in file.meanings}, file
 
     return meanings
@@ -134,7 +134,9 @@ def test_a_directory_is_looked_through_and_written_beside(tmp_path, capsys):
     (tmp_path / "theirs" / "dump.json").write_text(json.dumps(dump))
     (tmp_path / "theirs" / "manifest.json").write_text('{"schema": 1, "rank": 0, "run": {}}')
     code, out, err = run(tmp_path / "theirs", "--write")
-    assert (code, err) == (0, "4 other JSON and YAML files were passed over\n")
+    broken, others = err.splitlines()
+    assert broken.startswith(f"{tmp_path / 'theirs' / 'broken.yaml'}: is neither JSON nor YAML (")
+    assert (code, others) == (1, "3 other JSON and YAML files were passed over")
     assert f"written   {place / 'config.msprobe.json'}" in out
     assert load_config(place / "config.msprobe.json").options.list == ("relu",)
     code, _, err = run(place / "config.json", "--write")
@@ -147,4 +149,7 @@ def test_a_directory_is_looked_through_and_written_beside(tmp_path, capsys):
         assert err.count("\n") == 1
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="has no file of a known kind; 0 others"):
+        migrated(tmp_path / "empty")
+    (tmp_path / "empty" / "config.json").write_text('{"task": "statistics", "level')
+    with pytest.raises(ConfigError, match=r"0 others were looked at; .*config\.json: is neither JSON nor YAML"):
         migrated(tmp_path / "empty")

@@ -1,6 +1,7 @@
 """`msprobe plugins new`: a package whose tests pass as they are, and which the command line uses."""
 
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -77,6 +78,16 @@ def test_a_format_is_recorded_and_compared(tmp_path):
     compared = finished(environment, tmp_path, "msprobe_core", "compare", *sides, "-o", "o")
     assert compared.returncode == 0, compared.stderr
     assert "AGREE" in compared.stdout
+
+
+def test_a_full_disk_leaves_no_directory(tmp_path):
+    """So that the command can be repeated."""
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (600, 600))  # noqa: E731
+    command = [sys.executable, "-m", "msprobe_core", "plugins", "new", "fine", "--kind", "metric", "-o", "deep/fine"]
+    run = subprocess.run(command, capture_output=True, text=True, preexec_fn=limit, cwd=tmp_path)
+    assert run.returncode == 2
+    assert "deep/fine cannot be written (File too large)" in run.stderr
+    assert list((tmp_path / "deep").iterdir()) == []
 
 
 @pytest.mark.parametrize(
