@@ -7,8 +7,8 @@
   or gradients.
 * Compiled modules: `check_modules` compiles modules one by one and judges each (`CompileCheck`); `write_published`
   writes the table that mindstudio-probe's ``PrecisionChecker`` writes.
-* Ring recorder: `FlightRing` keeps the extremes of the last steps, and `Emergency` has them written when something
-  goes wrong.
+* Flight recorder: `FlightRecorder` keeps the extremes of a model's last steps, which go into the `Tape` of a framework,
+  and has them written when something goes wrong; `FlightRing` and `Emergency` are its parts.
 * Monitor: `TrainerMon` and `TrainerMonitorV2` monitor a whole training; a plugin's own are those that name its
   framework.
 * Weights: `parts_of` takes the fused tensors of a running model apart, so that trainer and engine have the same ones;
@@ -27,9 +27,10 @@ from msprobe_core.lazy import lazy_names
 if TYPE_CHECKING:
     from msprobe_core.capture.debugger import module_dump, module_dump_end
     from msprobe_core.capture.described_process import ProcessManifest
+    from msprobe_core.capture.flight_recorder import FlightRecorder, first_tensors
     from msprobe_core.capture.kernel_dump import kernel_options
     from msprobe_core.capture.repetition import Run, Variant, calibration, listed, repeated, repeats, shadow_variant
-    from msprobe_core.capture.ring_recorder import DEFAULT_SIGNALS, Emergency, FlightRing, FlightStep, Seen
+    from msprobe_core.capture.ring_recorder import DEFAULT_SIGNALS, Emergency, FlightRing, FlightStep, Seen, Tape
     from msprobe_core.capture.stages import Stage, StageRecorder, trainer_stages
     from msprobe_core.checkpoint.canonical import key_of
     from msprobe_core.checkpoint.live import ModelSizes, other_dtypes, parts_of
@@ -50,9 +51,10 @@ else:
         {
             "msprobe_core.capture.debugger": "module_dump module_dump_end",
             "msprobe_core.capture.described_process": "ProcessManifest",
+            "msprobe_core.capture.flight_recorder": "FlightRecorder first_tensors",
             "msprobe_core.capture.kernel_dump": "kernel_options",
             "msprobe_core.capture.repetition": "Run Variant calibration listed repeated repeats shadow_variant",
-            "msprobe_core.capture.ring_recorder": "DEFAULT_SIGNALS Emergency FlightRing FlightStep Seen",
+            "msprobe_core.capture.ring_recorder": "DEFAULT_SIGNALS Emergency FlightRing FlightStep Seen Tape",
             "msprobe_core.capture.stages": "Stage StageRecorder trainer_stages",
             "msprobe_core.checkpoint.canonical": "key_of",
             "msprobe_core.checkpoint.live": "ModelSizes other_dtypes parts_of",
@@ -80,8 +82,8 @@ __all__ = [  # noqa: RUF022  # by purpose
     "Run", "Variant", "bisect_step", "calibration", "listed", "repeated", "repeats", "shadow_variant",
     # Compiled modules
     "CompileCheck", "check_modules", "write_published",
-    # Ring recorder
-    "DEFAULT_SIGNALS", "Emergency", "FlightRing", "FlightStep", "Seen",
+    # Flight recorder
+    "DEFAULT_SIGNALS", "Emergency", "FlightRecorder", "FlightRing", "FlightStep", "Seen", "Tape", "first_tensors",
     # Monitor
     "TrainerMon", "TrainerMonitorV2",
     # Weights

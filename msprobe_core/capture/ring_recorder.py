@@ -17,7 +17,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, NamedTuple, Protocol
@@ -100,7 +100,7 @@ class FlightStep:
         self.number = number
         self.tape = tape
         self.seen: list[Seen] = []
-        self.counts: dict[str, int] = {}
+        self.counts: dict[Hashable, int] = {}
         self.num_bad: int | None = None  # unknown until the extremes have arrived
 
 
@@ -121,6 +121,7 @@ class FlightRing:
         make_tape: Callable[[], Tape],
         *,
         framework: str,
+        prefix: str,
         rank: Callable[[], int | None],
         size: int,
     ) -> None:
@@ -130,6 +131,7 @@ class FlightRing:
             directory: Directory of the written steps, laid out as a run.
             make_tape: Returns a tape for one step.
             framework: Name of the framework.
+            prefix: First part of the names of its modules' calls: ``Module`` or ``Cell``.
             rank: Returns the rank of this process, ``None`` outside of a job.
             size: Number of steps to keep.
 
@@ -141,6 +143,7 @@ class FlightRing:
         self._directory = directory
         self._make_tape = make_tape
         self._framework = framework
+        self._prefix = prefix
         self._rank = rank
         self._size = size
         self._steps: deque[FlightStep] = deque(maxlen=size)
@@ -213,7 +216,7 @@ class FlightRing:
         header = RunHeader(task="statistics", level=Level.L0.value, framework=self._framework, run=own_identity())
         writer = JsonWriter(directory, header)
         try:
-            writer.write(_batch_of(step, extremes))
+            writer.write(_batch_of(step, extremes, self._prefix))
             is_over = step is not self.step
             state, reason = (EndState.COMPLETE, "") if is_over else (EndState.EARLY, "the step was still running")
             writer.end(Ending(state=state, reason=reason, ended=time.time()))
@@ -238,7 +241,7 @@ def _are_finite(extremes: tuple[float, float]) -> bool:
     return math.isfinite(extremes[0]) and math.isfinite(extremes[1])
 
 
-def _batch_of(step: FlightStep, extremes: Sequence[tuple[float, float]]) -> Batch:
+def _batch_of(step: FlightStep, extremes: Sequence[tuple[float, float]], prefix: str) -> Batch:
     """Return the calls of a step in the order of their completion."""
     calls: dict[tuple[str, str, Phase, int], Entry] = {}
     ends: dict[tuple[str, str, Phase, int], int] = {}
@@ -247,7 +250,7 @@ def _batch_of(step: FlightStep, extremes: Sequence[tuple[float, float]]) -> Batc
         entry = calls.get(key)
         if entry is None:
             site = Site(
-                kind=SiteKind.MODULE, prefix="Module", path=seen.module, type_name=seen.type_name, phase=seen.phase,
+                kind=SiteKind.MODULE, prefix=prefix, path=seen.module, type_name=seen.type_name, phase=seen.phase,
                 index=seen.number,
             )  # fmt: skip
             entry = calls[key] = Entry(name=names.format_entry(site), phase=seen.phase)

@@ -10,11 +10,11 @@ from typing import Any
 
 import msgspec
 
+from msprobe_core.capture.passing_recorder import PASSED_OVER, PassedOver, PassingRecorder
 from msprobe_core.capture.recorded_call import as_results
 from msprobe_core.capture.values import ValueBuilder
 from msprobe_core.interception.stacks import StackCache
 from msprobe_core.model import Value
-from msprobe_core.monitor.passing_recorder import PASSED_OVER, PassedOver, PassingRecorder
 from msprobe_core.monitor.plan import Communication
 from msprobe_core.monitor.readings import Step
 from msprobe_core.monitor.training import Take

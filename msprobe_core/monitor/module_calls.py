@@ -6,11 +6,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from msprobe_core import names
+from msprobe_core.capture.passing_recorder import PASSED_OVER, PassedOver, PassingRecorder
 from msprobe_core.capture.recorded_call import as_results
 from msprobe_core.capture.values import ValueBuilder
 from msprobe_core.guard import kept
 from msprobe_core.model import GradientSlot, Value
-from msprobe_core.monitor.passing_recorder import PASSED_OVER, PassedOver, PassingRecorder
 from msprobe_core.monitor.training import Take
 from msprobe_core.monitoring.quantities import Quantity
 from msprobe_core.protocols.framework import Framework

@@ -39,7 +39,7 @@ class Tape:
 
 
 def ring_in(directory, size=3):
-    return FlightRing(directory, Tape, framework="pytorch", rank=lambda: 5, size=size)
+    return FlightRing(directory, Tape, framework="pytorch", prefix="Module", rank=lambda: 5, size=size)
 
 
 def see(ring, module, *extremes, phase=Phase.FORWARD, role=Role.OUTPUT, name="", index=0):

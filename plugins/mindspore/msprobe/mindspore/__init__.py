@@ -3,7 +3,7 @@
 ::
 
     from msprobe.mindspore import MsprobeStep, PrecisionDebugger, compare, compare_distributed, seed_all
-    from msprobe.mindspore import TrainerMon, module_dump, module_dump_end, save, save_grad, step
+    from msprobe.mindspore import FlightRecorder, TrainerMon, module_dump, module_dump_end, save, save_grad, step
 """
 
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from msprobe_core.plugin import former_attribute, lazy_names, offer_former_names
 
 if TYPE_CHECKING:
     from msprobe.mindspore._callbacks import MsprobeStep
+    from msprobe.mindspore._flight import FlightRecorder
     from msprobe.mindspore._random_save import random_save
     from msprobe.mindspore._seed import seed_all
     from msprobe.mindspore.debugger import PrecisionDebugger
@@ -25,6 +26,7 @@ else:  # imported on first use: finding this plugin must not import MindSpore
         __name__,
         {
             "msprobe.mindspore._callbacks": "MsprobeStep",
+            "msprobe.mindspore._flight": "FlightRecorder",
             "msprobe.mindspore._random_save": "random_save",
             "msprobe.mindspore._seed": "seed_all",
             "msprobe.mindspore.debugger": "PrecisionDebugger",
@@ -37,6 +39,7 @@ else:  # imported on first use: finding this plugin must not import MindSpore
     )
 
 __all__ = [
+    "FlightRecorder",
     "MsprobeStep",
     "PrecisionDebugger",
     "TrainerMon",

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,14 +17,9 @@ from msprobe.pytorch._quiet import RecordingGuard
 from msprobe.pytorch._reduce import readable
 from msprobe.pytorch._releases import is_compiling
 from msprobe.pytorch._statistics import WITHOUT_VALUES, widened
-from msprobe_core.plugin import Phase, Role
-from msprobe_core.recording import DEFAULT_SIGNALS, Emergency, FlightRing, FlightStep, Seen
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
-
-_MAX_LEAVES = 16
-"""Maximum number of tensors per result that are reduced."""
+from msprobe_core.plugin import Framework, Phase, Role
+from msprobe_core.recording import FlightRecorder as AnyFlightRecorder
+from msprobe_core.recording import FlightStep, Seen, Tape, first_tensors
 
 
 class TorchTape:
@@ -86,105 +78,45 @@ class TorchTape:
         return self._read
 
 
-class FlightRecorder:
-    """Keeps the extremes of module outputs, gradients and weights of the last steps.
+class FlightRecorder(AnyFlightRecorder):
+    """See `msprobe_core.capture.flight_recorder.FlightRecorder`.
 
-    ::
-
-        with FlightRecorder(model, "flight") as recorder:
-            for batch in batches:
-                ...  # forward, backward, optimizer
-                recorder.step()
-
-    They are written as dumps, which ``msprobe overflow_check`` reads, when NaN or Inf is found, when the training
-    raises, on a signal, and optionally at exit. Computed values do not change, and nothing waits for a device inside a
-    step.
+    Gradients of weights are those that the optimizer is about to use. Calls are seen by plain hooks, which cost less
+    than those of recording.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        path: str | os.PathLike[str] = "flight",
-        *,
-        steps: int = 8,
-        weights: bool = True,
-        signals: Sequence[int] = DEFAULT_SIGNALS,
-        at_exit: bool = False,
-    ) -> None:
-        """Begin to record.
+    def _new_framework(self) -> Framework:
+        return PyTorchFramework()
 
-        Args:
-            model: The model whose modules are recorded.
-            path: Output directory; existing dumps of earlier steps are replaced.
-            steps: Number of steps to keep.
-            weights: Whether to record weights at the beginning of each step, and their gradients before the optimizer
-                uses them.
-            signals: Signals that trigger writing: SIGTERM and SIGUSR1 by default; existing handlers run too.
-            at_exit: Whether to write when the program ends, even if nothing was wrong.
+    def _new_tape(self) -> Tape:
+        return TorchTape()
 
-        Raises:
-            ConfigError: ``steps`` is not a positive number.
-        """
-        framework = PyTorchFramework()
-        self._describe = framework.describe
-        self._ring = FlightRing(Path(path), TorchTape, framework=framework.name, rank=framework.rank, size=steps)
-        self._emergency = Emergency(self._ring, signals, at_exit=at_exit)
-        self._handles: list[Any] = []
+    def _attach(self, model: nn.Module, *, has_weights: bool) -> Callable[[], None]:
+        self._describe = self._framework.describe
         self._last: tuple[weakref.ref[Tensor], FlightStep, int, int] | None = None
         self._weights_of: FlightStep | None = None
-        self._own = {id(parameter): place for parameter, place in _places_of(model)} if weights else {}
+        self._own = {id(parameter): place for parameter, place in _places_of(model)} if has_weights else {}
         self._model = model
+        handles: list[Any] = []
         for path_of_module, module in model.named_modules():
             run = partial(self._on_output, path_of_module, type(module).__name__)
-            self._handles.append(module.register_forward_hook(run))
+            handles.append(module.register_forward_hook(run))
         begin = partial(self._on_input, type(model).__name__)
-        self._handles.append(model.register_forward_pre_hook(begin, with_kwargs=True))
-        if weights:
-            self._handles.append(register_optimizer_step_pre_hook(self._on_optimizer))
-        self._emergency.install()
+        handles.append(model.register_forward_pre_hook(begin, with_kwargs=True))
+        if has_weights:
+            handles.append(register_optimizer_step_pre_hook(self._on_optimizer))
 
-    @property
-    def steps(self) -> Sequence[FlightStep]:
-        """The kept steps, oldest first."""
-        return self._ring.steps
+        def detach() -> None:
+            while handles:
+                handles.pop().remove()
+            self._last = None
+
+        return detach
 
     def step(self) -> None:
         """End a step: call it after the optimizer's step."""
-        with RecordingGuard(self._ring.note_failure):
-            self._last = None
-            self._ring.end_step()
-
-    def write(self, reason: str = "asked to") -> None:
-        """Write the kept steps now."""
-        with RecordingGuard(self._ring.note_failure):
-            self._ring.write(reason, waits=True)
-
-    def close(self) -> None:
-        """End recording: check the last steps, and remove all hooks."""
-        with RecordingGuard(self._ring.note_failure):
-            self._ring.finish()
-        self._detach()
-
-    def _detach(self) -> None:
-        while self._handles:
-            self._handles.pop().remove()
-        self._emergency.remove()
         self._last = None
-
-    def __enter__(self) -> Self:
-        """Return itself."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """End recording, and write if the training has failed."""
-        if kind is None or not issubclass(kind, Exception):
-            self.close()
-            return
-        with RecordingGuard(self._ring.note_failure):
-            self._ring.write(f"{kind.__name__} in the training", waits=True)
-        self._detach()
+        super().step()
 
     # --- hooks ------------------------------------------------------------------------------------------------------
 
@@ -195,7 +127,7 @@ class FlightRecorder:
         with RecordingGuard(self._ring.note_failure):
             step = self._ring.step
             index = step.counts.get("", 0)
-            for tensor in _tensors_in((args, kwargs)):
+            for tensor in first_tensors((args, kwargs), _is_tensor):
                 self._see(step, "", type_name, Phase.FORWARD, index, Role.INPUT, tensor)
             if self._own and self._weights_of is not step:
                 self._weights_of = step
@@ -213,7 +145,7 @@ class FlightRecorder:
             step = self._ring.step
             index = step.counts.get(path, 0)
             step.counts[path] = index + 1
-            for tensor in _tensors_in(output):
+            for tensor in first_tensors(output, _is_tensor):
                 self._see(step, path, type_name, Phase.FORWARD, index, Role.OUTPUT, tensor)
                 if tensor.requires_grad and tensor.grad_fn is not None:
                     tensor.register_hook(partial(self._on_gradient, step, path, type_name, index))
@@ -271,18 +203,5 @@ def _places_of(model: nn.Module) -> list[tuple[nn.Parameter, tuple[str, str, str
     return list(found.values())
 
 
-def _tensors_in(value: Any) -> list[Tensor]:
-    """Return the tensors of a result, which may be nested."""
-    found: list[Tensor] = []
-    waiting: list[Any] = [value]
-    while waiting and len(found) < _MAX_LEAVES:
-        item = waiting.pop()
-        if isinstance(item, Tensor):
-            found.append(item)
-        elif isinstance(item, list | tuple):
-            waiting.extend(reversed(item))
-        elif isinstance(item, dict):
-            waiting.extend(reversed(list(item.values())))
-        elif hasattr(item, "__dataclass_fields__"):
-            waiting.extend(reversed([getattr(item, name, None) for name in item.__dataclass_fields__]))
-    return found
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, Tensor)

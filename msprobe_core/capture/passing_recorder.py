@@ -1,4 +1,4 @@
-"""A recorder that passes over everything: recorders of the monitor take the few reports that they need."""
+"""A recorder that passes over everything: the monitor and the flight recorder take the few reports that they need."""
 
 from __future__ import annotations
 
