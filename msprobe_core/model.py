@@ -667,6 +667,9 @@ class CallScript(msgspec.Struct, frozen=True, kw_only=True):
             `msprobe_core.interception.script_tensors`, the arguments of ``load``.
         dtypes: Expressions of the dtypes of all tensors, the first of the arguments of ``load``.
         constants: Further lines at the top of the script.
+        formula: Source of the functions that compute the exact result, if that is not the function itself; beside
+            these, a script has a limited number of lines.
+        device: Expression of the device on which the call is made again, unless the user of the script chooses one.
     """
 
     version: str
@@ -676,3 +679,5 @@ class CallScript(msgspec.Struct, frozen=True, kw_only=True):
     parts: tuple[str, ...]
     dtypes: dict[str, str]
     constants: str = ""
+    formula: str = ""
+    device: str = '"cpu"'

@@ -122,11 +122,11 @@ def _write(
         constants, allowed = _standards_of(call, results, is_packed=is_packed)
         limits = table("ALLOWED", allowed, is_packed=is_packed)
         tables = (table("INPUTS", inputs, is_packed=is_packed), table("RECORDED", recorded, is_packed=is_packed))
-        end = "\n".join((*tables, *([] if is_packed else [""]), _RUNNING))
+        end = "\n".join((*tables, *([] if is_packed else [""]), _RUNNING.replace("DEVICE", script.device)))
         text = script_text(
             _title(name, call, config, script, command), [*constants, limits, steps], script, functions, end
         )
-        if text.count("\n") <= MOST_LINES:
+        if text.count("\n") <= MOST_LINES + script.formula.count("\n"):
             break
     with whole_file(path) as file:
         file.write(text.encode())
@@ -135,7 +135,7 @@ def _write(
 
 _RUNNING = """\
 parser = argparse.ArgumentParser(description="What do published standards say of this call?")
-parser.add_argument("--device", default="cpu", help="where to compute it: cpu (default), cuda or npu")
+parser.add_argument("--device", default=DEVICE, help="where to compute it: cpu, cuda or npu")
 device, status = parser.parse_args().device, 0
 try:
     for STEP[0] in range(STEPS):

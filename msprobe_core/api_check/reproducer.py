@@ -41,7 +41,7 @@ from msprobe_core.store.atomic_file import whole_file
 from msprobe_core.store.layout import make_directory
 
 MOST_LINES = 80
-"""Limit of the number of lines of a script; its tables are in one line each if it would be longer."""
+"""Limit of the number of lines of a script beside a formula; its tables are in one line each if it would be longer."""
 
 _RECORDED = "recorded "
 """Beginning of the names of recorded results in a file beside a script."""
@@ -93,7 +93,7 @@ def write_reproducer(
         of_results = {each: offsets[f"{_RECORDED}{each}"] for each in call.outputs}
         recorded = stored_rows(call.outputs, {}, of_results)
     load = source_of(parts.load_inline if is_inline else parts.load_stored, "load")
-    judges, judging = _judges(found.allowed)
+    judges, judging = _judges(found.allowed, found.script.device)
     title = header(name, call, verdict, found.script, command, place)
     text = ""
     for is_packed in (False, True):
@@ -101,19 +101,20 @@ def write_reproducer(
         tables = (table("INPUTS", inputs, is_packed=is_packed), table("RECORDED", recorded, is_packed=is_packed))
         end = "\n".join((*tables, *([] if is_packed else [""]), judging))
         text = script_text(title, [_EXPLAINED, limits], found.script, [load, *judges], end)
-        if text.count("\n") <= MOST_LINES:
+        if text.count("\n") <= MOST_LINES + found.script.formula.count("\n"):
             break
     with whole_file(path) as file:
         file.write(text.encode())
     return path
 
 
-def _judges(allowed: Mapping[str, Allowed]) -> tuple[list[str], str]:
+def _judges(allowed: Mapping[str, Allowed], device: str) -> tuple[list[str], str]:
     """Return sources of the functions that judge results, and what a script does with them."""
     kinds = {each.limits.is_exact for each in allowed.values()}
     sources = [source_of(parts.judge_exact if is_exact else parts.judge) for is_exact in sorted(kinds)]
     both = '(judge_exact if "different" in ALLOWED[name] else judge)'
-    return sources, JUDGING.replace("JUDGE", both if len(kinds) > 1 else "judge_exact" if True in kinds else "judge")
+    judge = both if len(kinds) > 1 else "judge_exact" if True in kinds else "judge"
+    return sources, JUDGING.replace("JUDGE", judge).replace("DEVICE", device)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,7 +42,8 @@ def script_text(
         end: What the script does.
     """
     above = [*constants, *([script.constants] if script.constants else [])]
-    code = "\n\n".join(["\n".join(above), script.call, *script.parts, *functions, end])
+    formula = [script.formula] if script.formula else []
+    code = "\n\n".join(["\n".join(above), *formula, script.call, *script.parts, *functions, end])
     needed = [name for name, use in _STANDARD.items() if use in code]
     plain = [f"import {name}" for name in needed if name not in _FROM]
     of_names = sorted(f"from {_FROM[name]} import {name}" for name in needed if name in _FROM)
@@ -101,7 +102,7 @@ def _values_text(array: Any) -> str:
 
 JUDGING = """\
 parser = argparse.ArgumentParser(description="Is the result of this call right?")
-parser.add_argument("--device", default="cpu", help="where to compute it again: cpu (default), cuda or npu")
+parser.add_argument("--device", default=DEVICE, help="where to compute it again: cpu, cuda or npu")
 device, status = parser.parse_args().device, 0
 try:
     exact = run("cpu", is_wide=True)
@@ -115,7 +116,8 @@ except Exception as error:
     print(f"could not run: {type(error).__name__}: {error}", file=sys.stderr)
     status = status or 2
 sys.exit(status)"""
-"""What a reproducer does; ``JUDGE`` is the function that judges its results."""
+"""What a reproducer does; ``JUDGE`` is the function that judges its results, and ``DEVICE`` an expression of where the
+call is made again."""
 
 
 # --- files beside scripts -----------------------------------------------------------------------------------------

@@ -2,14 +2,14 @@
 
 import json
 import runpy
-import subprocess
 import sys
-import sysconfig
 
 import numpy as np
 import pytest
 import torch
 from architectures import ARCHITECTURES
+from bare_scripts import run_bare
+from replaying import call_of
 from torch.nn import functional
 from wrong_kernels import FAULTS, call, train
 from wrong_kernels import record as record_modules
@@ -19,9 +19,9 @@ from msprobe_core.api_check.call_check import CallChecker
 from msprobe_core.api_check.reproducer import MOST_LINES, write_reproducer
 from msprobe_core.api_check.verdict import Verdict
 from msprobe_core.errors import ReplayError
-from msprobe_core.model import Phase, SiteKind
+from msprobe_core.model import Phase, ReplayTensor, SiteKind
 from msprobe_core.replay.frameworks import replaying_framework
-from msprobe_core.replay.recorded import RecordedCalls
+from msprobe_core.replay.recorded import RecordedCall, RecordedCalls
 from msprobe_core.store.reading import read_dump
 
 COMMAND = "msprobe acc_check -api_info dump.json --script NAME"
@@ -60,23 +60,6 @@ def run_here(path, monkeypatch):
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(path), run_name="__main__")
     return ended.value.code
-
-
-BARE = """
-import importlib.util, runpy, sys
-sys.path.append({packages!r})
-assert importlib.util.find_spec("msprobe_core") is None
-sys.argv = [{script!r}, *{arguments!r}]
-runpy.run_path({script!r}, run_name="__main__")
-"""
-
-
-def run_bare(path, *arguments):
-    """Run a script where only packages are importable that are not installed in place: PyTorch, and not msprobe."""
-    packages = sysconfig.get_path("purelib")
-    code = BARE.format(packages=packages, script=str(path), arguments=arguments)
-    command = [sys.executable, "-I", "-S", "-W", "error", "-c", code]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def llama(dtype):
@@ -203,6 +186,30 @@ def test_gradients_of_functions_that_write_to_their_arguments(tmp_path, monkeypa
     for recorded, verdict in found:
         path = write_reproducer(recorded, verdict, replaying_framework("pytorch"), tmp_path, command=COMMAND)
         assert run_here(path, monkeypatch) == 0, path.read_text()
+
+
+BELOW = {
+    "function": ("Aten.mul", [torch.randn(6, 5), torch.randn(5)]),
+    "formula": ("Aten._softmax", [torch.randn(6, 5), 1, False]),
+    "backward": ("AtenBackward._softmax_backward_data", [X := torch.rand(6, 5), X / 2, 1, torch.float32]),
+    "stand-in": ("Functional.one_hot", [torch.tensor([0, 3, 2]), 4]),
+}
+
+
+@pytest.mark.parametrize("call", BELOW.values(), ids=BELOW)
+def test_operators_that_are_replayed_as_formulas(tmp_path, monkeypatch, call):
+    name, args = call
+    given, framework = call_of(name, args), replaying_framework("pytorch")
+    recorded = RecordedCall(
+        entry=f"{name}.0.forward", site=given.site, args=given.args, outputs=framework.replay(given).values
+    )
+    verdict = CallChecker(framework=framework).check(recorded)
+    path = write_reproducer(recorded, verdict, framework, tmp_path, command=COMMAND)
+    assert "msprobe" not in path.read_text().split("import argparse")[1]
+    assert run_here(path, monkeypatch) == 0
+    first = recorded.outputs["0"]
+    recorded.outputs["0"] = ReplayTensor(values=first.values * 1.01 + 1, dtype=first.dtype)
+    assert run_here(write_reproducer(recorded, verdict, framework, tmp_path, command=COMMAND), monkeypatch) == 1
 
 
 def test_a_hostile_dump_writes_no_code(tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ import torch
 from msprobe.pytorch import _script_parts as parts
 from msprobe.pytorch._replay import CASTS, dtype_of, special_of, why_not_replayed
 from msprobe.pytorch._replay_table import find_function
+from msprobe.pytorch._script_formula import Formula
 from msprobe_core.interception import (
     NOT_SPECIAL,
     call_text,
@@ -19,7 +20,10 @@ from msprobe_core.interception import (
 )
 from msprobe_core.plugin import Argument, CallScript, Phase, ReplayCall, ReplayError, Site, SiteKind
 
-_NAMESPACES = {"Functional": "torch.nn.functional", "Tensor": "torch.Tensor", "Torch": "torch", "VF": "torch._VF"}
+_NAMESPACES = {
+    "Functional": "torch.nn.functional", "Tensor": "torch.Tensor", "Torch": "torch", "VF": "torch._VF",
+    "Aten": "torch.ops.aten", "AtenBackward": "torch.ops.aten", "NPU": "torch_npu",
+}  # fmt: skip
 _SUBMODULES = ("linalg_", "fft_", "special_")
 
 
@@ -30,7 +34,7 @@ def script_of(call: ReplayCall) -> CallScript:
         raise ReplayError("it is a module; the APIs inside it have scripts")
     if (reason := why_not_replayed(site)) is not None:
         raise ReplayError(f"{site.prefix}.{site.path} is not replayed: {reason}")
-    function = _name_of(site)
+    function, formula = _name_of(site), _formula_of(site)
     if site.prefix == "Tensor" and site.path in CASTS and call.args:
         # The dtype that it casts to must be an argument, to be widened.
         dtype = Argument("torch.dtype", str(CASTS[site.path]))
@@ -39,36 +43,50 @@ def script_of(call: ReplayCall) -> CallScript:
     elif site.path == "__setitem__":  # it returns nothing; its result is what it wrote to
         body = f'x["0"] = x["0"].clone()\n{call_text(call, function, _text)}\nreturn x["0"]'
     else:
-        body = f"return {call_text(call, function, _text, '.clone()' if may_write(call) else '')}"
+        called = function if formula is None else "function"
+        body = f"return {call_text(call, called, _text, '.clone()' if may_write(call) else '')}"
+        if formula is not None:
+            body = f'function = {formula.name} if device == "cpu" else {function}\n{body}'
     is_backward = site.phase is Phase.BACKWARD
     leaves = {literal(path): literal(name) for path, name in script_leaves(call).items()}
     text_of_leaves = ", ".join(f"{path}: {name}" for path, name in leaves.items())
     run = source_of(parts.backward if is_backward else parts.forward, "run")
+    constants = [f"LEAVES = {{{text_of_leaves}}}"] if is_backward else []
+    constants += [_NPU] if site.prefix == "NPU" else []
     return CallScript(
         version=f"PyTorch {torch.__version__}",
-        imports="import torch",
+        imports="\n    ".join(["import torch", *([] if formula is None else formula.imports)]),
         function=function,
-        constants=f"LEAVES = {{{text_of_leaves}}}" if is_backward else "",
+        constants="\n".join(constants),
         call="\n    ".join(("def call(x, wide, device):", *body.splitlines())),
         parts=(source_of(parts.widest), source_of(parts.array), run),
         dtypes={value.dtype: str(dtype_of(value)) for value in script_tensors(call).values()},
+        formula="" if formula is None else formula.source,
+        device='"npu" if torch_npu else "cpu"' if site.prefix == "NPU" else '"cpu"',
     )
 
 
-def _name_of(site: Site) -> str:
-    """Return the expression of a function, whose name is in the table of replays.
+_NPU = """\
+try:
+    import torch_npu
+except Exception as error:
+    torch_npu = print(f"only --device cpu, which computes a formula: {error}")"""
 
-    Raises:
-        ReplayError: it is not PyTorch's own.
-    """
+
+def _name_of(site: Site) -> str:
+    """Return the expression of a function, whose name is in the table of replays."""
     name = site.path
-    module = getattr(find_function(site.prefix, name), "__module__", None) or ""
-    if site.prefix not in _NAMESPACES or module.startswith("msprobe"):
-        raise ReplayError(f"{site.prefix}.{name} is replayed as a formula, which is not written in a script")
     for stem in _SUBMODULES:
         if site.prefix == "Torch" and name.startswith(stem):
             name = f"{stem[:-1]}.{name.removeprefix(stem)}"
     return f"{_NAMESPACES[site.prefix]}.{name}"
+
+
+def _formula_of(site: Site) -> Formula | None:
+    """Return the formula by which a function is replayed; ``None`` if PyTorch's own function is called."""
+    function = find_function(site.prefix, site.path)
+    module = getattr(function, "__module__", None) or ""
+    return Formula(function) if function is not None and module.startswith("msprobe") else None
 
 
 def _text(value: Argument) -> str | None:

@@ -1,0 +1,117 @@
+"""The source of a fused operator's reference formula, for scripts that have neither msprobe nor the operator."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+_PACKAGE = "msprobe.pytorch."
+
+_IMPORTS = {
+    "partial": "from functools import partial", "NamedTuple": "from typing import NamedTuple",
+    "functional": "from torch.nn import functional", "Tensor": "from torch import Tensor",
+}  # fmt: skip
+"""What formulas use beside PyTorch, and how it is imported."""
+
+
+class Formula:
+    """Source code of a function and of all that it uses, without annotations and comments.
+
+    Attributes:
+        name: Name of the function.
+        imports: Lines of imports beside that of PyTorch.
+        source: The code; definitions come before what uses them.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        """Collect the code of a function of this package."""
+        self.name = function.__name__
+        self._used: set[str] = set()
+        self._written: dict[str, str] = {}
+        self._collect(sys.modules[function.__module__], function.__name__)
+        first = (inspect.getdoc(function) or "").partition("\n\n")[0].replace("\n", " ")
+        begin, rest = self._written[function.__name__].split("\n", 1)
+        self._written[function.__name__] = f'{begin}\n    """{first}"""\n{rest}' if first else f"{begin}\n{rest}"
+        self.imports = [line for name, line in _IMPORTS.items() if name in self._used]
+        self.source = "\n".join(self._written.values())
+
+    def _collect(self, module: ModuleType, name: str) -> None:
+        if name in self._written or name in self._used:
+            return
+        if name == "ReplayError":
+            self._written[name] = f"{name} = ValueError"
+            return
+        node = _definitions(module).get(name)
+        if node is None:  # imported, from this package or another
+            origin = sys.modules.get(getattr(getattr(module, name, None), "__module__", None) or "")
+            if origin is not None and origin is not module and origin.__name__.startswith(_PACKAGE):
+                self._collect(origin, name)
+            else:
+                self._used.add(name)
+            return
+        self._written[name] = ""  # so that a function may call itself
+        bare: Any = _Bare().visit(node)
+        for each in ast.walk(bare):
+            if isinstance(each, ast.Name) and hasattr(module, each.id):
+                self._collect(module, each.id)
+        del self._written[name]  # after what it uses
+        self._written[name] = ast.unparse(bare).replace("\n\n", "\n")
+
+
+@cache
+def _definitions(module: ModuleType) -> Mapping[str, ast.stmt]:
+    """Return the statements at the top of a module by the names that they define."""
+    found: dict[str, ast.stmt] = {}
+    for each in ast.parse(inspect.getsource(module)).body:
+        if isinstance(each, ast.FunctionDef | ast.ClassDef):
+            found[each.name] = each
+        elif isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
+            found[each.target.id] = each
+        elif isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name):
+            found[each.targets[0].id] = each
+    return found
+
+
+class _Bare(ast.NodeTransformer):
+    """Removes what a script does not need.
+
+    These are annotations, docstrings, and refusals: a call that is refused has no script. Fields of a named tuple need
+    an annotation, and get one that says nothing.
+    """
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:  # its name in `ast`
+        node.returns = None
+        self.generic_visit(node)
+        node.body = [each for each in node.body if not _is_text(each) and not isinstance(each, ast.Assert)]
+        node.body = node.body or [ast.Pass()]
+        return node
+
+    def visit_If(self, node: ast.If) -> ast.AST | None:
+        self.generic_visit(node)
+        return None if isinstance(node.body[0], ast.Raise) and not node.orelse else node
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
+        self.generic_visit(node)
+        node.body = [each for each in node.body if not _is_text(each)]
+        for each in node.body:
+            if isinstance(each, ast.AnnAssign):
+                each.annotation = ast.Name("object")
+        return node
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
+        if node.value is None:
+            return node
+        return ast.fix_missing_locations(ast.copy_location(ast.Assign([node.target], self.visit(node.value)), node))
+
+    def visit_arg(self, node: ast.arg) -> ast.AST:
+        node.annotation = None
+        return node
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
