@@ -115,7 +115,7 @@ def train(
             stack.enter_context(torch.npu.stream(torch.npu.Stream()))
         step = stack.enter_context(around(model, optimizer))
         for batch in tokens:
-            with step(), _watched(run):
+            with step(), watched(run):
                 with torch.autocast(device, torch.bfloat16, enabled=dtype == "autocast"):
                     logits = model(batch)
                     loss = functional.cross_entropy(logits.flatten(0, -2), batch.flatten())
@@ -132,7 +132,7 @@ def train(
 
 
 @contextmanager
-def _watched(run: Run) -> Generator[None, None, None]:
+def watched(run: Run) -> Generator[None, None, None]:
     clock, memory = simulated_device().clock, simulated_device().memory
     clock.waits.clear()
     memory.reset_peak()

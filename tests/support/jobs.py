@@ -29,11 +29,22 @@ IMPORTED_ONCE = [
 """Imported by the process that all ranks are forked from: a rank that imports PyTorch itself spends 4 s on it."""
 
 
-def run_job(work: Callable[..., Any], world: int, directory: Path, *args: Any) -> list[Any]:
-    """Run ``work(rank, world, directory, *args)`` in ``world`` processes, and return what each of them returned."""
+def over_gloo() -> str:
+    """Return the name of the backend of the host."""
+    return "gloo"
+
+
+def run_job(
+    work: Callable[..., Any], world: int, directory: Path, *args: Any, backend: Callable[[], str] = over_gloo
+) -> list[Any]:
+    """Run ``work(rank, world, directory, *args)`` in ``world`` processes, and return what each of them returned.
+
+    ``backend`` returns the name of that of the default group, in each of them; it must be a function of a module.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     multiprocessing.set_forkserver_preload(IMPORTED_ONCE)
-    torch.multiprocessing.start_processes(_enter, (work, world, directory, args), world, start_method="forkserver")
+    given = work, world, directory, args, backend
+    torch.multiprocessing.start_processes(_enter, given, world, start_method="forkserver")
     return [json.loads((directory / f"result{rank}.json").read_text()) for rank in range(world)]
 
 
@@ -60,10 +71,17 @@ def _run_script(command: list[str], output: Path) -> None:
         runpy.run_path(command[0], run_name="__main__")
 
 
-def _enter(rank: int, work: Callable[..., Any], world: int, directory: Path, args: tuple[Any, ...]) -> None:
+def _enter(
+    rank: int,
+    work: Callable[..., Any],
+    world: int,
+    directory: Path,
+    args: tuple[Any, ...],
+    backend: Callable[[], str],
+) -> None:
     os.environ["MASTER_ADDR"] = "127.0.0.1"
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{directory}/rendezvous", rank=rank, world_size=world)
+    dist.init_process_group(backend(), init_method=f"file://{directory}/rendezvous", rank=rank, world_size=world)
     result = work(rank, world, directory, *args)
     (directory / f"result{rank}.json").write_text(json.dumps(result))
     dist.destroy_process_group()
@@ -94,35 +112,36 @@ class Network(nn.Module):
         return self.head(self.norm(x.flatten(0, 1)))
 
 
-def make_model(kind: str, world: int) -> nn.Module:
+def make_model(kind: str, world: int, device: str = "cpu") -> nn.Module:
     torch.manual_seed(0)
-    model = Network()
+    model = Network().to(device)
     if kind == "ddp":
         return nn.parallel.DistributedDataParallel(model)
     if kind == "fsdp2":
         from torch.distributed.fsdp import fully_shard
 
+        mesh = None if device == "cpu" else make_mesh(world, device)
         for block in model.blocks:
-            fully_shard(block)
-        return fully_shard(model)
+            fully_shard(block, mesh=mesh)
+        return fully_shard(model, mesh=mesh)
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     assert kind == "tp"
-    mesh = make_mesh(world)
+    mesh = make_mesh(world, device)
     for block in model.blocks:
         parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
     return model
 
 
-def make_mesh(world: int) -> Any:
+def make_mesh(world: int, device: str = "cpu") -> Any:
     """Return a mesh of all ranks, of whichever module has them in this release."""
     if find_spec("torch.distributed.device_mesh") is None:
         from torch.distributed._tensor import DeviceMesh
 
-        return DeviceMesh("cpu", list(range(world)))
+        return DeviceMesh(device, list(range(world)))
     from torch.distributed.device_mesh import init_device_mesh
 
-    return init_device_mesh("cpu", (world,))
+    return init_device_mesh(device, (world,))
 
 
 def train(kind: str, rank: int, world: int, debugger: Any, repeats: int = 0) -> str:

@@ -33,7 +33,7 @@ import torch
 from device_autocast import register_autocast
 from device_clock import Clock, Event, Stream
 from device_memory import DeviceMemory
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import return_and_correct_aliasing
 from torch.utils._pytree import tree_iter, tree_map_only
 
@@ -44,6 +44,8 @@ Watcher = Callable[[str, tuple[Any, ...], Mapping[str, Any]], None]
 """Receives the operator, such as ``aten::mm``, and its arguments on the device, before it runs."""
 
 _HOST = torch.device("cpu")
+
+_OF_DEVICE = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1)
 
 _NOT_OF_HOST = 1 << 62
 """A bit that no address of the host has."""
@@ -95,7 +97,10 @@ class SimulatedTensor(Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Run an operator on the device of its arguments."""
-        del types
+        if any(issubclass(kind, Tensor) and not issubclass(kind, SimulatedTensor | nn.Parameter) for kind in types):
+            return NotImplemented  # for wrappers, such as results of communication that nobody has waited for
+        if func.namespace != "aten":  # a kernel that others have registered, of operators of PyTorch's
+            return func.redispatch(_OF_DEVICE, *args, **(kwargs or {}))
         owner = next(item.owner for item in tree_iter((args, kwargs)) if isinstance(item, SimulatedTensor))
         return owner.run(func, args, kwargs or {})
 
@@ -333,8 +338,8 @@ class _DeviceModule:
         del device
         self._device.clock.synchronize()
 
-    def Stream(self, device: Any = None) -> Stream:  # noqa: N802  # PyTorch's name
-        del device
+    def Stream(self, device: Any = None, priority: int = 0) -> Stream:  # noqa: N802  # PyTorch's name
+        del device, priority
         return self._device.clock.new_stream()
 
     def Event(self, **options: Any) -> Event:  # noqa: N802  # PyTorch's name

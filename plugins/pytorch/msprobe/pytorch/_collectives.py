@@ -36,6 +36,7 @@ from msprobe_core.interception import (
     Patch,
     Pending,
     PendingWorks,
+    original_of,
 )
 from msprobe_core.plugin import Call, CallRecorder
 
@@ -78,6 +79,7 @@ class Collectives:
         self._lock = threading.RLock()  # reading a result may itself wait for another one
         self._patches: list[Patch] = []
         self._works = PendingWorks()
+        self._with_wait: set[type[Any]] = set()
         # The weak references keep addresses from being reused.
         self._results: dict[int, tuple[StorageWeakRef, Pending]] = {}
 
@@ -105,7 +107,7 @@ class Collectives:
     def _install_all(self) -> None:
         for name in (*RECORDED, *_PASSED_OVER):
             self._replace_function(name)
-        self._replace(torch.distributed.Work, "wait", self._wait)
+        self._replace_wait(torch.distributed.Work)
         for namespace in (_FUNCTIONAL, f"{_FUNCTIONAL}_autograd", _IN_PYTHON):
             for name, packet in _packets(namespace, _DEFINING in sys.modules):
                 handler = self._wait_tensor if name == _WAIT else partial(self._run_operator, name)
@@ -115,6 +117,7 @@ class Collectives:
         """End, except where other code has replaced our patch."""
         while self._patches:
             self._patches.pop().remove()
+        self._with_wait.clear()
         with RecordingGuard(self._recorder.note_failure):
             self._works.give_up(self._recorder)
             for _, pending in self._results.values():
@@ -202,13 +205,24 @@ class Collectives:
                 self._recorder.record_outputs(call, tuple(output))
             self._recorder.close(call)
         elif works:
+            for work in works:
+                self._replace_wait(type(work))
             self._works.add(works, call, tuple(output))
         else:
             self._recorder.close(call)  # this rank is not in the group
 
+    def _replace_wait(self, kind: type[Any]) -> None:
+        """Replace the ``wait`` of works, also of those that are written in Python and have one of their own."""
+        owner = next(each for each in kind.__mro__ if "wait" in vars(each))
+        with self._lock:
+            if owner not in self._with_wait:
+                self._with_wait.add(owner)
+                self._replace(owner, "wait", self._wait)
+
     def _wait(self, wait: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         result = wait(*args, **kwargs)
-        if self._works:
+        # A class that is written in Python may call the ``wait`` of its base before the results are there.
+        if self._works and original_of(type(args[0]).wait) is original_of(wait):
             with RecordingGuard(self._recorder.note_failure), self._lock:
                 self._note_wait(self._works.pop(args[0]))
         return result
