@@ -62,6 +62,11 @@ def subject_options(command: _Command) -> _Command:
 @overwrite_option
 @pairing_options
 @click.option("--maps/--no-maps", "has_maps", default=True, help="Whether to read whole tensors for maps of errors.")
+@click.option(
+    "--tokenizer",
+    type=click.Path(path_type=Path),
+    help="Of an RL run: the tokenizer.json, or its directory, that tokens are shown by; as configured by default.",
+)
 @click.option("--serve", "is_served", is_flag=True, help="Serve the page on this machine instead of writing a file.")
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=0, help="With --serve: port number; any free one by default."
@@ -70,9 +75,9 @@ def subject_options(command: _Command) -> _Command:
 def view(**given: Any) -> int:
     """Show the run in SUBJECT, or where it diverges from the trusted run in GOLDEN, on one page.
 
-    SUBJECT is a dump, a rank's, a step's or a run's directory; or the directory of a result of `msprobe locate` or
-    `compare`, which names its two runs itself, or of `msprobe acc_check`, which names its dump. The page is one file
-    that needs neither network nor server.
+    SUBJECT is a dump, a rank's, a step's or a run's directory; the directory of a recorded run of an RL trainer; or
+    that of a result of `msprobe locate` or `compare`, which names its two runs itself, or of `msprobe acc_check`, which
+    names its dump. The page is one file that needs neither network nor server.
 
     Exit status: 0 if there is a page of everything that was requested, 2 if not: there is none, or there is one that
     says which dump ended early, is damaged or missing.
@@ -80,6 +85,7 @@ def view(**given: Any) -> int:
     flags = ("is_served", "port", "overwrites", "allows_incomplete")
     is_served, port, overwrites, allows_incomplete = (given.pop(name) for name in flags)
     asked = Asked(**given)
+    from msprobe_core.rl.files import holds_run
     from msprobe_core.store.layout import check_place
     from msprobe_core.view.graph_cache import GraphCache
     from msprobe_core.view.inputs import subject_of
@@ -90,6 +96,11 @@ def view(**given: Any) -> int:
         check_place(path.parent)
     if not is_served and not overwrites:
         check_page(path)
+    if holds_run(asked.subject):
+        data = _rl_page(asked)
+        with closing(GraphCache()) as cache:
+            serve(data, cache, port) if is_served else write(data, cache, path)
+        return status_of_page(data, allows_incomplete=allows_incomplete)
     subject = subject_of(asked.subject, asked.golden)
     if is_served and (live := _live(subject, asked)) is not None:
         with closing(GraphCache()) as cache:
@@ -124,8 +135,22 @@ class Asked(Pairing):
     mapping: Path | None
     groups: str | None
     has_maps: bool = True
+    tokenizer: Path | None = None
     declared: LayoutRules | None = None
     """How ranks are arranged, if given by options instead of a file."""
+
+
+def _rl_page(asked: Asked) -> ViewData:
+    """Return the data of the page of a recorded run of an RL trainer."""
+    from msprobe_core.rl.recorded import open_run
+    from msprobe_core.rl_page.build import RLPageOptions, page_of
+
+    run, golden = open_run(asked.subject), None if asked.golden is None else open_run(asked.golden)
+    options = RLPageOptions(
+        steps=asked.chosen.steps, reads_tensors=asked.has_maps, tokenizer=asked.tokenizer
+    )  # fmt: skip
+    with progress_bar("compared") as progress:
+        return page_of(run, golden, options, progress)
 
 
 def built(subject: Subject, asked: Asked, cache: GraphCache) -> ViewData:

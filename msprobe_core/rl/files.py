@@ -380,6 +380,11 @@ def save_process(run: Path, info: ProcessInfo) -> None:
     save_struct(run / _PROCESSES / f"{info.role}-{tensor_file_name(info.host, '')}-{info.pid}.json", info)
 
 
+def holds_run(path: Path) -> bool:
+    """Return whether a directory is that of a recorded run of an RL trainer."""
+    return (path / RUN_FILE).is_file() or next((path / _PROCESSES).glob("*.json"), None) is not None
+
+
 def load_run(run: Path) -> RunInfo:
     """Return ``run.json`` with all processes; its fields are empty if only workers recorded.
 
@@ -387,7 +392,7 @@ def load_run(run: Path) -> RunInfo:
         DumpError: ``run`` holds no recorded run of an RL trainer, or a file in it cannot be read.
     """
     processes = tuple(load_struct(path, ProcessInfo) for path in sorted((run / _PROCESSES).glob("*.json")))
-    if not (run / RUN_FILE).exists() and not processes:
+    if not holds_run(run):
         raise DumpError(f"{run}: holds no {RUN_FILE}; give the directory that 'out' named when the run was recorded")
     info = load_struct(run / RUN_FILE, RunInfo) if (run / RUN_FILE).exists() else RunInfo()
     return msgspec.structs.replace(info, processes=processes)

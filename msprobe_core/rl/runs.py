@@ -39,7 +39,7 @@ _STAGE_OF = {
 }  # fmt: skip
 """Stages that compute tensors of the batch; all others are in `BEFORE` or computed by the trainer."""
 
-_ORDER = (
+ORDER = (
     RLStage.ROLLOUT, RLStage.REWARD, RLStage.ACTOR_LOG_PROB, RLStage.REF_LOG_PROB, RLStage.VALUES, RLStage.TRAINER,
     RLStage.CRITIC_UPDATE, RLStage.ACTOR_UPDATE,
 )  # fmt: skip
@@ -109,7 +109,7 @@ def check_step(target: RecordedRun, golden: RecordedRun, step: int) -> list[Chec
             of_batch += _metrics(step, batches[0][0], batches[1][0], dtypes)
     are_other = _are_other(found)
     found += [one for one in of_batch if one.stage == RLStage.ROLLOUT.value]
-    for stage in _ORDER:
+    for stage in ORDER:
         if stage is RLStage.REWARD:
             found += _rewards(target, golden, step)
         elif stage is not RLStage.TRAINER:
@@ -159,8 +159,7 @@ def _tensors(step: int, target: _Batch, golden: _Batch, dtypes: Collection[str])
     made = list(_STAGE_OF)
     names = {**target[1], **golden[1]}
     for name in sorted(names, key=lambda name: (_place(name, BEFORE), _place(name, made), name)):
-        stage = RLStage.ROLLOUT if name in BEFORE else _STAGE_OF.get(name, RLStage.TRAINER)
-        check = partial(CheckResult, step, stage.value, name)
+        check = partial(CheckResult, step, stage_of_tensor(name).value, name)
         if name not in target[1] or name not in golden[1]:
             side = "target" if name in target[1] else "golden"
             yield check(Agreement.ONE_SIDED, reason=f"only the {side} has it")
@@ -219,12 +218,9 @@ def _metrics(step: int, target: BatchFile, golden: BatchFile, dtypes: Collection
     limit = _limit("float32", *dtypes)
     for name, own in target.metrics.items():
         other = golden.metrics.get(name)
-        if own is None or other is None or not _is_result(name):
+        if own is None or other is None or not is_result(name):
             continue
-        is_of_critic = name.startswith("critic/") and any(word in name for word in _OF_CRITIC)
-        of_actor = RLStage.ACTOR_UPDATE if name.startswith("actor/") else RLStage.TRAINER
-        stage = RLStage.CRITIC_UPDATE if is_of_critic else of_actor
-        check = partial(CheckResult, step, stage.value, f"metric {name}", num_values=1)
+        check = partial(CheckResult, step, stage_of_metric(name).value, f"metric {name}", num_values=1)
         error = abs(own - other) / max(abs(other), _SMALL) if own != other else 0.0
         if error:
             reason = f"{own:.6g} and {other:.6g}"
@@ -233,7 +229,20 @@ def _metrics(step: int, target: BatchFile, golden: BatchFile, dtypes: Collection
             yield check(agreement=Agreement.EQUAL)
 
 
-def _is_result(name: str) -> bool:
+def stage_of_tensor(name: str) -> RLStage:
+    """Return the stage that makes a tensor of the batch."""
+    return RLStage.ROLLOUT if name in BEFORE else _STAGE_OF.get(name, RLStage.TRAINER)
+
+
+def stage_of_metric(name: str) -> RLStage:
+    """Return the stage whose result a metric is."""
+    if name.startswith("critic/") and any(word in name for word in _OF_CRITIC):
+        return RLStage.CRITIC_UPDATE
+    return RLStage.ACTOR_UPDATE if name.startswith("actor/") else RLStage.TRAINER
+
+
+def is_result(name: str) -> bool:
+    """Return whether a metric is a result of the training, rather than a time or a use of memory."""
     lowered = name.lower()
     return not any(word in lowered for word in _NO_METRICS) and any(word in lowered for word in _METRICS)
 
@@ -279,7 +288,7 @@ def recut_stage(target: RecordedRun, golden: RecordedRun, step: int) -> RLStage 
 
     Sums over samples, such as losses and gradients, are then added in another order, and cannot be equal to the bit.
     """
-    for stage in _ORDER:
+    for stage in ORDER:
         if stage in {RLStage.ROLLOUT, RLStage.REWARD, RLStage.TRAINER}:
             continue
         cuts = [_cut(run, stage, step) for run in (target, golden)]

@@ -709,6 +709,92 @@ class Configured(msgspec.Struct, frozen=True):
     differences: Sequence[ConfigDifference] = ()
 
 
+class RLFinding(msgspec.Struct, frozen=True):
+    """One finding on a run of an RL trainer.
+
+    Attributes:
+        row: Index in ``rows``.
+        step: Of the trainer; ``None`` if it is about all of them.
+        level: ``error`` if the run is out of its limits by it, or ``warning``.
+        place: What it is about: a tensor, a module, a metric; empty if it is about all.
+        text: What it is.
+        command: The command that shows more of it; empty if there is none.
+    """
+
+    row: int
+    step: int | None
+    level: str
+    place: str
+    text: Text
+    command: str = ""
+
+
+class RLCurve(msgspec.Struct, frozen=True):
+    """A measure over the steps.
+
+    Attributes:
+        group: What it belongs to, such as ``weights`` or ``metrics``; curves of a group are shown together.
+        name: Its name.
+        target: Its value at each step.
+        golden: That of the golden run; ``None`` if only one run is viewed.
+        limit: What it may be at each step; ``None`` if there is no limit.
+    """
+
+    group: str
+    name: str
+    target: Sequence[Number]
+    golden: Sequence[Number] | None = None
+    limit: Sequence[Number] | None = None
+
+
+class RLToken(msgspec.Struct, frozen=True):
+    """A token whose log-probs differ most, in its text.
+
+    Attributes:
+        step: Of the trainer.
+        sample: Row in the batch.
+        id: Identity of the sample.
+        position: In the response, from 0.
+        training: Log-prob of the trainer, in nats.
+        rollout: That of the engine that drew it.
+        at: Index of the token in ``texts``.
+        texts: Of the token, and of those around it.
+        differences: ``training - rollout`` of these; ``None`` where a token does not count.
+    """
+
+    step: int
+    sample: int
+    id: str
+    position: int
+    training: Number
+    rollout: Number
+    at: int
+    texts: Sequence[str]
+    differences: Sequence[Number]
+
+
+class RLTraining(msgspec.Struct, frozen=True):
+    """A whole run of an RL trainer.
+
+    Attributes:
+        steps: Ascending.
+        rows: Stages of a step and hops of its weights, causes before effects.
+        severity: By row and step: 0.5 is the limit; ``None`` if nothing was recorded.
+        findings: Causes before effects.
+        curves: Measures over the steps.
+        tokens: Those that differ most, by step.
+        scale: Difference of log-probs, in nats, that is the limit of a single token; ``None`` if unknown.
+    """
+
+    steps: Sequence[int]
+    rows: Sequence[str]
+    severity: Sequence[Sequence[Severity]]
+    findings: Sequence[RLFinding] = ()
+    curves: Sequence[RLCurve] = ()
+    tokens: Sequence[RLToken] = ()
+    scale: Number = None
+
+
 class Fact(msgspec.Struct, frozen=True):
     """What the manifest of a single run says of one part of its configuration, as text."""
 
@@ -737,6 +823,7 @@ class ViewData(msgspec.Struct, frozen=True, kw_only=True):
         checked: Dumps whose calls were checked one by one.
         sensitivity: Reactions of a step; ``None`` if there are none.
         configured: The configurations of two runs; ``None`` if they were not compared.
+        rl: A run of an RL trainer; ``None`` if it is none.
         manifest: The configuration of a single run in short; empty if it was not recorded.
         commands: Commands for further investigation, by purpose; ``{target}``, ``{golden}`` and ``{node}`` stand for
             the paths of a unit and the name of a node, to be quoted for a shell.
@@ -760,6 +847,7 @@ class ViewData(msgspec.Struct, frozen=True, kw_only=True):
     checked: Sequence[CheckedDump] = ()
     sensitivity: Sensitivity | None = None
     configured: Configured | None = None
+    rl: RLTraining | None = None
     manifest: Sequence[Fact] = ()
     commands: dict[str, str] = {}
     notes: Sequence[Text] = ()

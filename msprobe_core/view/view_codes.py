@@ -20,6 +20,13 @@ class ViewCode(Code):
     SINGLE_RUN_HARMLESS = "view.single-run.harmless"
     SINGLE_RUN_WITHOUT_VALUES = "view.single-run.without-values"
 
+    RL_FAULT = "view.rl.fault"
+    RL_AGREE = "view.rl.agree"
+    RL_UNCHECKED = "view.rl.unchecked"
+    RL_COUNT = "view.rl.count"
+    RL_LEFT_OUT = "view.rl.left-out"
+    RL_NO_TEXT = "view.rl.no-text"
+
     WHERE = "view.where"
     STEP = "view.where.step"
     MICRO_STEP = "view.where.micro-step"

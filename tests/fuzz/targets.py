@@ -836,6 +836,18 @@ def _use_signs(directory: Path) -> None:
     compare_norms(directory / "target", directory / "golden")
 
 
+_TOKENIZER = (
+    '{"model": {"vocab": {"a": 0, "\\u0120b": 1}}, "added_tokens": [{"id": 2, "content": "<s>"}], '
+    '"decoder": {"type": "ByteLevel"}}'
+)
+
+
+def _use_tokenizer(directory: Path) -> None:
+    from msprobe_core.rl.token_texts import TokenTexts
+
+    assert len(TokenTexts(directory).texts([0, 1, 2, 3])) == 4
+
+
 TARGETS = {
     "tensor": Target(["store/tensors", "store/tensor_source"], _tensor, one("x.npy")),
     "pt": Target(["store/pt_files", "store/tensor_source"], _pt, one("x.pt")),
@@ -997,6 +1009,7 @@ TARGETS = {
         written("answers.jsonl", '{"tokens": [1, 2, 3], "logprobs": [-1.0, NaN, null], "step": 3}'),
         command("responses", "{}/answers.jsonl", "-o", "{}/out"),
     ),
+    "tokenizer": Target(["rl/token_texts"], written("tokenizer.json", _TOKENIZER), _use_tokenizer),
     "verl": Target(["rl/files", "store/json_structs", "store/samples"], _verl, _use_verl),
     "updates": Target(["store/training_metrics"], _updates, _use_updates),
     "reactions": Target(["free_benchmark/ranking"], _reactions, _use_reactions, "**/*.jsonl"),

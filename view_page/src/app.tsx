@@ -14,6 +14,7 @@ import {
   NO_NODES, type Tab, collapseAll, nextDifference, select, setLanguage, setMatches, setTheme, showUnit, tabsOf, unitName, useStore,
   useText, useTree, watch,
 } from "./store";
+import { RLTab } from "./rl";
 import { SensitivityTab } from "./sensitivity";
 import { Summary, stateText } from "./summary";
 import { Tensors } from "./tensors";
@@ -50,6 +51,7 @@ export function App(): ReactNode {
       {message && <div className="message" role="alert">{message} <button className="link" onClick={() => useStore.setState({ message: "" })}>{say("close")}</button></div>}
       <div className="main" role="tabpanel" id={`panel-${tab}`} aria-labelledby={`tab-${tab}`}>
         {tab === "summary" && <Summary />}
+        {tab === "rl" && <RLTab />}
         {tab === "configuration" && <Configuration />}
         {tab === "checked" && <Checked />}
         {tab === "sensitivity" && <SensitivityTab />}

@@ -315,6 +315,46 @@ export interface Fact {
   value: string;
 }
 
+export interface RLFinding {
+  row: number;
+  step: number | null;
+  level: "error" | "warning";
+  place: string;
+  text: Said;
+  command: string;
+}
+
+export interface RLCurve {
+  group: string;
+  name: string;
+  target: Num[];
+  golden: Num[] | null;
+  limit: Num[] | null;
+}
+
+export interface RLToken {
+  step: number;
+  sample: number;
+  id: string;
+  position: number;
+  training: Num;
+  rollout: Num;
+  at: number;
+  texts: string[];
+  differences: Num[];
+}
+
+/** A whole run of an RL trainer: rows are stages and hops of weights, columns are steps. */
+export interface RLTraining {
+  steps: number[];
+  rows: string[];
+  severity: Severity[][];
+  findings: RLFinding[];
+  curves: RLCurve[];
+  tokens: RLToken[];
+  scale: Num;
+}
+
 export interface ViewData {
   format: string;
   version: number;
@@ -333,6 +373,7 @@ export interface ViewData {
   checked?: CheckedDump[];
   sensitivity?: Sensitivity | null;
   configured?: Configured | null;
+  rl?: RLTraining | null;
   manifest?: Fact[];
   commands: Record<string, string>;
   notes: Said[];

@@ -7,7 +7,7 @@ import { type Said, worded, wordedWithLevels } from "./findings";
 import { type Language, type TextKey, text } from "./texts";
 import { type PhaseChoice, Tree, type Verdict } from "./tree";
 
-export type Tab = "summary" | "checked" | "sensitivity" | "configuration" | "graph" | "overview" | "monitor" | "trends" | "tensors";
+export type Tab = "summary" | "rl" | "checked" | "sensitivity" | "configuration" | "graph" | "overview" | "monitor" | "trends" | "tensors";
 const TABS: Tab[] = ["summary", "graph", "overview", "trends", "tensors"];
 
 /** What there is to look at: a monitor's files have no graphs, and a server sends their lines one by one. */
@@ -17,6 +17,7 @@ export function tabsOf(data: ViewData): Tab[] {
   const configured: Tab[] = data.configured ? ["configuration"] : [];
   if (data.units.length > 0) return ["summary", ...configured, ...checked, ...TABS.slice(1, 3), ...monitor, ...TABS.slice(3)];
   if (data.sensitivity) return ["summary", "sensitivity"];
+  if (data.rl) return ["rl", "summary"];
   return ["summary", ...checked, ...monitor, ...(data.trends.length > 0 || !(data.monitor || checked.length) ? ["trends" as const] : [])];
 }
 
@@ -105,7 +106,7 @@ export function start(data: ViewData, source: Source | null): void {
   const culprit = data.culprits[0];
   const worst = data.units.reduce((best, unit, i) => ((unit.severity ?? -1) > (data.units[best]?.severity ?? -1) ? i : best), 0);
   set({
-    data, source, trees: new Map(), tab: data.kind !== "dump" ? "summary" : data.sensitivity ? "sensitivity" : data.checked?.length ? "checked" : "graph", unit: -1,
+    data, source, trees: new Map(), tab: data.rl ? "rl" : data.kind !== "dump" ? "summary" : data.sensitivity ? "sensitivity" : data.checked?.length ? "checked" : "graph", unit: -1,
     open: new Map(), selected: -1, shows: 0, phase: "all", micro: null, sideBySide: false, words: "", only: new Set(),
     matches: recalled(data), matching: -1, trend: null,
     tensor: Math.max(0, data.tensors.findIndex((map) => map.unit === culprit?.unit && map.node === culprit.node)), language: firstLanguage(), theme: firstTheme(), message: "",

@@ -12,7 +12,8 @@ import type { TextKey } from "./texts";
 const SHAPES: Record<string, "error" | "pass" | "warning" | "none"> = { fault: "error", agree: "pass", insufficient: "warning" };
 
 /** The answer in two or three words. */
-export function stateText({ verdict: { state }, kind, sides, culprits, checked }: ViewData): TextKey {
+export function stateText({ verdict: { state }, kind, sides, culprits, checked, rl }: ViewData): TextKey {
+  if (rl && (state === "fault" || state === "agree")) return state === "fault" ? "stateRlFault" : "stateRlAgree";
   if (state === "fault" && kind === "dump" && culprits.length === 0) return "stateWrongCall";
   if (state === "fault") return kind === "comparison" ? "stateFault" : sides.golden ? "statePart" : "stateNotFinite";
   if (state === "none" && checked?.length) return checked.some(({ counts }) => counts.right + counts.ill_conditioned > 0) ? "stateChecked" : "stateInsufficient";
@@ -34,11 +35,12 @@ export function Summary(): ReactNode {
           <h1 data-testid="sentence"><Name value={read(verdict.sentence)} /></h1>
           {verdict.detail.map(read).filter((line) => !first || line !== read(first.reason)).map((line, i) => <p key={i} className="detail">{line}</p>)}
           <p className="facts">
-            {data.kind === "comparison" && <span>{say("nodesFlagged", verdict.counts.flagged, verdict.counts.nodes)}</span>}
+            {data.kind === "comparison" && !data.rl && <span>{say("nodesFlagged", verdict.counts.flagged, verdict.counts.nodes)}</span>}
             {data.kind === "comparison" && verdict.counts.unmatched > 0 && <span>{say("unmatchedCount", verdict.counts.unmatched)}</span>}
             {data.units.length > 1 && <span>{say("unitsCount", data.units.length)}</span>}
-            {data.kind === "dump" && <span>{say("calls", verdict.counts.nodes)}</span>}
+            {data.kind === "dump" && !data.rl && <span>{say("calls", verdict.counts.nodes)}</span>}
           </p>
+          {data.rl && <button className="button strong" data-testid="show-rl" onClick={() => useStore.setState({ tab: "rl" })}>{say("exploreRl")}</button>}
           {data.kind === "monitor" && data.monitor && (
             <button className="button strong" data-testid="show-monitor" onClick={() => useStore.setState({ tab: "monitor" })}>{say("exploreMonitor")}</button>
           )}

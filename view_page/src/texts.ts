@@ -15,6 +15,49 @@ const TEXTS = {
   modulesColumn: ["modules", "模块"],
   onlyTogether: ["only together", "仅共同作用"],
   pairsTaken: ["{0} pairs of steps", "{0} 对步"],
+  rl: ["RL training", "RL 训练"],
+  exploreRl: ["Look at the whole training", "查看整个训练"],
+  stateRlFault: ["Out of its limits", "超出限值"],
+  stateRlAgree: ["Within its limits", "未超限"],
+  rlMap: ["Stages by steps", "阶段 × 步"],
+  rlHint: ["Each row is a stage, or a hop of the weights, causes above effects; each column is a step. A dot marks findings. Click a cell, or press Enter on it.", "每行为一个阶段或一个权重传递环节,原因在上、结果在下;每列为一步。圆点表示有发现。点击单元格或按 Enter 查看。"],
+  rlFindings: ["Findings", "发现"],
+  rlAll: ["all {0}", "全部 {0} 条"],
+  rlNoFinding: ["no finding", "没有发现"],
+  rlFindingsHere: ["findings: {0}", "发现:{0} 条"],
+  rlMore: ["and {0} more", "另有 {0} 条"],
+  rlNotRecorded: ["not recorded", "未记录"],
+  rlWeights: ["weights", "权重"],
+  rlCurves: ["Training against rollout", "训练侧与推理侧"],
+  rlCurvesHint: ["Solid: this run; dashed: golden; dotted: what rounding explains at most, where it is near. Click to choose a step.", "实线:本次运行;虚线:标杆;点线:舍入所能解释的上限(仅在接近时绘出)。点击选择一步。"],
+  rlMetrics: ["Metrics of the trainer", "训练器的指标"],
+  rlLimit: ["limit", "限值"],
+  rlTokens: ["Tokens that differ most", "差异最大的词元"],
+  rlTokensHint: ["Difference of the log-probs, training less rollout, in nats. The token is outlined; colours are those of tokens beyond the limit.", "训练侧与推理侧 log-prob 之差(nat)。框出的是该词元;超出限值的词元着色。"],
+  rlSample: ["sample", "样本"],
+  rlPosition: ["position", "位置"],
+  rlDifference: ["difference", "差值"],
+  rlText: ["text", "文本"],
+  groupOf_difference: ["difference of log-probs, nats", "log-prob 之差(nat)"],
+  groupOf_bias: ["mean difference, nats", "平均差(nat)"],
+  groupOf_kl: ["KL, k1 and k3", "KL(k1、k3)"],
+  groupOf_chi2: ["chi-squared", "卡方散度"],
+  groupOf_perplexity: ["perplexity ratio", "困惑度之比"],
+  groupOf_weights: ["importance weights", "重要性权重"],
+  groupOf_effective: ["effective share of samples", "有效样本占比"],
+  groupOf_clipped: ["share of clipped weights", "被裁剪权重占比"],
+  groupOf_probability: ["correlation of probabilities", "概率的相关系数"],
+  groupOf_hops: ["wrong tensors at a hop", "各环节错误张量数"],
+  stageOf_rollout_generate: ["rollout: generation", "推理:生成"],
+  stageOf_reward: ["reward", "奖励"],
+  stageOf_actor_compute_log_prob: ["log-probs of the actor", "actor 的 log-prob"],
+  stageOf_ref_compute_log_prob: ["log-probs of the reference", "参考模型的 log-prob"],
+  stageOf_compute_values: ["values", "价值"],
+  stageOf_trainer: ["batch, advantages, metrics", "批次、优势与指标"],
+  stageOf_critic_update: ["update of the critic", "critic 更新"],
+  stageOf_actor_update: ["update of the actor", "actor 更新"],
+  stageOf_update_weights_send: ["weights, as sent", "权重(发送)"],
+  stageOf_update_weights_recv: ["weights, as received", "权重(接收)"],
   configuration: ["Configuration", "配置"],
   graph: ["Graph", "模型图"],
   overview: ["Overview", "总览"],
@@ -355,11 +398,15 @@ export function text(language: Language, key: TextKey, ...values: (string | numb
 }
 
 /** What quantities of a monitor are called, as far as they are known. */
-export const TEXTS_OF_QUANTITIES: Record<string, TextKey | undefined> = Object.fromEntries(
-  Object.keys(TEXTS).filter((key) => key.startsWith("quantityOf_")).map((key) => [key.slice("quantityOf_".length), key as TextKey]),
-);
+export const TEXTS_OF_QUANTITIES = textsOf("quantityOf_");
 
 /** What sections of a configuration are called, as far as they are known. */
-export const TEXTS_OF_SECTIONS: Record<string, TextKey | undefined> = Object.fromEntries(
-  Object.keys(TEXTS).filter((key) => key.startsWith("sectionOf_")).map((key) => [key.slice("sectionOf_".length), key as TextKey]),
-);
+export const TEXTS_OF_SECTIONS = textsOf("sectionOf_");
+
+/** What stages of an RL trainer, and groups of measures, are called, as far as they are known. */
+export const TEXTS_OF_STAGES = textsOf("stageOf_");
+export const TEXTS_OF_GROUPS = textsOf("groupOf_");
+
+function textsOf(prefix: string): Record<string, TextKey | undefined> {
+  return Object.fromEntries(Object.keys(TEXTS).filter((key) => key.startsWith(prefix)).map((key) => [key.slice(prefix.length), key as TextKey]));
+}

@@ -228,3 +228,20 @@ def test_the_published_variables_log_every_hop(start_run, tmp_path, capsys):
         assert f"sync 0, {line}" in out
     stages = json.loads((tmp_path / "summary.json").read_text())["stages"]
     assert stages == {"stage1_bridge": "PASS", "stage2_transfer": "PASS", "stage3_vllm": "FAIL"}
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("healthy_run", "Nothing is out of its limits in 3 steps."),
+        ("faulty_run", f"Step 1, sent → received, is the first that is out of its limits: {PARAMETER}"),
+    ],
+)
+def test_the_page_of_a_run_begins_with_the_cause(name, sentence, request, tmp_path, capsys):
+    run = request.getfixturevalue(name)
+    with pytest.raises(SystemExit) as ended:
+        main(["view", str(run.out), "-o", str(tmp_path / "page.html")])
+    out, err = capsys.readouterr()
+    assert ended.value.code == 0, err
+    assert out.startswith(sentence)
+    assert "tokenizer" not in err  # the run names its model
