@@ -173,7 +173,7 @@ demo-checkpoint: $(READY)
 	$(BIN)/msprobe checkpoint compare $(CHECKPOINT)/megatron_bug $(CHECKPOINT)/hf.fingerprint.arrow; test $$? -eq 1
 
 # Write docs/commands.md and docs/plugin_api.md from the help of commands and from what plugins import, and the tables of
-# docs/configuration.md from the schema and tests/data/site/configuration.yaml.
+# docs/configuration.md from the schema, and docs/errors.md; their texts are in tests/data/site.
 reference: $(READY)
 	$(BIN)/python tests/support/reference_pages.py
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from msprobe_core.errors import PluginError
+from msprobe_core.errors import MissingLibraryError
 
 
 def import_extra(library: str, needed_by: str, extra: str) -> Any:
@@ -22,7 +22,7 @@ def import_extra(library: str, needed_by: str, extra: str) -> Any:
     try:
         return importlib.import_module(library)
     except Exception as error:  # an installation may be broken in any way
-        raise PluginError(
+        raise MissingLibraryError(
             f"{needed_by} the library {library}, which cannot be imported here ({error}); install it with: "
             f"pip install 'msprobe-core[{extra}]'"
         ) from error

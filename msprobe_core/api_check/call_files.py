@@ -28,7 +28,7 @@ from msprobe_core.api_check.call_records import (
     part_stem,
 )
 from msprobe_core.api_check.three_way import FreshResults, not_computed
-from msprobe_core.errors import DumpError, EntryNameError
+from msprobe_core.errors import DamagedDumpError, DumpError, EntryNameError, LargeDumpError
 from msprobe_core.findings import Finding, noted
 from msprobe_core.model import Argument, Phase, ReplayTensor, ReplayValue
 from msprobe_core.replay.recorded import RecordedCall
@@ -95,7 +95,7 @@ class CallFiles:
         calls.sort(key=lambda each: each[0].position)
         self._calls = {call.entry: (call, index) for call, index in calls}
         if len(self._calls) < len(calls):
-            raise DumpError(f"{directory}: has a call twice; it is damaged, or two programs wrote to it")
+            raise DamagedDumpError(f"{directory}: has a call twice; it is damaged, or two programs wrote to it")
 
     @property
     def entries(self) -> Sequence[str]:
@@ -138,11 +138,13 @@ def _read_part(index: Path) -> Part:
     except OSError as error:
         raise DumpError(f"{tensors}: cannot be read ({error.strerror or error})") from error
     if size != part.num_bytes:
-        raise DumpError(f"{tensors}: has {size} bytes, and {part.num_bytes} were written; it is cut off or replaced")
+        raise DamagedDumpError(
+            f"{tensors}: has {size} bytes, and {part.num_bytes} were written; it is cut off or replaced"
+        )
     for call in part.calls:
         _check_entry(index, call)
         if odd := next((each.device for each in call.fresh if not _DEVICE.fullmatch(each.device)), None):
-            raise DumpError(f"{index}: {odd!r} is not the name of a device; the file is damaged")
+            raise DamagedDumpError(f"{index}: {odd!r} is not the name of a device; the file is damaged")
     return part
 
 
@@ -155,7 +157,7 @@ def _check_entry(index: Path, call: StoredCall) -> None:
     except EntryNameError:
         is_call = False
     if not is_call:
-        raise DumpError(f"{index}: {call.entry!r} is not the name of a call; the file is damaged")
+        raise DamagedDumpError(f"{index}: {call.entry!r} is not the name of a call; the file is damaged")
 
 
 def _decoded(path: Path, kind: type[_T]) -> _T:
@@ -167,9 +169,9 @@ def _decoded(path: Path, kind: type[_T]) -> _T:
     except OSError as error:
         raise DumpError(f"{path}: cannot be read ({error.strerror or error})") from error
     except MemoryError as error:
-        raise DumpError(f"{path}: does not fit into memory") from error
+        raise LargeDumpError(f"{path}: does not fit into memory") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DumpError(f"{path}: is not a whole file of stored calls ({error})") from error
+        raise DamagedDumpError(f"{path}: is not a whole file of stored calls ({error})") from error
 
 
 class _TooLargeError(Exception):
@@ -225,7 +227,9 @@ class _Reader:
             self._read[place] = self._load(value)
         values = self._read[place]
         if values.shape != value.shape:
-            raise DumpError(f"{self._tensors_file}: {value.key!r} has another shape than its call says; it is damaged")
+            raise DamagedDumpError(
+                f"{self._tensors_file}: {value.key!r} has another shape than its call says; it is damaged"
+            )
         return ReplayTensor(
             values=values, dtype=value.dtype, takes_gradient=value.takes_gradient, identity=value.identity
         )
@@ -241,5 +245,5 @@ class _Reader:
             return values
         kind = {"float32": np.complex64, "float64": np.complex128}.get(values.dtype.name)
         if kind is None or values.shape[-1:] != (2,):
-            raise DumpError(f"{self._tensors_file}: {value.key!r} holds no complex numbers; it is damaged")
+            raise DamagedDumpError(f"{self._tensors_file}: {value.key!r} holds no complex numbers; it is damaged")
         return values.view(kind)[..., 0]

@@ -25,7 +25,7 @@ from msprobe_core.api_check.call_records import (
     part_stem,
 )
 from msprobe_core.api_check.three_way import FreshResults
-from msprobe_core.errors import StoreError
+from msprobe_core.errors import ExistsError
 from msprobe_core.fingerprint.checksums import crc32
 from msprobe_core.model import ReplayTensor, ReplayValue
 from msprobe_core.replay.recorded import RecordedCall
@@ -72,7 +72,7 @@ class CallWriter:
         if (directory / HEADER_FILE).exists():
             self._continue(header)
         elif any(directory.iterdir()):
-            raise StoreError(f"{directory}: holds other files; choose a new directory for the calls")
+            raise ExistsError(f"{directory}: holds other files; choose a new directory for the calls")
         else:
             write_json(directory / HEADER_FILE, msgspec.to_builtins(header))
         self._begin()
@@ -80,7 +80,7 @@ class CallWriter:
     def _continue(self, header: Header) -> None:
         there = CallFiles(self._directory)
         if there.header != header:
-            raise StoreError(
+            raise ExistsError(
                 f"{self._directory}: holds calls of another dump or from other devices; choose a new directory"
             )
         self.entries.update(there.entries)

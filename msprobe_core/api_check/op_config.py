@@ -11,7 +11,7 @@ from typing import Annotated, Any, cast
 import msgspec
 
 from msprobe_core.config.text import given_path, read_json
-from msprobe_core.errors import ConfigError
+from msprobe_core.errors import ConfigError, ConflictingSettingsError, UnknownFieldError
 
 MOST_ITERATIONS = 1000
 
@@ -75,7 +75,7 @@ def read_op_config(path: Path) -> OpConfig:
     fields = cast("dict[str, Any]", content)
     for key in fields:
         if key not in OpConfig.__struct_fields__:
-            raise ConfigError(f"{path}: there is no field {key!r}; {nearest(key, OpConfig.__struct_fields__)}")
+            raise UnknownFieldError(f"{path}: there is no field {key!r}; {nearest(key, OpConfig.__struct_fields__)}")
     kinds: dict[str, type[Enum]] = {"propagation": Propagation, "data_mode": InputMode}
     for key, kind in kinds.items():
         allowed = [str(each.value) for each in kind]
@@ -94,8 +94,10 @@ def read_op_config(path: Path) -> OpConfig:
     if config.dump_json_path and not config.api_name:
         raise ConfigError(f"{path}: has no 'api_name'; give the API of the dump, such as 'Functional.softmax.3'")
     if config.iter_times > 1 and config.data_mode is InputMode.REAL:
-        raise ConfigError(f"{path}: 'iter_times' is {config.iter_times}, but recorded inputs are the same each time; "
-                          "leave it out, or set 'data_mode' to 'random_data'")  # fmt: skip
+        raise ConflictingSettingsError(
+            f"{path}: 'iter_times' is {config.iter_times}, but recorded inputs are the same each time; leave it out, "
+            "or set 'data_mode' to 'random_data'"
+        )
     return config
 
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 import msgspec
 
 from msprobe_core.config.text import read_text
-from msprobe_core.errors import ConfigError
+from msprobe_core.errors import ConfigError, MalformedConfigError
 from msprobe_core.untrusted.malformed import MalformedError
 from msprobe_core.untrusted.paths import shown
 from msprobe_core.untrusted.yaml_text import load_yaml
@@ -44,7 +44,7 @@ def read_settings(path: Path) -> CheckSettings:
     try:
         content: Any = load_yaml(text)
     except MalformedError as error:
-        raise ConfigError(f"{path}: is neither JSON nor YAML ({error})") from error
+        raise MalformedConfigError(f"{path}: is neither JSON nor YAML ({error})") from error
     if isinstance(content, dict) and ("task" in content or "acc_check" in content):
         content = _of_task(path, cast("dict[str, Any]", content))
     try:

@@ -16,7 +16,7 @@ from msprobe_core.calibrate.repeats import CalibrationTask, DumpCalibration, cal
 from msprobe_core.compare.pairs import Chosen, UnitPair, find_pairs
 from msprobe_core.compare.run import RunOptions, RunProgress
 from msprobe_core.config.repetition import CALIBRATION_DIRECTORY
-from msprobe_core.errors import CompareError, StoreError
+from msprobe_core.errors import CompareError, MissingPathError, StoreError
 from msprobe_core.execute.units import run_units
 from msprobe_core.judge.noise.profile import PROFILE_FILE
 from msprobe_core.store.atomic_file import whole_file
@@ -61,7 +61,7 @@ def find_repeats(golden: Path) -> list[Path]:
     except OSError:
         found = {}
     if not found:
-        raise CompareError(
+        raise MissingPathError(
             f"{golden}: holds no repetitions in {CALIBRATION_DIRECTORY}/run1, …; record some with the golden program, "
             "or name other dumps of it: msprobe calibrate GOLDEN REPEAT …"
         )
@@ -99,7 +99,7 @@ def calibrate(
     begin = time.monotonic()
     run = run or RunOptions()
     if not find_steps(golden):
-        raise CompareError(f"{golden}: holds no steps (step0, …); give the directory of a whole run")
+        raise MissingPathError(f"{golden}: holds no steps (step0, …); give the directory of a whole run")
     repeats = list(repeats) or find_repeats(golden)
     path = golden / PROFILE_FILE if output is None else output
     if not overwrites:

@@ -13,7 +13,7 @@ from msprobe_core import names
 from msprobe_core.compare.pairs import UnitPair
 from msprobe_core.compare.result import UnitResult
 from msprobe_core.compare.unit import compare_unit
-from msprobe_core.errors import CompareError
+from msprobe_core.errors import NoValuesError
 from msprobe_core.execute.units import files_of
 from msprobe_core.judge.columns import Match
 from msprobe_core.judge.limits import conventional
@@ -107,7 +107,7 @@ def calibrate_dump(task: CalibrationTask) -> DumpCalibration:
     ]
     is_float = rows["precision"].is_not_null()
     if not any(frame[DISTANCE].count() for frame in errors):
-        raise CompareError(
+        raise NoValuesError(
             f"{task.golden}: nothing of it can be measured, because it or its repetitions have no statistics; record "
             "them with task 'statistics' or 'tensor'"
         )

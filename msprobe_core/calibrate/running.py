@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from msprobe_core.config.repetition import ORDER_VARIABLE, RepetitionOrder, repetition_directory
-from msprobe_core.errors import CompareError
+from msprobe_core.errors import CompareError, MissingPathError
 from msprobe_core.model import PerturbMode, RoundingUnit
 from msprobe_core.store.layout import find_steps, refuse_links
 
@@ -42,7 +42,7 @@ def run_repetitions(
         StoreError: the directory of a repetition is a symbolic link.
     """
     if not find_steps(golden):
-        raise CompareError(f"{golden}: holds no steps (step0, …); record the golden run first")
+        raise MissingPathError(f"{golden}: holds no steps (step0, …); record the golden run first")
     directories: list[Path] = []
     for number in range(1, repeats + 1):
         directory = repetition_directory(golden, number)

@@ -12,7 +12,7 @@ from msprobe_core.capture.processors import Fp8Processor, NoDigests
 from msprobe_core.capture.schedule import is_number
 from msprobe_core.capture.window import Model, Window
 from msprobe_core.config import Config
-from msprobe_core.errors import ConfigError, PluginError, SessionError
+from msprobe_core.errors import ConfigError, ConflictingSettingsError, NoModelError, PluginError, SessionError
 from msprobe_core.model import Level, Task
 from msprobe_core.plugins.chosen import choose
 from msprobe_core.protocols.capabilities import Fp8Reducer, OperatorFramework, WatchingFramework
@@ -54,7 +54,7 @@ def check_config(config: Config) -> None:
     leader = config.twin.leader if config.twin is not None else None
     for setting, path in (("load.path", loaded), ("bench_path", bench), ("twin.leader", leader)):
         if path and Path(path).expanduser().resolve() == config.directory.resolve():
-            raise ConfigError(
+            raise ConflictingSettingsError(
                 f"'{setting}' and 'dump_path' are both {path}: that run would be lost; give another 'dump_path'"
             )
 
@@ -62,9 +62,13 @@ def check_config(config: Config) -> None:
 def _check_saving(config: Config) -> None:
     """Refuse, or warn about, settings that do not apply to values saved by hand."""
     if config.task not in {Task.STATISTICS, Task.TENSOR}:
-        raise ConfigError(f"the task '{config.task.value}' does not apply at level debug; use statistics or tensor")
+        raise ConflictingSettingsError(
+            f"the task '{config.task.value}' does not apply at level debug; use statistics or tensor"
+        )
     if config.writer != "json":
-        raise ConfigError(f"'writer' is {config.writer!r}, but level debug writes debug.json; remove one of them")
+        raise ConflictingSettingsError(
+            f"'writer' is {config.writer!r}, but level debug writes debug.json; remove one of them"
+        )
     ignored = ("scope", "list", "tensor_list", "slice", "request_id", "bench_path")
     for name in ignored:
         if getattr(config.options, name):
@@ -119,12 +123,12 @@ def check_models(window: Window, config: Config, framework: Framework) -> list[M
     for model in models:
         check_model(model, framework)
     if not models and config.level.has_modules:
-        raise SessionError(f"level {config.level.value} records modules: call start(model)")
+        raise NoModelError(f"level {config.level.value} records modules: call start(model)")
     if not models and config.load is not None:
-        raise SessionError("'load' replaces inputs of modules: call start(model)")
+        raise NoModelError("'load' replaces inputs of modules: call start(model)")
     if window.token_range is not None:
         if not models:
-            raise SessionError("token_range counts the forwards of a model: call start(model, token_range=[a, b])")
+            raise NoModelError("token_range counts the forwards of a model: call start(model, token_range=[a, b])")
         if not isinstance(framework, WatchingFramework):
             raise SessionError(not_watched("token_range", framework))
     is_numbered = window.is_list or len(models) > 1
@@ -138,7 +142,7 @@ def check_model(model: Any, framework: Framework) -> None:
         SessionError: it is not a model.
     """
     if not framework.is_model(model):
-        raise SessionError(
+        raise NoModelError(
             f"start() got {type(model).__name__}, which is not a model of {framework.name}; "
             "give the model, or a list of models"
         )

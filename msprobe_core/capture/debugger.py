@@ -15,7 +15,7 @@ from msprobe_core.capture.engine_members import EngineConfig, EngineService
 from msprobe_core.capture.framework_choice import find_framework
 from msprobe_core.capture.window import Window
 from msprobe_core.config import Config
-from msprobe_core.errors import SessionError
+from msprobe_core.errors import SecondDebuggerError, SessionError
 from msprobe_core.model import Level, Task
 from msprobe_core.protocols.framework import Framework
 
@@ -112,7 +112,7 @@ class PrecisionDebugger:
     def _existing(cls, config_path: str | os.PathLike[str] | None, given: dict[str, Any], model: Any) -> Self:
         existing = PrecisionDebugger._instance
         if not isinstance(existing, cls):
-            raise SessionError(
+            raise SecondDebuggerError(
                 f"this process already has a {type(existing).__module__}.{type(existing).__name__}; close() it first"
             )
         existing._model = existing._model if model is None else model
@@ -362,7 +362,7 @@ class PrecisionDebugger:
         if existing is None:
             raise SessionError(f"no {cls.__name__} has been made yet; construct one before start(), stop() or step()")
         if not isinstance(existing, cls):
-            raise SessionError(
+            raise SecondDebuggerError(
                 f"the debugger of this process is a {type(existing).__module__}.{type(existing).__name__}"
             )
         return existing

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from msprobe_core.errors import BrokenPluginError, PluginError, SessionError
+from msprobe_core.errors import BrokenPluginError, MissingFrameworkError, NoModelError
 from msprobe_core.guard import plugin_call
 from msprobe_core.plugins import refuse_shadowing, registry
 from msprobe_core.protocols.framework import Framework, FrameworkOffer
@@ -37,7 +37,7 @@ def find_framework(name: str | None, model: Any) -> Framework:
     candidates = in_use or [offer for offer in offers.values() if importlib.util.find_spec(offer.package)]
     if len(candidates) == 1:
         return _load(candidates[0])
-    raise PluginError(
+    raise MissingFrameworkError(
         f"cannot tell the framework (in use: {names}); call start(model), or import PrecisionDebugger from the "
         "framework's own package"
     )
@@ -58,7 +58,7 @@ def _framework_of(model: Any, in_use: Sequence[FrameworkOffer]) -> Framework:
     if broken:
         raise broken[0]
     names = ", ".join(offer.name for offer in in_use) or "none"
-    raise SessionError(
+    raise NoModelError(
         f"start() got {type(model).__name__}, which is a model of none of the frameworks in use ({names})"
     )
 
@@ -67,7 +67,7 @@ def _named(name: str, offers: Mapping[str, FrameworkOffer]) -> Framework:
     if name in offers:
         return _load(offers[name])
     registry().refuse_missing("msprobe_register_frameworks", name)
-    raise PluginError(
+    raise MissingFrameworkError(
         f"the framework '{name}' is not available; `msprobe plugins` says which plugins work and why others do not"
     )
 
@@ -79,4 +79,4 @@ def _load(offer: FrameworkOffer) -> Framework:
         if not isinstance(missing := error.__cause__, ImportError):
             raise
         reason = f"the framework '{offer.name}' needs {offer.package}, which is not there: {missing}"
-        raise PluginError(reason) from missing
+        raise MissingFrameworkError(reason) from missing

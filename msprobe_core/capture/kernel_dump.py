@@ -11,7 +11,7 @@ from msprobe_core.capture.described_process import ProcessManifest
 from msprobe_core.capture.window import Model
 from msprobe_core.config import Config
 from msprobe_core.config.schema import CommonFields, DataMode, Precision, ReduceDevice, TaskOptions
-from msprobe_core.errors import ConfigError, SessionError
+from msprobe_core.errors import ConfigError, ConflictingSettingsError, SessionError
 from msprobe_core.model import KernelOptions, Task
 from msprobe_core.protocols.capabilities import DescribingFramework, KernelChecker, KernelDumper
 from msprobe_core.protocols.framework import Framework
@@ -34,13 +34,17 @@ def kernel_options(config: Config) -> KernelOptions:
     """
     options = config.options
     if config.task not in _TASKS:
-        raise ConfigError(f"the task '{config.task.value}' does not apply at level L2; use statistics or tensor")
+        raise ConflictingSettingsError(
+            f"the task '{config.task.value}' does not apply at level L2; use statistics or tensor"
+        )
     for fields, given, absent in ((_UNUSED_OPTIONS, options, TaskOptions()), (_UNUSED_FIELDS, config, CommonFields())):
         for name in fields:
             if getattr(given, name) != getattr(absent, name):
-                raise ConfigError(f"'{name}' does not apply at level L2: the framework dumps by itself; remove it")
+                raise ConflictingSettingsError(
+                    f"'{name}' does not apply at level L2: the framework dumps by itself; remove it"
+                )
     if config.is_live:
-        raise ConfigError(
+        raise ConflictingSettingsError(
             "with 'dump_enable' the file is followed while the program runs, but at level L2 the framework reads its "
             "settings once; remove it, or give it to the constructor"
         )

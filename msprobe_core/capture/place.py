@@ -18,7 +18,7 @@ import msgspec
 
 from msprobe_core.capture.identity import own_identity
 from msprobe_core.config.ranges import format_ranges
-from msprobe_core.errors import DumpError, StoreError
+from msprobe_core.errors import DumpError, InUseError, StoreError
 from msprobe_core.model import RunIdentity
 from msprobe_core.store import layout
 from msprobe_core.store.runs import Recorder, are_of_one_run, described, recorder_of
@@ -96,7 +96,7 @@ class RunPlace:
 
     def _claim(self, directory: Path, rank: int, identity: RunIdentity) -> None:
         if (holder := self._holder(directory, rank, identity)) is not None:
-            raise StoreError(
+            raise InUseError(
                 f"{directory}: another job is recording rank {rank} there ({_named(holder)}); give each job its own "
                 "'dump_path'"
             )

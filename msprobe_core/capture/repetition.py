@@ -20,7 +20,7 @@ from msprobe_core.capture.features.reference_check import CHECKSUM_MODES
 from msprobe_core.capture.session import Session
 from msprobe_core.config import Config
 from msprobe_core.config.repetition import REPEATS_DIRECTORY, SHADOW_DIRECTORY, repetition_of
-from msprobe_core.errors import ConfigError, PluginError, SessionError
+from msprobe_core.errors import ConfigError, NoModelError, PluginError, SessionError
 from msprobe_core.model import Perturbation, PerturbMode, RoundingUnit, Task
 from msprobe_core.protocols.capabilities import PerturbingFramework, TrainingState
 from msprobe_core.protocols.framework import Framework
@@ -223,7 +223,7 @@ class _Repetitions:
     ) -> None:
         self._models = listed(model)
         if not self._models:
-            raise SessionError(f"{what} needs the model: call {what}(debugger, model)")
+            raise NoModelError(f"{what} needs the model: call {what}(debugger, model)")
         self._debugger = debugger
         self._controller = controller_of(debugger)
         self._given = model

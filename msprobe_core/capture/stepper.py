@@ -16,7 +16,7 @@ from typing import Any, cast
 
 from msprobe_core.capture.debugger import PrecisionDebugger
 from msprobe_core.capture.measure import Reading, current_order, end_process
-from msprobe_core.errors import MsprobeError, SessionError
+from msprobe_core.errors import MsprobeError, NoModelError, SessionError
 
 _ENDED = object()
 
@@ -54,7 +54,7 @@ def _train(target: str, *, needs_model: bool) -> None:
     steps = _steps_of(target)
     model = next(steps, None)  # the model exists only after the first step
     if model is None and needs_model:
-        raise SessionError(
+        raise NoModelError(
             f"{target} gave no model, and this level records modules; return the model, or yield it first"
         )
     debugger = PrecisionDebugger()

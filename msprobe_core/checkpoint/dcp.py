@@ -27,7 +27,7 @@ from msprobe_core.checkpoint.optimizer_names import kind_of_state, state_name
 from msprobe_core.checkpoint.pieces import damaged, error, joined, unreadable
 from msprobe_core.checkpoint.pt_states import OPTIMIZERS, weight_name
 from msprobe_core.compare.shards.sources import narrowed, reshaped
-from msprobe_core.errors import DumpError, clip
+from msprobe_core.errors import DamagedDumpError, DumpError, clip
 from msprobe_core.findings import Finding
 from msprobe_core.store.pt_trees import Opaque, open_pt_part, open_pt_tree
 from msprobe_core.store.tensor_source import StoredTensor
@@ -69,7 +69,7 @@ class Chunk:
         if isinstance(tree.value, Opaque) and tree.value.reason:
             raise DumpError(tree.value.reason)
         if not isinstance(tree.value, StoredTensor):
-            raise DumpError(f"{self.file}: holds no tensor at byte {self.begin}, where the metadata says one is")
+            raise DamagedDumpError(f"{self.file}: holds no tensor at byte {self.begin}, where the metadata says one is")
         found = tree.value
         if found.shape != self.shape or found.dtype != self.dtype:
             raise DumpError(

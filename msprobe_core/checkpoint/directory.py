@@ -15,7 +15,7 @@ import msgspec
 from msprobe_core.checkpoint.contents import Checkpoint, CheckpointFormat, LogicalTensor
 from msprobe_core.checkpoint.opening_codes import OpeningCode
 from msprobe_core.checkpoint.pieces import damaged, error, note, unreadable
-from msprobe_core.errors import DumpError, clip
+from msprobe_core.errors import DumpError, MissingDumpError, clip
 from msprobe_core.findings import Finding
 from msprobe_core.manifest.facts import Scalar
 from msprobe_core.store.pt_trees import Opaque
@@ -74,7 +74,7 @@ class Draft:
         """
         if not self.tensors:
             why = f": {self.notes[0]}" if self.notes else ""
-            raise DumpError(f"{self.path}: holds no tensors{why}")
+            raise MissingDumpError(f"{self.path}: holds no tensors{why}")
         return Checkpoint(
             path=self.path,
             format=self.form,

@@ -26,7 +26,7 @@ from msprobe_core.checkpoint.difference_codes import DifferenceCode
 from msprobe_core.checkpoint.matching import EMBED, HEAD, Slot, slots_of, split_all
 from msprobe_core.checkpoint.result import CheckpointResult, TensorRow
 from msprobe_core.checkpoint.structure import Relation
-from msprobe_core.errors import DumpError
+from msprobe_core.errors import DamagedDumpError, DumpError
 from msprobe_core.findings import Finding, Level, noted
 from msprobe_core.fingerprint.arrays import NumpyArrays
 from msprobe_core.fingerprint.distance import RESOLUTION, decoded
@@ -286,7 +286,9 @@ def read_fingerprint(path: Path) -> CheckpointPrint:
                 own = _print_of(cells)
                 prints[f"{own.key}@{own.part}" if own.part else own.key] = own
         except (ValueError, TypeError, KeyError) as error:
-            raise DumpError(f"{path}: has a row that is no fingerprint ({error}); the file is damaged") from error
+            raise DamagedDumpError(
+                f"{path}: has a row that is no fingerprint ({error}); the file is damaged"
+            ) from error
     step = reader.header.others.get("step")
     notes = [noted(note) for note in reader.notes]
     return CheckpointPrint(path=path, prints=prints, step=step if isinstance(step, int) else None, notes=notes)

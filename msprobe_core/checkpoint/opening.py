@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from msprobe_core.checkpoint.contents import Checkpoint, CheckpointFormat
 from msprobe_core.checkpoint.directory import Draft, inside
-from msprobe_core.errors import DumpError, clip
+from msprobe_core.errors import DumpError, LargeDumpError, MissingDumpError, clip
 from msprobe_core.garbage import paused_collection
 from msprobe_core.untrusted.files import read_plain
 
@@ -54,7 +54,7 @@ def open_checkpoint(path: str | os.PathLike[str], layout: RankLayout | None = No
     except OSError as problem:
         raise DumpError(f"{path}: cannot be read ({problem.strerror or problem})") from problem
     except MemoryError as problem:
-        raise DumpError(f"{path}: what describes its tensors does not fit into memory") from problem
+        raise LargeDumpError(f"{path}: what describes its tensors does not fit into memory") from problem
     except RecursionError as problem:
         raise DumpError(f"{path}: what describes its tensors is nested too deeply") from problem
 
@@ -136,7 +136,7 @@ def _open_weights(path: Path, names: list[str]) -> Draft:
             raise DumpError(f"{path}: holds {len(own)} files of the kind {ending}, each of its own; give one of them")
     inner = [name for name in names if (path / name).is_dir()]
     shown = f"; give one of its directories, such as {clip(inner[0])}" if inner else ""
-    raise DumpError(f"{path}: holds no checkpoint of a known format{shown}")
+    raise MissingDumpError(f"{path}: holds no checkpoint of a known format{shown}")
 
 
 def _open_file(path: Path) -> Draft:

@@ -15,7 +15,7 @@ from msprobe_core.checkpoint.contents import Checkpoint
 from msprobe_core.checkpoint.matching import match_tensors
 from msprobe_core.checkpoint.pair_pass import compare_pair, measure_pair
 from msprobe_core.compare.tensor_metrics import Workspace
-from msprobe_core.errors import CompareError, StoreError
+from msprobe_core.errors import ExistsError, NothingInCommonError
 from msprobe_core.store.atomic_file import write_json
 
 
@@ -35,10 +35,10 @@ def write_similarity(a: Path, b: Path, out: Path) -> int:
     from msprobe_core.checkpoint.opening import open_checkpoint
 
     if out.exists() or out.is_symlink():
-        raise StoreError(f"{out}: exists and is not replaced; choose another file")
+        raise ExistsError(f"{out}: exists and is not replaced; choose another file")
     found = similarity_of(open_checkpoint(a), open_checkpoint(b))
     if not found:
-        raise CompareError(f"{a} and {b} have no parameter in common; give two checkpoints of one model")
+        raise NothingInCommonError(f"{a} and {b} have no parameter in common; give two checkpoints of one model")
     write_json(out, found)
     return len(found)
 

@@ -11,7 +11,7 @@ import click
 from msprobe_core.cli.output import overwrite_option
 from msprobe_core.cli.progress import progress_bar
 from msprobe_core.cli.show import show
-from msprobe_core.errors import ConfigError
+from msprobe_core.errors import ConfigError, MalformedConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -181,7 +181,7 @@ def _names_in(path: Path) -> dict[str, str]:
     try:
         content: Any = load_yaml(text, has_types=False)
     except MalformedError as error:
-        raise ConfigError(f"{path}: is no YAML ({error})") from error
+        raise MalformedConfigError(f"{path}: is no YAML ({error})") from error
     pairs = cast("dict[object, object]", content) if isinstance(content, dict) else {}
     names = {str(name): str(other) for name, other in pairs.items() if isinstance(name, str) and isinstance(other, str)}
     if not names or len(names) < len(pairs):

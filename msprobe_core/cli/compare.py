@@ -17,7 +17,7 @@ from msprobe_core.cli.progress import progress_bar
 from msprobe_core.cli.reports import report_option, say_written
 from msprobe_core.cli.show import show
 from msprobe_core.compat.formats import GENERATION_A
-from msprobe_core.errors import CompareError
+from msprobe_core.errors import CompareError, MissingPathError, UnreadableResultError
 from msprobe_core.former_names.table import COMPARE_MODES, COMPARE_OPTIONS, OFFLINE_MODELS
 from msprobe_core.interrupts import raise_if_interrupted
 from msprobe_core.plugins import registry
@@ -259,7 +259,7 @@ class CompareRequest(msgspec.Struct, frozen=True):
         """The stacks of the target, if given as a file; those of a directory are found there."""
         path = Path(self.stack_path) if self.stack_path else None
         if path is not None and not path.exists():
-            raise CompareError(f"{path}: does not exist, and compare.json gives it as 'stack_path'")
+            raise MissingPathError(f"{path}: does not exist, and compare.json gives it as 'stack_path'")
         return path if path is not None and path.is_file() else None
 
 
@@ -280,7 +280,7 @@ def _read_request(path: Path) -> CompareRequest:
     except OSError as error:
         raise CompareError(f"{path}: cannot be read ({error.strerror})") from error
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise CompareError(
+        raise UnreadableResultError(
             f'{path}: is not a compare.json ({error}); it needs "npu_path" and "bench_path", both text'
         ) from error
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from msprobe_core.errors import ConfigError, PluginError, printable
+from msprobe_core.errors import ConfigError, MissingFrameworkError, MissingLibraryError, PluginError, printable
 
 if TYPE_CHECKING:
     from msprobe_core.locate import LocateResult
@@ -75,17 +75,21 @@ def _chosen(name: str | None) -> FrameworkOffer:
     offers = {each: offer for each, offer in registry().frameworks().items() if offer.demo is not None}
     if name is not None and name not in offers:
         known = ", ".join(offers) or "none"
-        raise PluginError(f"no plugin here has a demo of the framework {name!r}; known: {known}; see `msprobe doctor`")
+        raise MissingFrameworkError(
+            f"no plugin here has a demo of the framework {name!r}; known: {known}; see `msprobe doctor`"
+        )
     for offer in offers.values() if name is None else [offers[name]]:
         if importlib.util.find_spec(offer.package) is not None:
             return offer
     if not offers:
-        raise PluginError(
+        raise MissingFrameworkError(
             "no plugin of a framework is installed; install one, such as: pip install msprobe-pytorch; "
             "`msprobe doctor` says what is here"
         )
     missing = ", ".join(offer.package for offer in offers.values() if name in (None, offer.name))
-    raise PluginError(f"the demo trains a model, and none of these packages is installed here: {missing}; install one")
+    raise MissingLibraryError(
+        f"the demo trains a model, and none of these packages is installed here: {missing}; install one"
+    )
 
 
 def _prepared(directory: Path, offer: FrameworkOffer) -> Path:

@@ -14,7 +14,14 @@ from typing import Any
 import click
 
 from msprobe_core._version import __version__
-from msprobe_core.errors import BrokenPluginError, MsprobeError, printable
+from msprobe_core.errors import (
+    FILE_CODE,
+    INTERNAL_CODE,
+    BrokenPluginError,
+    MsprobeError,
+    UnknownCommandError,
+    printable,
+)
 from msprobe_core.former_names.table import COMMANDS
 from msprobe_core.guard import described
 from msprobe_core.interrupts import Interrupts
@@ -98,7 +105,7 @@ def _former(name: str) -> click.Command | None:
         return None
 
     def refuse() -> None:
-        raise MsprobeError(f"there is no command {name!r}: {COMMANDS[name]}")
+        raise UnknownCommandError(f"there is no command {name!r}: {COMMANDS[name]}")
 
     anything = click.Argument(["arguments"], nargs=-1, expose_value=False, type=click.UNPROCESSED)
     settings: dict[str, Any] = {"ignore_unknown_options": True}
@@ -172,14 +179,16 @@ def _status_of(arguments: list[str], interrupts: Interrupts) -> int:
         if wants_traceback:
             traceback.print_exc()
         if isinstance(error, MsprobeError):
-            return _fail(str(error))
+            return _fail(str(error), error.code)
         if isinstance(error, OSError) and error.filename is not None and error.strerror:
             return _fail(
-                f"{_name_in(error)}: {error.strerror}; change the permissions, free space or choose another path"
+                f"{_name_in(error)}: {error.strerror}; change the permissions, free space or choose another path",
+                FILE_CODE,
             )
         return _fail(
             f"internal error ({type(error).__name__}: {error}); run again with `msprobe --debug …` and report the "
-            "traceback"
+            "traceback",
+            INTERNAL_CODE,
         )
     return status if isinstance(status, int) else EXIT_AGREES
 
@@ -188,6 +197,7 @@ def _name_in(error: OSError) -> str:
     return os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else str(error.filename)
 
 
-def _fail(sentence: str) -> int:
-    click.echo(f"msprobe: error: {printable(' '.join(sentence.split()))}", err=True)
+def _fail(sentence: str, code: str) -> int:
+    # At the end, where scripts that look for the begin of the line, and people, find the sentence first.
+    click.echo(f"msprobe: error: {printable(' '.join(sentence.split()))} [{code}]", err=True)
     return EXIT_FAILED

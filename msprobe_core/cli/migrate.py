@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from msprobe_core.cli.show import printing
-from msprobe_core.errors import StoreError, printable
+from msprobe_core.errors import ExistsError, printable
 
 if TYPE_CHECKING:
     from msprobe_core.migrate import MigratedFile
@@ -73,7 +73,7 @@ def _write(file: MigratedFile, *, overwrites: bool) -> None:
         return
     path = file.path.with_name(f"{file.path.stem}{_SUFFIX}")
     if path.exists() and not overwrites:
-        raise StoreError(f"{path} exists; give --overwrite to replace it, or move it away")
+        raise ExistsError(f"{path} exists; give --overwrite to replace it, or move it away")
     write_json(path, dict(file.content))
     with printing(_ADVICE):
         click.echo(printable(f"  written   {path}"))

@@ -18,7 +18,7 @@ from msprobe_core.cli.monitor_parts import (
     shown_place,
 )
 from msprobe_core.cli.show import show
-from msprobe_core.errors import CompareError
+from msprobe_core.errors import NothingInCommonError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -57,7 +57,7 @@ def compare(
     own, other, *repetitions = [monitored(path) for path in (target, golden, *noise)]
     result = compare_monitored(own, other, repetitions, false_alarms=false_alarms, most=top_k)
     if not result.num_shared:
-        raise CompareError(f"{target} and {golden} have no value of a rank and step in common")
+        raise NothingInCommonError(f"{target} and {golden} have no value of a rank and step in common")
     if output_path is not None:
         write_json(output_path / _RESULT, _content(result))
     show(partial(_print, result), "give -o to write it to a file")

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from msprobe_core.cli.progress import progress_bar
-from msprobe_core.errors import DumpError, printable
+from msprobe_core.errors import DumpError, MissingDumpError, printable
 
 _OF_DUMPS = (
     "is no directory of a monitor; `msprobe data2db` makes a database of a dump, `msprobe view DIR` shows its "
@@ -83,7 +83,7 @@ def data2db(
     elif is_recorded_run(directory):
         _write_dumps(directory, output_path, mapping, process_num, by_micro_step=by_micro_step)
     else:
-        raise DumpError(f"{directory}: {_OF_NEITHER if kind == 'auto' else 'holds no dump'}")
+        raise MissingDumpError(f"{directory}: {_OF_NEITHER if kind == 'auto' else 'holds no dump'}")
 
 
 def _write_dumps(directory: Path, output: Path, mapping: Path | None, process_num: int, *, by_micro_step: bool) -> None:

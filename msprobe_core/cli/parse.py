@@ -12,7 +12,7 @@ import click
 
 from msprobe_core.cli.progress import progress_bar
 from msprobe_core.cli.show import show
-from msprobe_core.errors import ConfigError, StoreError, printable
+from msprobe_core.errors import ConfigError, ExistsError, MissingDumpError, StoreError, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -90,13 +90,12 @@ def identify(*, paths: tuple[Path, ...], as_json: bool) -> int:
 
 def _identify(paths: Sequence[Path], *, as_json: bool) -> int:
     from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT
-    from msprobe_core.errors import DumpError
 
     if not paths:
         raise ConfigError("identify needs a file or a directory")
     contents = _contents(paths)
     if not contents:
-        raise DumpError(f"{paths[0]}: holds no file of a format that is known here")
+        raise MissingDumpError(f"{paths[0]}: holds no file of a format that is known here")
     if as_json:
         click.echo(json.dumps({"files": [_content_json(content) for content in contents]}, ensure_ascii=True, indent=2))
     else:
@@ -209,7 +208,6 @@ def _size_of(source: Any) -> int:
 
 def _convert(path: Path, output: Path, kind: str, workers: int | None, *, overwrites: bool) -> int:
     from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT
-    from msprobe_core.errors import DumpError
     from msprobe_core.execute.units import run_units
     from msprobe_core.model import ExecutorOptions
     from msprobe_core.store.atomic_file import write_json
@@ -232,7 +230,7 @@ def _convert(path: Path, output: Path, kind: str, workers: int | None, *, overwr
         )
     tensors = [tensor for number in sorted(found) for tensor in found[number] or ()]
     if not tensors and not failed:
-        raise DumpError(f"{path}: holds no file of a format that is known here")
+        raise MissingDumpError(f"{path}: holds no file of a format that is known here")
     for number, why in failed.items():
         click.echo(f"{printable(str(sources[number].relative))}: {printable(why)}", err=True)
     wrong = [tensor for tensor in tensors if tensor.status is not Status.SOUND]
@@ -270,6 +268,6 @@ def _check_output(path: Path, output: Path, *, overwrites: bool) -> None:
     if not output.exists():
         return
     if not output.is_dir():
-        raise StoreError(f"{output}: is there and no directory; choose another with -o")
+        raise ExistsError(f"{output}: is there and no directory; choose another with -o")
     if not overwrites and any(output.iterdir()):
-        raise StoreError(f"{output}: is there already; choose another directory with -o, or give --overwrite")
+        raise ExistsError(f"{output}: is there already; choose another directory with -o, or give --overwrite")

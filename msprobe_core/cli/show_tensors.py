@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from msprobe_core.cli.show import show as show_on_terminal
-from msprobe_core.errors import DumpError
+from msprobe_core.errors import DumpError, MissingDumpError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -97,7 +97,7 @@ def _tensors_of(path: Path, names: Sequence[str]) -> list[_Found]:
             name = tensor.name if len(content.tensors) > 1 else ""
             found.append(_Found((place, name), content, tensor))
     if not found:
-        raise DumpError(f"{path}: holds no such tensor" if names else f"{path}: holds no tensor")
+        raise MissingDumpError(f"{path}: holds no such tensor" if names else f"{path}: holds no tensor")
     return found
 
 

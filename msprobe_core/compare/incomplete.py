@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from msprobe_core.compare.compare_codes import CompareCode
-from msprobe_core.errors import CompareError
+from msprobe_core.errors import NothingInCommonError
 from msprobe_core.findings import Finding, Level
 from msprobe_core.judge.columns import Match
 from msprobe_core.model import Ending, EndState, Phase
@@ -94,7 +94,7 @@ def without_missing_calls(
         return rows, notes
     left = rows.filter(~pl.col("entry").is_in(list(missing)))
     if not (left["match"] == Match.BOTH.value).any():
-        raise CompareError(f"{ends.text}: the two have no call in common")
+        raise NothingInCommonError(f"{ends.text}: the two have no call in common")
     return left, notes
 
 

@@ -17,7 +17,7 @@ from typing import Any, cast
 import msgspec
 
 from msprobe_core.config.text import read_text
-from msprobe_core.errors import ConfigError
+from msprobe_core.errors import ConfigError, MalformedConfigError
 from msprobe_core.protocols.trainers import ApiMap
 from msprobe_core.untrusted.malformed import MalformedError
 
@@ -149,7 +149,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         loaded = load_yaml(content, has_types=False)
     except MalformedError as error:
-        raise ConfigError(f"{path}: is no yaml ({error})") from error
+        raise MalformedConfigError(f"{path}: is no yaml ({error})") from error
     if not isinstance(loaded, dict):
         raise ConfigError(f"{path}: must hold names, each with what it is canonically")
     return cast("dict[str, Any]", loaded)

@@ -16,7 +16,7 @@ import yaml
 from msprobe_core import names
 from msprobe_core.compare.mapping import ApiRule, Matching, Rule
 from msprobe_core.config.text import read_text
-from msprobe_core.errors import ConfigError
+from msprobe_core.errors import ConfigError, MalformedConfigError, UnknownFieldError
 from msprobe_core.untrusted.malformed import MalformedError
 from msprobe_core.untrusted.yaml_text import compose
 
@@ -138,7 +138,9 @@ def _api_rule(path: Path, node: yaml.Node, name: yaml.ScalarNode | None) -> ApiR
     fields = {key.value: (key, value) for key, value in _members(path, _as_mapping(path, node, _APIS_LOOK))}
     for field_name, (key, _) in fields.items():
         if field_name not in _API_FIELDS:
-            raise ConfigError(f"{_where(path, key)}: there is no {field_name!r}; known are {', '.join(_API_FIELDS)}")
+            raise UnknownFieldError(
+                f"{_where(path, key)}: there is no {field_name!r}; known are {', '.join(_API_FIELDS)}"
+            )
 
     def text(keys: Sequence[str]) -> str:
         for key in keys:
@@ -187,7 +189,7 @@ def _read(path: Path, look: str) -> yaml.Node:
         node = compose(text)
     except MalformedError as error:
         place = "" if error.line is None else f", line {error.line}"
-        raise ConfigError(f"{path}{place}: is not YAML ({error.reason}); expected are {look}") from error
+        raise MalformedConfigError(f"{path}{place}: is not YAML ({error.reason}); expected are {look}") from error
     if node is None:
         raise ConfigError(f"{path}: is empty; expected are {look}")
     return node

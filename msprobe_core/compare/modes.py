@@ -9,7 +9,7 @@ import polars as pl
 
 from msprobe_core.compare.compare_codes import CompareCode
 from msprobe_core.compare.result import Mode
-from msprobe_core.errors import CompareError
+from msprobe_core.errors import NoValuesError
 from msprobe_core.findings import Finding
 from msprobe_core.judge.statistics_columns import STATISTICS
 from msprobe_core.model import Task
@@ -45,7 +45,7 @@ def mode_of(target: Dump, golden: Dump) -> ModeFound:
             return ModeFound(Mode.CHECKSUM, notes)
         return ModeFound(Mode.STATISTICS, [*notes, Finding(CompareCode.STATISTICS_FOR_CHECKSUMS)])
     if not shared and all(content.others or content.checksum for content in contents):
-        raise CompareError(
+        raise NoValuesError(
             f"{target.path} keeps {contents[0].text} of each tensor and {golden.path} {contents[1].text}, which cannot "
             "be compared; record both with the same 'summary_mode'"
         )

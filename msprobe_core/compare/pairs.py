@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from msprobe_core.errors import CompareError, DumpError
+from msprobe_core.errors import CompareError, DumpError, NothingInCommonError
 from msprobe_core.execute.units import files_of
 from msprobe_core.store.kernel_files import KernelUnit, find_kernel_units
 from msprobe_core.store.layout import Unit, find_units
@@ -176,7 +176,7 @@ def find_pairs_of_modes(
         elif mode in modes[0] or mode in modes[1]:
             missing.append(f"{mode} is in {target if mode in modes[0] else golden} only")
     if not pairs:
-        raise CompareError(f"{target} and {golden} have nothing in common: {missing[0]}")
+        raise NothingInCommonError(f"{target} and {golden} have nothing in common: {missing[0]}")
     return Pairing(pairs, missing, can_have_replicas=False)
 
 
@@ -209,7 +209,7 @@ def _pair_steps(
     if not pairs:
         have = [_listed("step", side) for side in steps]
         reason = missing[0] if missing else "none was chosen"
-        raise CompareError(
+        raise NothingInCommonError(
             f"{target} ({have[0]}) and {golden} ({have[1]}) have no step to compare: {reason}; to compare two steps "
             "with each other, give their directories"
         )
@@ -298,7 +298,7 @@ def _pair_units(
     if not pairs:
         ranks = [_listed("rank", numbers) for numbers in (own, by_rank)]
         asked = f", of those asked for ({_listed('rank', wanted)})" if wanted else ""
-        raise CompareError(
+        raise NothingInCommonError(
             f"{target} and {golden} have no rank in common{asked} ({ranks[0]} and {ranks[1]}); to compare two ranks "
             "with each other, give their directories"
         )
@@ -366,7 +366,7 @@ def _pair_kernels(
             missing.append(f"{label} is in {target if found in sides[0] else golden} only")
     if not pairs:
         reason = missing[0] if missing else "none was chosen"
-        raise CompareError(f"{target} and {golden} have no run of a graph in common: {reason}")
+        raise NothingInCommonError(f"{target} and {golden} have no run of a graph in common: {reason}")
     return Pairing(pairs, missing, can_have_replicas=False)
 
 

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msprobe_core.config.text import read_text
-from msprobe_core.errors import ConfigError, DumpError
+from msprobe_core.errors import ConfigError, DumpError, UnknownFieldError, UnreadableConfigError
 from msprobe_core.protocols.storage import TensorSource
 from msprobe_core.store.tensors import open_tensor
 from msprobe_core.untrusted.malformed import MalformedError
@@ -82,7 +82,7 @@ def load_post_processing(path: Path) -> PostProcessing:
     names = _maps_of(mode)
     unknown = sorted(str(name) for name in fields if name not in {"mode", *names})
     if unknown:
-        raise ConfigError(
+        raise UnknownFieldError(
             f"{path}: the field {unknown[0]!r} is unknown with mode {mode.value}; known: {', '.join(names)}"
         )
     found: dict[str, dict[str, Factors]] = {"target": {}, "golden": {}}
@@ -116,7 +116,7 @@ def _read_fields(path: Path) -> dict[object, object]:
     try:
         content = load_yaml(text)
     except MalformedError as error:
-        raise ConfigError(f"{path}: cannot be read ({error}); {advice}") from error
+        raise UnreadableConfigError(f"{path}: cannot be read ({error}); {advice}") from error
     if not isinstance(content, dict):
         raise ConfigError(
             f"{path}: holds {type(content).__name__}, but must hold the fields 'mode' and maps of tensors"

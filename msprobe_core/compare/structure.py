@@ -8,7 +8,7 @@ import polars as pl
 
 from msprobe_core import names
 from msprobe_core.compare.derived import DerivedDump
-from msprobe_core.errors import CompareError, EntryNameError
+from msprobe_core.errors import EntryNameError, NoValuesError
 from msprobe_core.model import Phase, Role, Task
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.frame import COLUMNS, RowKind
@@ -46,7 +46,7 @@ def _calls_of(dump: Dump) -> dict[str, Phase]:
         if phase is not Phase.PARAMETERS_GRAD:
             calls[entry] = phase
     if not calls:
-        raise CompareError(
+        raise NoValuesError(
             f"{dump.path}: holds neither values nor calls (task '{dump.header.task}'); of a run with task "
             f"'{Task.STRUCTURE.value}', keep the files beside it, and record it at level L0 or mix"
         )

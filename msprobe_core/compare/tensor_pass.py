@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from msprobe_core.compare.custom_metrics import CustomMetrics
 from msprobe_core.compare.post_processing import Factors, PostProcessing
 from msprobe_core.compare.tensor_metrics import PairSums, Workspace, cosine
-from msprobe_core.errors import DumpError
+from msprobe_core.errors import DamagedDumpError, DumpError
 from msprobe_core.plugins import registry
 from msprobe_core.protocols.storage import Dump, TensorSource
 from msprobe_core.store.tensor_source import HeldTensor
@@ -299,12 +299,16 @@ class StoredSide:
         source = self.dump.open_tensor(self.file_name)
         found = str(list(source.shape))
         if self.shape is not None and found != self.shape and _squeezed(source.shape) != _squeezed(_sizes(self.shape)):
-            raise DumpError(f"{self.file_name}: holds a tensor of the shape {found}, and its record says {self.shape}")
+            raise DamagedDumpError(
+                f"{self.file_name}: holds a tensor of the shape {found}, and its record says {self.shape}"
+            )
         recorded = _plain_dtype(self.dtype)
         if recorded is None or recorded == source.dtype:
             return source, source.dtype
         if not _can_hold(source.dtype, recorded):
-            raise DumpError(f"{self.file_name}: holds a tensor of {source.dtype}, and its record says {self.dtype}")
+            raise DamagedDumpError(
+                f"{self.file_name}: holds a tensor of {source.dtype}, and its record says {self.dtype}"
+            )
         return source, recorded
 
     @property

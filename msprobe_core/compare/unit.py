@@ -26,7 +26,7 @@ from msprobe_core.compare.suggest import suggest_names
 from msprobe_core.compare.tensor_pass import Progress, add_tensor_metrics
 from msprobe_core.compare.tools import are_foreign, are_of_two_tools
 from msprobe_core.compare.worst_tensor import worst_tensor
-from msprobe_core.errors import CompareError
+from msprobe_core.errors import NothingInCommonError, NoValuesError
 from msprobe_core.findings import Field, Finding, Level, noted
 from msprobe_core.judge import overrides, statistics_columns
 from msprobe_core.judge.columns import Match
@@ -298,16 +298,16 @@ def _aligned(target: Dump, golden: Dump, mode: Mode, matching: Matching, ends: E
     dumps = structure_dumps(target, golden) if mode is Mode.STRUCTURE else (target, golden)
     for dump in dumps:
         if not rows_of(dump).height and ends.findings:
-            raise CompareError(f"{ends.text}: there is nothing to compare")
+            raise NoValuesError(f"{ends.text}: there is nothing to compare")
         if not rows_of(dump).height:
-            raise CompareError(
+            raise NoValuesError(
                 f"{dump.path}: holds no values to compare (task '{dump.header.task}'), because nothing was recorded; "
                 "look whether 'scope', 'list' or 'rank' leave anything to record"
             )
     alignment = align(*dumps, matching)
     if not any_of(alignment.rows, pl.col("match") == Match.BOTH.value):
         because = f" ({ends.text})" if ends.findings else "; they are not dumps of the same program"
-        raise CompareError(f"{target.path} and {golden.path} have no row in common{because}")
+        raise NothingInCommonError(f"{target.path} and {golden.path} have no row in common{because}")
     if not ends.findings:
         return alignment, []
     rows, left_out = without_missing_calls(frame_of(alignment.rows), *dumps, ends)
@@ -337,7 +337,7 @@ def _note_uncompared(rows: Rows, mode: Mode, pair: UnitPair) -> list[Finding]:
     if number := _count_of(rows, is_uncompared()):
         differs_at_all = any_of(rows, pl.col("verdict").is_in([Verdict.ERROR.value, Verdict.UNMATCHED.value]))
         if mode is not Mode.STRUCTURE and not differs_at_all and number == _count_of(rows, _has_values()):
-            raise CompareError(
+            raise NoValuesError(
                 f"none of the {number:,} tensors that both sides have could be compared, because one side or both have "
                 "no statistics of them; record both with values that can be compared (task 'statistics' or 'tensor')"
             )

@@ -26,7 +26,7 @@ from msprobe_core.compare.result import ComparisonResult, UnitSummary
 from msprobe_core.compare.run import RunOptions, compare_run
 from msprobe_core.compare.unit import CompareOptions
 from msprobe_core.compat.formats import GENERATION_A, GENERATION_C
-from msprobe_core.errors import CompareError, ConfigError
+from msprobe_core.errors import ConfigError, ConflictingSettingsError, MissingPathError, UnknownFieldError
 from msprobe_core.model import ExecutorOptions
 from msprobe_core.report.files import ReportFiles, ResultFiles, TableForm, TableOptions, time_stamp
 
@@ -252,10 +252,10 @@ def _inputs(input_param: Mapping[str, object]) -> tuple[Path, Path, Path | None]
     """
     unknown = [str(key) for key in input_param if key not in _KNOWN]
     if unknown:
-        raise ConfigError(f"input_param: unknown field {unknown[0]!r}; known are {', '.join(_KNOWN)}")
+        raise UnknownFieldError(f"input_param: unknown field {unknown[0]!r}; known are {', '.join(_KNOWN)}")
     stacks = _given(input_param, _STACK)
     if stacks is not None and not stacks.exists():
-        raise CompareError(f"{stacks}: does not exist, and input_param gives it as '{_STACK[0]}'")
+        raise MissingPathError(f"{stacks}: does not exist, and input_param gives it as '{_STACK[0]}'")
     return _required(input_param, _TARGET), _required(input_param, _GOLDEN), stacks
 
 
@@ -277,5 +277,5 @@ def _given(input_param: Mapping[str, object], names: tuple[str, ...]) -> Path | 
         if not isinstance(value, str | os.PathLike):
             raise ConfigError(f"input_param: {name!r} is {value!r}, and must be a path")
     if len(found) > 1:
-        raise ConfigError(f"input_param: {' and '.join(map(repr, found))} mean the same; give one of them")
+        raise ConflictingSettingsError(f"input_param: {' and '.join(map(repr, found))} mean the same; give one of them")
     return next((Path(str(value)) for value in found.values()), None)

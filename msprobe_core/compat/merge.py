@@ -16,7 +16,7 @@ import polars as pl
 from msprobe_core.compare.result import Mode
 from msprobe_core.compat.read_table import NAMES, ROW_NAME, ResultTable, Wording, rank_files, read_table
 from msprobe_core.config.text import read_text
-from msprobe_core.errors import CompareError, ConfigError
+from msprobe_core.errors import CompareError, ConfigError, MalformedConfigError
 from msprobe_core.judge.formatting import formatted
 from msprobe_core.judge.statistics_columns import STATISTICS
 from msprobe_core.protocols.presentation import Width
@@ -105,7 +105,7 @@ def read_request(path: Path) -> MergeRequest:
     try:
         content = load_yaml(text)
     except MalformedError as error:
-        raise ConfigError(f"{path}: is not valid YAML ({error})") from error
+        raise MalformedConfigError(f"{path}: is not valid YAML ({error})") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: holds {type(content).__name__}; {example}")
     try:

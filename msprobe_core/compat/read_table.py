@@ -15,7 +15,7 @@ from typing import Any
 import polars as pl
 
 from msprobe_core.compare.result import Mode
-from msprobe_core.errors import CompareError
+from msprobe_core.errors import CompareError, UnreadableResultError
 from msprobe_core.untrusted.files import most_unfolded, open_plain, read_plain
 from msprobe_core.untrusted.malformed import MalformedError
 
@@ -130,7 +130,7 @@ def read_table(file: RankFile, is_wanted: Callable[[pl.Expr], pl.Expr]) -> Resul
             name = pl.when(target.is_null() | (target == "N/A")).then(golden).otherwise(target)
             named = rows.with_columns(name.alias(ROW_NAME))
             return ResultTable(file, headers, named.filter(is_wanted(pl.col(ROW_NAME))))
-    raise CompareError(
+    raise UnreadableResultError(
         f"{path}: is no result of a comparison: it has neither a column 'target_name' nor a column 'NPU Name'"
     )
 
@@ -147,7 +147,9 @@ def _read(path: Path) -> pl.DataFrame:
     except OSError as error:
         raise CompareError(f"{path}: cannot be read ({error.strerror or error})") from error
     except Exception as error:  # the libraries raise errors of many types
-        raise CompareError(f"{path}: is no table that can be read ({type(error).__name__}: {error})") from error
+        raise UnreadableResultError(
+            f"{path}: is no table that can be read ({type(error).__name__}: {error})"
+        ) from error
 
 
 def _read_csv(path: Path) -> pl.DataFrame:

@@ -11,7 +11,7 @@ from functools import cached_property
 from msprobe_core.capture.framework_choice import find_framework
 from msprobe_core.compile_check.compile_codes import CompileCode
 from msprobe_core.compile_check.verdict import CompileVerdict, ResultVerdict, judge_module, worst_of
-from msprobe_core.errors import ConfigError, PluginError, ReplayError, SessionError
+from msprobe_core.errors import ConfigError, NoModelError, PluginError, ReplayError, SessionError
 from msprobe_core.findings import Finding, Level, noted
 from msprobe_core.free_benchmark.trials import NamedModel, TrainingStep
 from msprobe_core.guard import described
@@ -136,7 +136,7 @@ def module_compiler(step: TrainingStep) -> ModuleCompiler:
         SessionError: there is no model, the step fails, or calls none of its modules.
     """
     if not step.models:
-        raise SessionError("a check of compiled modules needs the model of the step")
+        raise NoModelError("a check of compiled modules needs the model of the step")
     framework = find_framework(None, next(iter(step.models.values())))
     if not isinstance(framework, CompileCheckingFramework):
         raise PluginError(f"compile is not available for {framework.name}: its plugin does not offer it")

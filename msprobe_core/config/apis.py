@@ -9,7 +9,7 @@ from typing import cast
 import msgspec
 
 from msprobe_core.config.text import read_text
-from msprobe_core.errors import ConfigError
+from msprobe_core.errors import ConfigError, UnreadableConfigError
 from msprobe_core.untrusted.malformed import MalformedError
 from msprobe_core.untrusted.yaml_text import load_yaml
 
@@ -40,7 +40,7 @@ def load_apis(path: Path, where: str) -> tuple[ListedApi, ...]:
     try:
         content = load_yaml(text)
     except MalformedError as error:
-        raise ConfigError(f"{where}: cannot be read ({error}); {advice}") from error
+        raise UnreadableConfigError(f"{where}: cannot be read ({error}); {advice}") from error
     if content is None:
         return ()
     if not isinstance(content, dict):

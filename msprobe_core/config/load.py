@@ -34,7 +34,13 @@ from msprobe_core.config.schema import (
     TwinOptions,
 )
 from msprobe_core.config.text import given_path, is_directory, read_text
-from msprobe_core.errors import ConfigError, EntryNameError
+from msprobe_core.errors import (
+    ConfigError,
+    ConflictingSettingsError,
+    EntryNameError,
+    MalformedConfigError,
+    UnknownFieldError,
+)
 from msprobe_core.former_names import table as former
 from msprobe_core.model import Level, Perturbation, Phase, SiteKind, Task
 from msprobe_core.untrusted.malformed import MalformedError
@@ -149,7 +155,7 @@ def _decode(path: Path, text: str) -> object:
     try:
         return decode(text)
     except (MalformedError, msgspec.DecodeError, RecursionError) as error:
-        raise ConfigError(f"{path}: is not valid {kind} ({' '.join(str(error).split())})") from error
+        raise MalformedConfigError(f"{path}: is not valid {kind} ({' '.join(str(error).split())})") from error
 
 
 _decode_json = msgspec.json.Decoder().decode
@@ -218,7 +224,7 @@ def _check_fields(
         if key in known_before:
             _logger.warning("%s: the field '%s' is of an older release: %s", where, key, known_before[key])
         elif key not in types:
-            raise ConfigError(f"{where}: unknown field {key!r} (value {value!r}); {_suggest_field(key, types)}")
+            raise UnknownFieldError(f"{where}: unknown field {key!r} (value {value!r}); {_suggest_field(key, types)}")
         else:
             checked[key] = _check_value(key, value, types[key], where)
     return checked
@@ -353,7 +359,9 @@ def _check_options(options: TaskOptions, task: Task, where: str) -> None:
     if len(set(modes)) < len(modes):
         raise ConfigError(f"{where}: 'data_mode' is {[mode.value for mode in modes]!r}; give each value once")
     if DataMode.ALL in modes and len(modes) > 1:
-        raise ConfigError(f"{where}: 'data_mode' has 'all' among others; write [\"all\"] or leave 'all' out")
+        raise ConflictingSettingsError(
+            f"{where}: 'data_mode' has 'all' among others; write [\"all\"] or leave 'all' out"
+        )
     if options.diff_nums < 1 and options.diff_nums != -1:
         raise ConfigError(f"{where}: 'diff_nums' is {options.diff_nums}, but must be at least 1, or -1 for no limit")
     if options.overflow_nums < 1 and options.overflow_nums != -1:
@@ -373,9 +381,11 @@ def _check_options(options: TaskOptions, task: Task, where: str) -> None:
 
 def _check_bench(options: TaskOptions, where: str) -> None:
     if options.summary_mode == "statistics":
-        raise ConfigError(f'{where}: \'bench_path\' needs checksums: add "summary_mode": "md5"')
+        raise ConflictingSettingsError(f'{where}: \'bench_path\' needs checksums: add "summary_mode": "md5"')
     if (DataMode.INPUT in options.data_mode) != (DataMode.OUTPUT in options.data_mode):
-        raise ConfigError(f"{where}: 'bench_path' compares inputs and outputs, but 'data_mode' has only one of them")
+        raise ConflictingSettingsError(
+            f"{where}: 'bench_path' compares inputs and outputs, but 'data_mode' has only one of them"
+        )
     if not is_directory(given_path(str(options.bench_path), f"{where}: 'bench_path'")):
         raise ConfigError(
             f"{where}: 'bench_path' is {options.bench_path!r}, which is no directory; give that of an earlier run"
@@ -396,20 +406,22 @@ def _check_perturbing(options: TaskOptions, where: str) -> None:
     if options.max_sample < 1 or options.preheat_step < 0:
         raise ConfigError(f"{where}: 'max_sample' must be at least 1, and 'preheat_step' at least 0")
     if (options.pert_mode is PertMode.TO_CPU) != (options.fuzz_device is FuzzDevice.CPU):
-        raise ConfigError(
+        raise ConflictingSettingsError(
             f"{where}: 'fuzz_device' is {options.fuzz_device.value!r} and 'pert_mode' is {options.pert_mode.value!r}; "
             "the host stands for the mode to_cpu, and that mode for the host: give both or neither"
         )
     if options.dump_mode is not DumpMode.AUTO and options.pert_mode is not PertMode.TO_CPU:
-        raise ConfigError(
+        raise ConflictingSettingsError(
             f"{where}: 'dump_mode' is {options.dump_mode.value!r}, but keeps results of both devices, which only the "
             "mode to_cpu has; leave it out"
         )
     if options.dump_mode is DumpMode.LIST and not options.list:
-        raise ConfigError(f"{where}: 'dump_mode' is 'list', but 'list' is empty; give names of calls, or take 'all'")
+        raise ConflictingSettingsError(
+            f"{where}: 'dump_mode' is 'list', but 'list' is empty; give names of calls, or take 'all'"
+        )
     is_finer = options.pert_mode in (PertMode.IMPROVE_PRECISION, PertMode.TO_CPU)
     if options.handler_type is HandlerType.FIX and not is_finer:
-        raise ConfigError(
+        raise ConflictingSettingsError(
             f"{where}: 'handler_type' is 'fix' and 'pert_mode' is {options.pert_mode.value!r}, whose results are no "
             "better than the training's own; fix with improve_precision or to_cpu, or take 'check'"
         )
@@ -432,7 +444,7 @@ def _check_scope(name: str, level: Level, where: str) -> None:
             "'Module.layers.0.mlp.MLP.forward.0' or 'Functional.linear.3.backward'"
         )
     if level is Level.L0 and site.kind is SiteKind.API:
-        raise ConfigError(
+        raise ConflictingSettingsError(
             f"{where}: 'scope' has {name!r}, the name of an API, but level L0 records modules only; give the name of a "
             "module, or take level mix"
         )
@@ -442,30 +454,36 @@ def _check_together(config: Config, where: str) -> None:
     if not config.dump_path.strip():
         raise ConfigError(f"{where}: 'dump_path' is empty; give the directory that the dump goes to")
     if config.aten and not config.level.has_apis and config.task is not Task.STRUCTURE:
-        raise ConfigError(
+        raise ConflictingSettingsError(
             f"{where}: 'aten' records operators below the APIs, and level {config.level.value} records no APIs; take "
             "level mix or L1, or leave 'aten' out"
         )
     if config.task is Task.STRUCTURE and not config.extra_info:
-        raise ConfigError(f"{where}: 'extra_info' is false, but the task 'structure' records nothing else; remove one")
+        raise ConflictingSettingsError(
+            f"{where}: 'extra_info' is false, but the task 'structure' records nothing else; remove one"
+        )
     if config.task is Task.OVERFLOW_CHECK and {DataMode.INPUT, DataMode.OUTPUT} & set(config.options.data_mode):
-        raise ConfigError(
+        raise ConflictingSettingsError(
             f"{where}: 'data_mode' leaves out a side of each call, but 'overflow_check' needs both; use forward or "
             "backward, or leave it out"
         )
     if config.task in (Task.ACC_CHECK, Task.FREE_BENCHMARK) and config.level is not Level.L1:
         task = config.task.value
-        raise ConfigError(f"{where}: '{task}' checks calls of APIs: take level L1, not {config.level.value}")
+        raise ConflictingSettingsError(
+            f"{where}: '{task}' checks calls of APIs: take level L1, not {config.level.value}"
+        )
     if config.twin is not None and (
         config.task not in (Task.STATISTICS, Task.TENSOR) or config.level in (Level.DEBUG, Level.L2)
     ):
-        raise ConfigError(
+        raise ConflictingSettingsError(
             f"{where}: 'twin' compares calls of each step: take the task statistics or tensor, at level L0, L1 or mix"
         )
     if config.level is Level.L2 and config.perturb is not None:
-        raise ConfigError(f"{where}: 'perturb' does not apply at level L2, whose kernels run compiled; remove one")
+        raise ConflictingSettingsError(
+            f"{where}: 'perturb' does not apply at level L2, whose kernels run compiled; remove one"
+        )
     if config.level is Level.L2 and config.options.scope:
-        raise ConfigError(f"{where}: 'scope' does not apply at level L2; use 'list'")
+        raise ConflictingSettingsError(f"{where}: 'scope' does not apply at level L2; use 'list'")
     if config.level is not Level.DEBUG:
         for name in config.options.scope:
             _check_scope(name, config.level, where)

@@ -11,7 +11,7 @@ from msprobe_core.config.load import check_config, without_comments
 from msprobe_core.config.ranges import parse_ranges
 from msprobe_core.config.schema import Config, JsonObject
 from msprobe_core.config.text import given_path
-from msprobe_core.errors import ConfigError
+from msprobe_core.errors import ConfigError, ConflictingSettingsError, UnknownFieldError
 
 _ELSEWHERE = {"dump_path": "out", "step": "steps", "rank": "ranks", "load": None, "perturb": None}
 """Settings of a debugger that have another name for a trainer with stages, or do not apply to it."""
@@ -77,7 +77,7 @@ def check_stage_config(
     for name, other in _ELSEWHERE.items():
         if name in fields:
             advice = f"; use {other!r}" if other else " to a trainer with stages"
-            raise ConfigError(f"{where}: {name!r} does not apply{advice}")
+            raise ConflictingSettingsError(f"{where}: {name!r} does not apply{advice}")
     own = {name: fields[name] for name in _OWN if fields.get(name) is not None}
     rest = {name: value for name, value in fields.items() if name not in _OWN}
     _check_names(rest, where, [*_OWN, *further])
@@ -105,10 +105,8 @@ def _config(fields: JsonObject, where: str, directory: Path) -> Config:
 def _check_names(fields: JsonObject, where: str, further: Sequence[str]) -> None:
     try:
         check_config(fields, where)
-    except ConfigError as error:
-        if "unknown field" not in str(error):
-            raise
-        raise ConfigError(f"{error}; of a trainer with stages also {', '.join(further)}") from error
+    except UnknownFieldError as error:
+        raise UnknownFieldError(f"{error}; of a trainer with stages also {', '.join(further)}") from error
 
 
 def _stages(value: Any, where: str, known: Sequence[str]) -> tuple[str, ...]:

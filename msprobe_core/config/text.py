@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from msprobe_core.errors import ConfigError
+from msprobe_core.errors import ConfigError, MalformedConfigError, UnreadableConfigError
 from msprobe_core.untrusted.files import TooLargeError, read_plain
 
 MAX_BYTES = 16 << 20
@@ -46,7 +46,7 @@ def read_json(path: Path, *, kind: str, advice: str) -> object:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: is not valid JSON ({error})") from error
+        raise MalformedConfigError(f"{path}: is not valid JSON ({error})") from error
 
 
 def read_text(path: Path, *, kind: str, advice: str, max_bytes: int = MAX_BYTES, where: str | None = None) -> str:
@@ -66,9 +66,9 @@ def read_text(path: Path, *, kind: str, advice: str, max_bytes: int = MAX_BYTES,
     try:
         return read_plain(path, max_bytes).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{where}: cannot be read: it is not UTF-8 text; save it as UTF-8") from error
+        raise UnreadableConfigError(f"{where}: cannot be read: it is not UTF-8 text; save it as UTF-8") from error
     except TooLargeError as error:
-        raise ConfigError(f"{where}: larger than {max_bytes >> 20} MiB; this is not {kind}") from error
+        raise UnreadableConfigError(f"{where}: larger than {max_bytes >> 20} MiB; this is not {kind}") from error
     except (OSError, ValueError) as error:  # ValueError: a null character in the path
         reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"{where}: cannot be read ({reason}); {advice}") from error
+        raise UnreadableConfigError(f"{where}: cannot be read ({reason}); {advice}") from error

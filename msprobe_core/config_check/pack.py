@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
-from msprobe_core.errors import DumpError, clip
+from msprobe_core.errors import DamagedDumpError, DumpError, clip
 from msprobe_core.manifest.facts import Manifest, Scalar
 from msprobe_core.manifest.settings import flattened
 from msprobe_core.store.atomic_file import whole_file
@@ -119,7 +119,9 @@ def read_pack(path: Path) -> Pack:
     except DumpError:
         raise
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
-        raise DumpError(f"{path}: is no zip, or a damaged one ({clip(str(error) or type(error).__name__)})") from error
+        raise DamagedDumpError(
+            f"{path}: is no zip, or a damaged one ({clip(str(error) or type(error).__name__)})"
+        ) from error
 
 
 class _PackReader:

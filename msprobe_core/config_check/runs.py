@@ -19,7 +19,7 @@ from msprobe_core.config_check.model_differences import canonical_parameters
 from msprobe_core.config_check.pack import DYNAMIC, Pack, is_pack, read_pack
 from msprobe_core.config_check.pack_differences import Statistics, compare_random_calls, compare_statistics
 from msprobe_core.config_check.sides import ALL_SECTIONS, GOLDEN, TARGET, lacking
-from msprobe_core.errors import ConfigError, DumpError
+from msprobe_core.errors import ConfigError, DumpError, UnreadableConfigError
 from msprobe_core.findings import Finding, Level
 from msprobe_core.manifest.environment import kept_variables
 from msprobe_core.manifest.facts import Device, Library, Manifest, RunFacts, Scalar
@@ -69,9 +69,9 @@ def kind_of(path: Path) -> SourceKind:
         is_there, is_directory = path.exists(), path.is_dir()
         has_manifests = is_directory and bool(manifest_paths(path))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read ({error})") from error
+        raise UnreadableConfigError(f"{path}: cannot be read ({error})") from error
     if not is_there:
-        raise ConfigError(f"{path}: does not exist; give a pack (.zip), a manifest.json or a directory")
+        raise UnreadableConfigError(f"{path}: does not exist; give a pack (.zip), a manifest.json or a directory")
     if is_directory:
         return SourceKind.DUMP if has_manifests else SourceKind.DIRECTORY
     if is_pack(path):

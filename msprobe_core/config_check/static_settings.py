@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from msprobe_core.errors import ConfigError
+from msprobe_core.errors import ConfigError, MalformedConfigError, UnreadableConfigError
 from msprobe_core.manifest.facts import Scalar
 from msprobe_core.manifest.secrets import cleaned
 from msprobe_core.manifest.settings import flattened
@@ -65,15 +65,15 @@ def _settings_in(path: Path) -> Mapping[str, Scalar]:
     try:
         text = read_plain(path, _MAX_BYTES).decode("utf-8")
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from error
+        raise UnreadableConfigError(f"{path}: cannot be read ({error.strerror or error})") from error
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is not UTF-8 text ({error})") from error
+        raise UnreadableConfigError(f"{path}: is not UTF-8 text ({error})") from error
     if suffix in SHELL_SUFFIXES:
         return {name: cleaned(name, value) for name, value in shell_settings(text).items()}
     try:
         content = load_yaml(text)
     except MalformedError as error:
-        raise ConfigError(f"{path}: is no YAML ({error})") from error
+        raise MalformedConfigError(f"{path}: is no YAML ({error})") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: holds no settings; expected names with values")
     return {name: cleaned(name, value) for name, value in flattened(content).items()}  # pyright: ignore[reportUnknownArgumentType]

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from msprobe_core.config_check.static_settings import YAML_SUFFIXES
 from msprobe_core.config_check.values import same
-from msprobe_core.errors import ConfigError
+from msprobe_core.errors import ConfigError, MalformedConfigError, UnreadableConfigError
 from msprobe_core.manifest.facts import Scalar
 from msprobe_core.manifest.secrets import cleaned
 from msprobe_core.untrusted.files import read_plain
@@ -117,7 +117,7 @@ def _log_text(path: Path, mark: bytes) -> str:
     try:
         content = read_plain(path, _MAX_LOG_BYTES)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from error
+        raise UnreadableConfigError(f"{path}: cannot be read ({error.strerror or error})") from error
     places: list[int] = []
     end = len(content)
     while len(places) < _MOST_MARKS and (end := content.rfind(mark, 0, end)) >= 0:
@@ -280,13 +280,13 @@ def read_wanted(path: Path | None) -> dict[str, Any]:
         try:
             text = read_plain(path, _MAX_TEXT).decode("utf-8")
         except OSError as error:
-            raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from error
+            raise UnreadableConfigError(f"{path}: cannot be read ({error.strerror or error})") from error
         except UnicodeDecodeError as error:
-            raise ConfigError(f"{path}: is not UTF-8 text ({error})") from error
+            raise UnreadableConfigError(f"{path}: is not UTF-8 text ({error})") from error
     try:
         found = load_yaml(text)
     except MalformedError as error:
-        raise ConfigError(f"{shown}: is no YAML ({error})") from error
+        raise MalformedConfigError(f"{shown}: is no YAML ({error})") from error
     if not isinstance(found, dict) or not found:
         raise ConfigError(f"{shown}: holds no settings; expected names with values")
     return cast("dict[str, Any]", found)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from msprobe_core.errors import ConfigError
+from msprobe_core.errors import ConfigError, UnreadableConfigError
 from msprobe_core.guard import described
 
 
@@ -53,7 +53,7 @@ def load_function(reference: str, *, argument: str) -> Callable[[], Any]:
 
 def _from_file(path: Path) -> object:
     if not path.is_file():
-        raise ConfigError(f"{path} is no file")
+        raise UnreadableConfigError(f"{path} is no file")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None

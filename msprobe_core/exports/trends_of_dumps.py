@@ -18,7 +18,7 @@ from typing import Any
 import polars as pl
 
 from msprobe_core import names
-from msprobe_core.errors import DumpError
+from msprobe_core.errors import MissingDumpError
 from msprobe_core.execute.units import files_of, run_units
 from msprobe_core.findings import noted
 from msprobe_core.model import ExecutorOptions, Phase, Site, SiteKind
@@ -87,7 +87,7 @@ def trends_of_dumps(
     )
     notes += [f"{units[number].path}: was left out: {why}" for number, why in failed.items()]
     if not frames:
-        raise DumpError(notes[-1] if notes else f"{directory}: holds no dump")
+        raise MissingDumpError(notes[-1] if notes else f"{directory}: holds no dump")
     frame = pl.concat([frames[number] for number in sorted(frames)])
     return Monitored(frame=frame, statistics=STATISTICS, notes=[noted(note) for note in notes])
 

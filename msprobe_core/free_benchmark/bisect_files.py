@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from msprobe_core.errors import CompareError
+from msprobe_core.errors import CompareError, UnreadableResultError
 from msprobe_core.findings import read_finding, text_and_content
 from msprobe_core.free_benchmark.bisect import BisectResult, BisectVerdict, PartOfModules
 from msprobe_core.model import ReferenceFormat
@@ -145,9 +145,11 @@ def read_bisect(path: Path) -> BisectResult:
     except OSError as error:
         raise CompareError(f"{path}: cannot be read ({error.strerror})") from error
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise CompareError(f"{path}: is not what {_COMMAND} writes ({error}); run it again") from error
+        raise UnreadableResultError(f"{path}: is not what {_COMMAND} writes ({error}); run it again") from error
     if found.version != VERSION:
-        raise CompareError(f"{path}: is of version {found.version}, and {VERSION} is known; run {_COMMAND} again")
+        raise UnreadableResultError(
+            f"{path}: is of version {found.version}, and {VERSION} is known; run {_COMMAND} again"
+        )
     contents = [*found.notes_finding, *([None] * len(found.notes))]
     return BisectResult(
         target=found.target, reference=found.reference, verdict=found.verdict,

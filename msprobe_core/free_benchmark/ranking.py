@@ -12,7 +12,7 @@ import msgspec
 from msprobe_core import names
 from msprobe_core.api_check.online.files import VERDICTS_FILE
 from msprobe_core.api_check.verdict import Verdict
-from msprobe_core.errors import DumpError
+from msprobe_core.errors import DumpError, MissingDumpError
 from msprobe_core.model import Task
 from msprobe_core.store.layout import find_steps, find_units
 from msprobe_core.untrusted.files import read_plain
@@ -148,7 +148,7 @@ def read_ranking(run: Path) -> Ranking:
             raise DumpError(f"{path}: cannot be read ({error.strerror or error})") from error
         num_files += 1
     if not num_files:
-        raise DumpError(
+        raise MissingDumpError(
             f"{run}: holds no results of the task 'free_benchmark'; give the directory that its dump_path named"
         )
     order = list(Verdict)

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from msprobe_core.capture.framework_choice import find_framework
 from msprobe_core.capture.repetition import listed
-from msprobe_core.errors import MsprobeError, PluginError, SessionError
+from msprobe_core.errors import MsprobeError, NoModelError, PluginError, SessionError
 from msprobe_core.free_benchmark.trials import TrainingStep
 from msprobe_core.guard import described
 from msprobe_core.protocols.capabilities import MeasuringFramework
@@ -82,7 +82,7 @@ def _framework_of(values: Iterable[Any], name: str) -> Framework:
     for value in values:
         with suppress(SessionError, PluginError):
             return find_framework(None, value)
-    raise SessionError(
+    raise NoModelError(
         f"{name} can see no model: make model, optimizer and batch variables of its file, or return a model, its "
         "optimizer and a function that runs one step"
     )

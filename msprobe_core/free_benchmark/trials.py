@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from msprobe_core.api_check.online.held_dump import HeldTensor
 from msprobe_core.capture.framework_choice import find_framework
 from msprobe_core.capture.repetition import listed
-from msprobe_core.errors import PluginError, SessionError
+from msprobe_core.errors import NoModelError, PluginError, SessionError
 from msprobe_core.fingerprint.sketch import SIZE
 from msprobe_core.guard import described
 from msprobe_core.model import OUTSIDE, Digest, ReferenceFormat
@@ -93,7 +93,7 @@ class Trials:
             SessionError: there is no model, or its modules cannot be raised.
         """
         if not step.models:
-            raise SessionError("bisect needs the model of the step")
+            raise NoModelError("bisect needs the model of the step")
         framework = find_framework(None, next(iter(step.models.values())))
         for kind in (RaisingFramework, PerturbingFramework, MonitoringFramework, UpdatingFramework, WatchingFramework):
             if not isinstance(framework, kind):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from msprobe_core.errors import CompareError
+from msprobe_core.errors import CompareError, NothingInCommonError
 from msprobe_core.gradients.norms import compare_norms
 from msprobe_core.gradients.probe_layout import probed_ranks, tabled_ranks
 from msprobe_core.gradients.signs import compare_signs
@@ -39,5 +39,5 @@ def compare_gradients(target: Path, golden: Path) -> GradientComparison:
         )
     if not found.agreements:
         reasons = "; ".join(each.text for each in found.lacking)
-        raise CompareError(f"{target} and {golden} have no gradient in common: {reasons}")
+        raise NothingInCommonError(f"{target} and {golden} have no gradient in common: {reasons}")
     return found

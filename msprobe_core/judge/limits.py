@@ -19,7 +19,7 @@ import msgspec
 import polars as pl
 
 from msprobe_core.config.text import read_text
-from msprobe_core.errors import ConfigError
+from msprobe_core.errors import ConfigError, MalformedConfigError, UnknownFieldError
 from msprobe_core.untrusted.malformed import MalformedError
 
 
@@ -161,7 +161,7 @@ def load_limits(path: Path | str) -> LimitTable:
     fields = _read(shipped)
     unknown = sorted(set(given) - set(fields), key=str)
     if unknown:
-        raise ConfigError(f"{path}: '{unknown[0]}' is unknown; the fields are {', '.join(fields)}")
+        raise UnknownFieldError(f"{path}: '{unknown[0]}' is unknown; the fields are {', '.join(fields)}")
     relative = given.get("relative")
     if isinstance(relative, dict):
         given["relative"] = {**fields["relative"], **cast("dict[str, Any]", relative)}
@@ -176,7 +176,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         loaded = load_yaml(content)
     except MalformedError as error:
-        raise ConfigError(f"{path}: is no yaml ({error})") from error
+        raise MalformedConfigError(f"{path}: is no yaml ({error})") from error
     if not isinstance(loaded, dict) or not all(isinstance(key, str) for key in cast("dict[Any, Any]", loaded)):
         raise ConfigError(f"{path}: must hold fields such as 'relative' and 'overrides', each with a value")
     return cast("dict[str, Any]", loaded)

@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from msprobe_core import names
-from msprobe_core.errors import CompareError
+from msprobe_core.errors import NoValuesError
 from msprobe_core.findings import Level
 from msprobe_core.judge import activation_flips, overrides, statistics_columns
 from msprobe_core.judge.columns import SKETCH_ERROR, SKETCH_LOW, Match
@@ -373,7 +373,7 @@ def check_recorded(dump: Dump) -> None:
         return
     failed = filtered(rows, ["name", "failure"], pl.col("failure").is_not_null())
     name, reason = failed.select("name", "failure").row(0)
-    raise CompareError(
+    raise NoValuesError(
         f"{dump.path}: none of its {failed.height:,} tensors could be recorded, so there is nothing to compare; the "
         f"first is {name} ({reason}); record the run again"
     )

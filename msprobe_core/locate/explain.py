@@ -17,7 +17,7 @@ import msgspec
 
 from msprobe_core import names
 from msprobe_core.config_check.differences import Difference, Section, Severity
-from msprobe_core.errors import CompareError
+from msprobe_core.errors import CompareError, UnreadableResultError
 from msprobe_core.findings import Finding, Level
 from msprobe_core.judge.discrete_ops import api_of
 from msprobe_core.locate.explain_codes import ExplainCode
@@ -82,9 +82,11 @@ def read_located(path: Path) -> LocatedFault:
     except OSError as error:
         raise CompareError(f"{path}: cannot be read ({error.strerror})") from error
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise CompareError(f"{path}: is not what msprobe locate writes ({error})") from error
+        raise UnreadableResultError(f"{path}: is not what msprobe locate writes ({error})") from error
     if stored.version != _VERSION:
-        raise CompareError(f"{path}: is of version {stored.version}, and {_VERSION} is known; run msprobe locate again")
+        raise UnreadableResultError(
+            f"{path}: is of version {stored.version}, and {_VERSION} is known; run msprobe locate again"
+        )
     if not stored.suspects:
         raise CompareError(f"{path}: has found no fault, so there is nothing to explain; compare without --explain")
     first = stored.suspects[0]

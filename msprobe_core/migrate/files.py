@@ -15,7 +15,7 @@ from msprobe_core.api_check.settings_file import CheckSettings, read_settings
 from msprobe_core.compare.mapping_files import read_matching
 from msprobe_core.config.load import CONFIG_FIELDS
 from msprobe_core.config.text import read_text
-from msprobe_core.errors import ConfigError
+from msprobe_core.errors import ConfigError, MalformedConfigError
 from msprobe_core.migrate.configuration import BLOCKS, meanings_of
 from msprobe_core.migrate.messages import gathered
 from msprobe_core.migrate.result import FieldMeaning, Migrated, MigratedFile, Standing
@@ -120,7 +120,7 @@ def _content_of(path: Path) -> object:
     try:
         return json.loads(text) if path.suffix.lower() == ".json" else load_yaml(text)
     except (ValueError, MalformedError, RecursionError) as error:
-        raise ConfigError(f"{path}: is neither JSON nor YAML ({' '.join(str(error).split())})") from error
+        raise MalformedConfigError(f"{path}: is neither JSON nor YAML ({' '.join(str(error).split())})") from error
 
 
 def _of_object(path: Path, fields: Mapping[str, Any]) -> MigratedFile | None:

@@ -13,7 +13,7 @@ from typing import Any, cast, get_type_hints
 import msgspec
 
 from msprobe_core.config.text import given_path, read_json
-from msprobe_core.errors import ConfigError
+from msprobe_core.errors import ConfigError, ConflictingSettingsError
 from msprobe_core.monitor.alarm_dump import dump_config
 from msprobe_core.monitor.plan import DEFAULT_OUTPUT, FEATURES, Extensions, MonitorPlan, Rule
 from msprobe_core.monitoring.quantities import Op
@@ -102,7 +102,9 @@ def _checked_plan(plan: MonitorPlan, where: str) -> MonitorPlan:
     if plan.extensions.alarm_action == "dump":
         dump_config(plan)  # raises if it is wrong
     if plan.forward_only and plan.backward_only:
-        raise ConfigError(f"{where}: 'forward_only' and 'backward_only' leave nothing of 'xy_distribution'; remove one")
+        raise ConflictingSettingsError(
+            f"{where}: 'forward_only' and 'backward_only' leave nothing of 'xy_distribution'; remove one"
+        )
     _check_features(plan, where)
     if not (plan.quantities or plan.cc_distribution.enable or plan.print_struct or plan.stack_info):
         raise ConfigError(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from msprobe_core.errors import DumpError
+from msprobe_core.errors import MissingDumpError
 from msprobe_core.monitoring.quantities import Quantity
 from msprobe_core.store.json_structs import load_struct
 
@@ -70,7 +70,7 @@ def read_alarms(directory: Path) -> list[Alarm]:
     """
     files = _files_in(directory) or _files_in(directory / _DIRECTORY)
     if not files:
-        raise DumpError(
+        raise MissingDumpError(
             f"{directory}: holds no alarms of a monitor; give the directory anomaly_detected, which has "
             f"rank0/{_FILE} where a rule of 'alert' held and 'dump' was true"
         )

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import polars as pl
 
-from msprobe_core.errors import DumpError
+from msprobe_core.errors import DumpError, MissingDumpError
 from msprobe_core.findings import Finding
 from msprobe_core.monitoring.arrow_files import read_table
 from msprobe_core.monitoring.history import SCHEMA, Monitored
@@ -69,7 +69,7 @@ def monitored_directory(path: Path) -> Path:
     """
     found = find_monitored(path)
     if found is None:
-        raise DumpError(f"{path}: holds nothing of a monitor; give the directory that MONITOR_OUTPUT_DIR named")
+        raise MissingDumpError(f"{path}: holds nothing of a monitor; give the directory that MONITOR_OUTPUT_DIR named")
     return found
 
 
@@ -97,7 +97,7 @@ def read_monitored(
     """
     directories = rank_directories(path)
     if not directories:
-        raise DumpError(
+        raise MissingDumpError(
             f"{path}: holds nothing of a monitor, which makes a directory for each rank, such as "
             "Nov21_05-57-08-rank0-95f81c46 or rank_0, with files such as actv_0-0.csv"
         )

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from msprobe_core.errors import DumpError
+from msprobe_core.errors import DumpError, MissingDumpError
 from msprobe_core.fingerprint.distance import SIZE_BYTES, decoded
 from msprobe_core.fingerprint.sketch import SIZE
 from msprobe_core.monitoring.layout_file import Layouts
@@ -121,7 +121,7 @@ class SketchedRun:
 
     def _check(self, path: Path) -> None:
         if not self._files:
-            raise DumpError(
+            raise MissingDumpError(
                 f'{path}: holds no sketches of gradients; collect them with "msprobe": {{"sketch": "grad"}} in the '
                 "monitor's configuration, and give the directory that MONITOR_OUTPUT_DIR named"
             )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from msprobe_core.errors import DumpError
+from msprobe_core.errors import DamagedDumpError, DumpError, NewerDumpError
 from msprobe_core.fingerprint.distance import SIZE_BYTES
 from msprobe_core.monitoring.quantities import Quantity
 from msprobe_core.untrusted.files import read_plain
@@ -84,11 +84,15 @@ def read_sketch_file(path: Path) -> SketchFile:
     except OSError as error:
         raise DumpError(f"{path}: cannot be read ({error.strerror})") from error
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise DumpError(f"{path}: is no file of sketches, or is damaged ({error})") from error
+        raise DamagedDumpError(f"{path}: is no file of sketches, or is damaged ({error})") from error
     if content.version != _VERSION:
-        raise DumpError(f"{path}: has the format {content.version}, which this release cannot read; update msprobe")
+        raise NewerDumpError(
+            f"{path}: has the format {content.version}, which this release cannot read; update msprobe"
+        )
     count = len(content.steps)
     is_sound = count == len(content.places) == len(content.norms) and len(content.sketches) == count * SIZE_BYTES
     if not is_sound or any(not 0 <= place < len(content.tensors) for place in content.places):
-        raise DumpError(f"{path}: is damaged: its sketches and what they are of do not match; copy the file again")
+        raise DamagedDumpError(
+            f"{path}: is damaged: its sketches and what they are of do not match; copy the file again"
+        )
     return content

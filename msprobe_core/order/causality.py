@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from msprobe_core.errors import DumpError
+from msprobe_core.errors import DumpError, MissingDumpError
 from msprobe_core.order.calls import RankCalls, calls_of
 from msprobe_core.order.matching import Exchanges, Trace
 from msprobe_core.protocols.storage import Dump
@@ -128,7 +128,7 @@ class Order:
 
     def _place(self, rank: int, entry: str) -> tuple[int, int]:
         if rank not in self._place_of_rank:
-            raise DumpError(f"there is no dump of rank {rank}, and its {entry!r} was asked for")
+            raise MissingDumpError(f"there is no dump of rank {rank}, and its {entry!r} was asked for")
         place = self._place_of_rank[rank]
         position = self._positions(place).get(entry)
         if position is None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from msprobe_core.errors import DumpError, MsprobeError
+from msprobe_core.errors import DumpError, MissingDumpError, MsprobeError
 from msprobe_core.findings import Finding, noted
 from msprobe_core.model import Ending, EndState
 from msprobe_core.order.calls import RankCalls, calls_of
@@ -174,7 +174,7 @@ def _read(step: Step) -> _Read:
             read.notes.append(Finding(OverflowCode.NOT_ALL_FOLLOWED, fields=fields))
     if not read.values:
         why = [each.text for each in (*read.broken().values(), *errors)]
-        raise DumpError("; ".join(why) or f"{step.directory}: holds no dump")
+        raise MissingDumpError("; ".join(why) or f"{step.directory}: holds no dump")
     read.unread.extend(errors)
     return read
 

@@ -22,7 +22,7 @@ import pluggy
 
 from msprobe_core import hookspecs
 from msprobe_core._version import __version__
-from msprobe_core.errors import PluginError
+from msprobe_core.errors import HiddenPackageError, PluginError
 from msprobe_core.findings import Finding, Level
 from msprobe_core.plugins.plugin_codes import PluginCode
 from msprobe_core.plugins.registry import CORE, Plugin, Registry
@@ -219,4 +219,4 @@ def refuse_shadowing() -> None:
     """
     package = shadowing_package()
     if package is not None:
-        raise PluginError(shadowing_advice(package))
+        raise HiddenPackageError(shadowing_advice(package))

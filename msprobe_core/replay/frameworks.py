@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from msprobe_core.errors import BrokenPluginError, PluginError
+from msprobe_core.errors import BrokenPluginError, MissingFrameworkError, MissingLibraryError, PluginError
 from msprobe_core.plugins import registry
 from msprobe_core.protocols.capabilities import ReplayingFramework
 
@@ -15,13 +15,17 @@ def replaying_framework(name: str) -> ReplayingFramework:
     """
     offer = registry().frameworks().get(name)
     if offer is None:
-        raise PluginError(f"the dumps are of {name!r}, and no plugin here stands for it; see `msprobe plugins`")
+        raise MissingFrameworkError(
+            f"the dumps are of {name!r}, and no plugin here stands for it; see `msprobe plugins`"
+        )
     try:
         framework = offer.load()
     except BrokenPluginError as error:
         if not isinstance(missing := error.__cause__, ImportError):
             raise
-        raise PluginError(f"{name} cannot be imported here ({missing}), and calls are replayed with it") from missing
+        raise MissingLibraryError(
+            f"{name} cannot be imported here ({missing}), and calls are replayed with it"
+        ) from missing
     if not isinstance(framework, ReplayingFramework):
         raise PluginError(f"the plugin for {name} does not replay calls")
     return framework

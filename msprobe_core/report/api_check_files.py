@@ -23,7 +23,7 @@ from msprobe_core.api_check.verdict import (
     PublishedColumns,
     Verdict,
 )
-from msprobe_core.errors import CompareError
+from msprobe_core.errors import CompareError, UnreadableResultError
 from msprobe_core.findings import read_finding, text_and_content
 from msprobe_core.model import Phase
 from msprobe_core.report.api_check_summary import CheckSummary
@@ -270,9 +270,11 @@ def read_checks(path: Path) -> CheckedDump:
     except OSError as error:
         raise CompareError(f"{path}: cannot be read ({error.strerror})") from error
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise CompareError(f"{path}: is not what {_COMMAND} writes ({error}); run it again") from error
+        raise UnreadableResultError(f"{path}: is not what {_COMMAND} writes ({error}); run it again") from error
     if found.version != VERSION:
-        raise CompareError(f"{path}: is of version {found.version}, and {VERSION} is known; run {_COMMAND} again")
+        raise UnreadableResultError(
+            f"{path}: is of version {found.version}, and {VERSION} is known; run {_COMMAND} again"
+        )
     return CheckedDump(dump=found.dump, verdicts=verdicts)
 
 

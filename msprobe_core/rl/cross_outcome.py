@@ -15,7 +15,7 @@ from typing import Any
 
 import polars as pl
 
-from msprobe_core.errors import CompareError
+from msprobe_core.errors import CompareError, NothingInCommonError
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.rl.files import RLStage
 from msprobe_core.rl.log_prob_steps import LogProbOptions, StepLogProbs, compare_step
@@ -106,7 +106,7 @@ def compare_crossed(
     steps_of_all = [set(run.need(RLStage.TRAINER.value, "the batches")) for run in runs.values()]
     common = steps_of_all[0].intersection(*steps_of_all[1:])
     if not common:
-        raise CompareError("the four runs have no step in common")
+        raise NothingInCommonError("the four runs have no step in common")
     chosen = chosen_steps(common, steps, "the four runs") if steps else [min(common)]
     found = [_crossed(runs, step, options) for step in chosen]
     first = next((one for one in found if one.component is not Component.NONE), None)

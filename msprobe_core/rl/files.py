@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from msprobe_core.errors import DumpError, StoreError
+from msprobe_core.errors import DamagedDumpError, DumpError, MissingDumpError, StoreError
 from msprobe_core.store import (
     DTYPES,
     SAFETENSORS_DTYPES,
@@ -393,7 +393,9 @@ def load_run(run: Path) -> RunInfo:
     """
     processes = tuple(load_struct(path, ProcessInfo) for path in sorted((run / _PROCESSES).glob("*.json")))
     if not holds_run(run):
-        raise DumpError(f"{run}: holds no {RUN_FILE}; give the directory that 'out' named when the run was recorded")
+        raise MissingDumpError(
+            f"{run}: holds no {RUN_FILE}; give the directory that 'out' named when the run was recorded"
+        )
     info = load_struct(run / RUN_FILE, RunInfo) if (run / RUN_FILE).exists() else RunInfo()
     return msgspec.structs.replace(info, processes=processes)
 
@@ -474,7 +476,7 @@ def _rewards_in(path: Path) -> list[Reward]:
     except OSError as error:
         raise DumpError(f"{path}: cannot be read ({error.strerror})") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DumpError(f"{path}: is cut off or holds something else than rewards ({error})") from error
+        raise DamagedDumpError(f"{path}: is cut off or holds something else than rewards ({error})") from error
 
 
 class _Announced(_File, frozen=True, kw_only=True):
@@ -550,7 +552,9 @@ def _read_tensor(path: Path, name: str) -> Array:
     try:
         return open_member(path, name).read()
     except DumpError as error:
-        raise DumpError(f"{path}: the tensor {name!r} is cut off, or its description is wrong; record again") from error
+        raise DamagedDumpError(
+            f"{path}: the tensor {name!r} is cut off, or its description is wrong; record again"
+        ) from error
 
 
 _SAFETENSORS = {

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from msprobe_core.errors import CompareError
+from msprobe_core.errors import NothingInCommonError
 from msprobe_core.judge.limits import Precision
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.model import Role
@@ -177,7 +177,9 @@ def compare_modules(
     samples = common_samples(target, golden)
     pairs = matched(target, golden)
     if not pairs:
-        raise CompareError(f"{target.label} and {golden.label} have no module in common; are they of one model?")
+        raise NothingInCommonError(
+            f"{target.label} and {golden.label} have no module in common; are they of one model?"
+        )
     sums: list[dict[str, _Sums]] = []
     flipped: Flips = {}
     for number, (own, other) in enumerate(pairs):
@@ -185,7 +187,7 @@ def compare_modules(
             progress(number, len(pairs), own.path or own.type_name)
         sums.append(_compared(target, golden, own, other, samples, experts, flipped))
     if not any(sums):
-        raise CompareError(
+        raise NothingInCommonError(
             f"{target.label} and {golden.label} have no position of a sample in common: no tensor has the positions "
             "that samples.json names; was it written by this recording?"
         )

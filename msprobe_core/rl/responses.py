@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import msgspec
 
-from msprobe_core.errors import DumpError
+from msprobe_core.errors import DamagedDumpError, DumpError, MissingDumpError
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.rl.files import RUN_FILE, RLStage
 from msprobe_core.rl.outcome import Finding, Outcome, table_of
@@ -110,7 +110,9 @@ def check_responses(path: Path, options: ResponseOptions) -> Outcome:
         if found is not None:
             rows.append(_row(answer, found))
     if not counts:
-        raise DumpError(f"{path}: holds no answers; give a file of JSON lines with {_TOKENS[0]} or {_TEXTS[0]} in each")
+        raise MissingDumpError(
+            f"{path}: holds no answers; give a file of JSON lines with {_TOKENS[0]} or {_TEXTS[0]} in each"
+        )
     return _outcome(path, options, counts, rows, levels, total)
 
 
@@ -168,7 +170,7 @@ def _with_nan(line: bytes, where: str, error: Exception) -> Any:
     try:
         return msgspec.json.decode(re.sub(rb"(?<=[\[,:\s])-?(NaN|Infinity)(?=[\],}\s])", b'"NaN"', line))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise DumpError(f"{where}: is no JSON ({error}); the file is cut off or of another kind") from error
+        raise DamagedDumpError(f"{where}: is no JSON ({error}); the file is cut off or of another kind") from error
 
 
 def _answer(fields: Mapping[str, Any], where: str, options: ResponseOptions) -> Answer:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import polars as pl
 
-from msprobe_core.errors import CompareError
+from msprobe_core.errors import NothingInCommonError
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.rl.outcome import VERDICT, Finding, Outcome, listed_steps, table_of
 from msprobe_core.rl.recorded import RecordedRun, chosen_steps
@@ -58,7 +58,7 @@ def compare_runs(
             progress(number, len(steps), f"step {step}")
         checked += check_step(target, golden, step)
     if not checked:
-        raise CompareError(f"{target.path} and {golden.path} have no stage in common that could be compared")
+        raise NothingInCommonError(f"{target.path} and {golden.path} have no stage in common that could be compared")
     recut = _first_recut(target, golden, steps) if options.is_exact else None
     findings = [_finding(one, _verdict(one, options, recut)) for one in checked if one.agreement is not Agreement.EQUAL]
     first = next((finding for finding in findings if finding.is_fault), None)
@@ -114,7 +114,9 @@ def _common_steps(target: RecordedRun, golden: RecordedRun, asked: Collection[in
     common = both[0] & both[1]
     if not common:
         told = [", ".join(map(str, sorted(steps))) or "none" for steps in both]
-        raise CompareError(f"{target.path} has the steps {told[0]} and {golden.path} {told[1]}; none is in both")
+        raise NothingInCommonError(
+            f"{target.path} has the steps {told[0]} and {golden.path} {told[1]}; none is in both"
+        )
     return chosen_steps(common, asked, "one of the runs")
 
 

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import polars as pl
 
-from msprobe_core.errors import CompareError
+from msprobe_core.errors import NothingInCommonError, NoValuesError
 from msprobe_core.judge.limits import Precision
 from msprobe_core.judge.noise.measures import Measure, with_measures
 from msprobe_core.judge.statistics_columns import STATISTICS, add_statistics, is_equal
@@ -124,14 +124,14 @@ def compare_statistics(
     target = _calls(run, stages[1], step, minis)
     alike = {call for call, rows in target.items() if golden.get(call) == rows}
     if not alike:
-        raise CompareError(
+        raise NoValuesError(
             f"{what} have statistics only, which are of whole micro-batches, and none holds the same samples in both; "
             'to compare sample by sample, record both stages at level L0 or mix with "task": "tensor"'
         )
     sides = [_outputs(run, stage, step, alike) for stage in stages[::-1]]
     rows = sides[0].join(sides[1], on=_KEY, suffix="_golden", maintain_order="left")
     if rows.is_empty():
-        raise CompareError(f"{what} have no output of a module in common; record both at level L0 or mix")
+        raise NothingInCommonError(f"{what} have no output of a module in common; record both at level L0 or mix")
     return StatisticsDifference(
         step=step,
         values=list(_judged(step, _measured(rows))),

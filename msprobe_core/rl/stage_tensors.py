@@ -12,7 +12,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from msprobe_core.compare.layouts.serving import served_path
-from msprobe_core.errors import CompareError, DumpError, EntryNameError
+from msprobe_core.errors import CompareError, DumpError, EntryNameError, NothingInCommonError
 from msprobe_core.model import Phase, Role, SiteKind
 from msprobe_core.names import parse_entry
 from msprobe_core.protocols.storage import Dump
@@ -304,7 +304,7 @@ def common_samples(target: StageTensors, golden: StageTensors) -> list[str]:
     """
     found = [sample for sample in target.places if sample in golden.places]
     if not found:
-        raise CompareError(
+        raise NothingInCommonError(
             f"{target.label} and {golden.label} have no sample in common: none of {len(target.places)} and "
             f"{len(golden.places)} has the same token ids; are they of the same step, and was nothing retokenised?"
         )

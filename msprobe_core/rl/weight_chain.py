@@ -19,7 +19,7 @@ from msprobe_core.checkpoint.canonical import key_of
 from msprobe_core.checkpoint.fingerprints import SUFFIX, CheckpointPrint, TensorPrint, compare_prints, read_fingerprint
 from msprobe_core.checkpoint.result import TensorRow
 from msprobe_core.checkpoint.structure import SAME, Relation
-from msprobe_core.errors import ConfigError, DumpError
+from msprobe_core.errors import ConfigError, MissingDumpError
 from msprobe_core.fingerprint.distance import decoded
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.rl.files import RLStage, load_weights, ranks_of, steps_of
@@ -144,7 +144,7 @@ def compare_chain(
                 lines.append(_line(sync, before, hop, known[sync, hop], compared))
     if not lines:
         wanted = " and ".join(hop.value for hop in chain) or "two places of one transfer"
-        raise DumpError(f"{path}: holds no weights of {wanted}; log them at the trainer and at the engine")
+        raise MissingDumpError(f"{path}: holds no weights of {wanted}; log them at the trainer and at the engine")
     renamed.complain()
     return _outcome(path, sorted(syncs), rows, lines, pairs)
 

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import polars as pl
 
-from msprobe_core.errors import CompareError, DumpError
+from msprobe_core.errors import CompareError, DumpError, NothingInCommonError
 from msprobe_core.findings import Finding as Said
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.rl.drift import MAX_GROWTH
@@ -220,7 +220,7 @@ def _of_modules(
 def _of_runs(run: RecordedRun, golden: RecordedRun, steps: Sequence[int], found: Examined) -> None:
     common = _chosen(sorted({step for stage in golden.stages for step in golden.steps(stage)}), steps)
     if not common:
-        raise CompareError(f"{run.path} and {golden.path} have no step in common")
+        raise NothingInCommonError(f"{run.path} and {golden.path} have no step in common")
     for step in common:
         for one in check_step(run, golden, step):
             excess = None if one.error is None or not one.limit else one.error / one.limit

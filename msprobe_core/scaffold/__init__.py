@@ -8,7 +8,7 @@ from pathlib import Path
 from string import Template
 
 from msprobe_core._version import __version__
-from msprobe_core.errors import ConfigError, StoreError
+from msprobe_core.errors import ConfigError, ExistsError, StoreError
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _EVERY = "every"
@@ -57,7 +57,7 @@ def new_plugin(name: str, kind: str, directory: Path | None = None) -> list[Path
             written.append(path)
         (root / f"msprobe_{module}" / "__init__.py").write_text(f'"""See `msprobe_{module}.hooks`."""\n')
     except FileExistsError as error:
-        raise StoreError(f"{root} exists already; give another name, or another directory with -o") from error
+        raise ExistsError(f"{root} exists already; give another name, or another directory with -o") from error
     except OSError as error:
         if is_made:  # or the command could not be repeated
             shutil.rmtree(root, ignore_errors=True)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 import msgspec
 import polars as pl
 
-from msprobe_core.errors import DumpError
+from msprobe_core.errors import DamagedDumpError, DumpError, NewerDumpError
 from msprobe_core.model import Phase, Role, RunHeader
 from msprobe_core.store import frame, layout
 from msprobe_core.store.arrow_columns import (
@@ -108,7 +108,7 @@ def read_arrow_dump(path: Path) -> ArrowDump:
     try:
         rows = _frame_of(stream.table)
     except Exception as error:  # untrusted content may fail in any way
-        raise DumpError(f"{path}: is not a sound dump ({error or type(error).__name__})") from error
+        raise DamagedDumpError(f"{path}: is not a sound dump ({error or type(error).__name__})") from error
     damage = [note.removeprefix(f"{path}: ") for note in stream.notes]
     ending = ending_in(stream.header, stream.mark, rows["entry"].n_unique(), damage)
     return ArrowDump(path, stream.header, rows, stream.notes, ending)
@@ -208,7 +208,7 @@ class BatchReader:
         if problem is None and not self._has_end:
             problem = "its end is missing"
         if problem is not None and not num_batches:
-            raise DumpError(f"{self.path}: is cut off or damaged before its first whole batch ({problem})")
+            raise DamagedDumpError(f"{self.path}: is cut off or damaged before its first whole batch ({problem})")
         if problem is not None:
             self.notes.append(
                 f"{self.path}: the file is cut off or damaged after {num_batches} whole batches of together "
@@ -273,7 +273,7 @@ def _header_of(path: Path, schema: PyArrow) -> FileHeader:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise DumpError(f"{path}: its header is not that of a dump ({error})") from error
     if header.version > FORMAT_VERSION:
-        raise DumpError(
+        raise NewerDumpError(
             f"{path}: has version {header.version} of the format, and this release reads {FORMAT_VERSION}; "
             "update msprobe-core"
         )

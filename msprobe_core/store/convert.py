@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 import msgspec
 
-from msprobe_core.errors import DumpError, MsprobeError, StoreError, clip
+from msprobe_core.errors import DumpError, ExistsError, MsprobeError, StoreError, clip
 from msprobe_core.interrupts import raise_if_interrupted
 from msprobe_core.model import Ending, Level, RunHeader
 from msprobe_core.store import layout
@@ -197,15 +197,15 @@ def check_places(source: Path, destination: Path, *, overwrite: bool) -> None:
     if not destination.exists():
         return
     if not destination.is_dir():
-        raise StoreError(f"{destination}: is there and no directory; choose another")
+        raise ExistsError(f"{destination}: is there and no directory; choose another")
     if not any(destination.iterdir()):
         return
     if not overwrite:
-        raise StoreError(f"{destination}: is there already; choose another directory, or give --overwrite")
+        raise ExistsError(f"{destination}: is there already; choose another directory, or give --overwrite")
     try:
         _units_in(destination)
     except DumpError as error:
-        raise StoreError(f"{destination}: is there and holds no dump, so it is not overwritten; remove it") from error
+        raise ExistsError(f"{destination}: is there and holds no dump, so it is not overwritten; remove it") from error
 
 
 @contextmanager

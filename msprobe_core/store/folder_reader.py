@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from msprobe_core.errors import DumpError
+from msprobe_core.errors import DumpError, MissingDumpError
 from msprobe_core.hookspecs import hookimpl
 from msprobe_core.model import Ending, EndState, Level, Phase, RunHeader, Task
 from msprobe_core.protocols.storage import Dump, Reader, TensorSource
@@ -67,7 +67,7 @@ class FolderDump:
 
         place = self._places.get(file_name)
         if place is None:
-            raise DumpError(f"{self.path}: holds no tensor {file_name!r}")
+            raise MissingDumpError(f"{self.path}: holds no tensor {file_name!r}")
         return open_tensor(place.file) if place.key is None else open_member(place.file, place.key)
 
     def _read_frame(self, unreadable: list[str]) -> pl.DataFrame:
@@ -83,7 +83,7 @@ class FolderDump:
             leaf = {"type": "torch.Tensor", "dtype": found.dtype, "shape": list(found.shape), "data_name": name}
             builder.add_entry(f"{name}.0.{Phase.DEBUG.value}", leaf)
         if not self._places or len(unreadable) == len(self._places):
-            raise DumpError(unreadable[0] if unreadable else f"{self.path}: holds no tensor")
+            raise MissingDumpError(unreadable[0] if unreadable else f"{self.path}: holds no tensor")
         return builder.build()
 
 

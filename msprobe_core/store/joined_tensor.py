@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from msprobe_core.errors import DumpError
+from msprobe_core.errors import LargeDumpError
 from msprobe_core.store.tensor_source import StoredTensor
 
 Array: TypeAlias = NDArray[Any]
@@ -50,4 +50,4 @@ class JoinedTensor:
         try:
             return np.reshape(np.concatenate([part.read() for part in self.parts]), self.shape)
         except MemoryError as error:
-            raise DumpError(f"{self.name}: does not fit into memory") from error
+            raise LargeDumpError(f"{self.name}: does not fit into memory") from error

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 
-from msprobe_core.errors import DumpError, clip
+from msprobe_core.errors import DamagedDumpError, DumpError, clip
 from msprobe_core.hookspecs import hookimpl
 from msprobe_core.model import Ending, RunHeader, RunIdentity
 from msprobe_core.protocols.storage import Dump, Reader
@@ -389,7 +389,9 @@ def _decode(path: Path, content: bytes, notes: list[str] | None) -> Any:
     except ValueError as error:
         recovered = _recover(without_depth(content).decode("utf-8", "replace"))
         if notes is None or not recovered.get("data"):
-            raise DumpError(f"{path}: is not valid JSON ({error}); the file is damaged or of another kind") from error
+            raise DamagedDumpError(
+                f"{path}: is not valid JSON ({error}); the file is damaged or of another kind"
+            ) from error
         notes.append(
             f"{path}: the file is cut off or damaged after {len(recovered['data'])} whole records, which were "
             "recovered; later rows are missing"

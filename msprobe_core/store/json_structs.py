@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
-from msprobe_core.errors import DumpError, StoreError
+from msprobe_core.errors import DamagedDumpError, DumpError, LargeDumpError, StoreError
 from msprobe_core.store import layout
 from msprobe_core.untrusted.files import TooLargeError, read_plain
 
@@ -53,14 +53,16 @@ def load_struct(path: Path, kind: type[_Content], *, otherwise: str | None = Non
     try:
         return msgspec.json.decode(read_plain(path, MAX_BYTES), type=kind)
     except TooLargeError as error:
-        raise DumpError(f"{path}: larger than {MAX_BYTES >> 30} GiB; this is no file of {kind.__name__}") from error
+        raise LargeDumpError(
+            f"{path}: larger than {MAX_BYTES >> 30} GiB; this is no file of {kind.__name__}"
+        ) from error
     except OSError as error:
         raise DumpError(f"{path}: cannot be read ({error.strerror})") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         if otherwise is not None:
             raise DumpError(f"{path}: {otherwise} ({error})") from error
         if not isinstance(error, msgspec.ValidationError):
-            raise DumpError(f"{path}: is cut off or no JSON ({error}); record again") from error
+            raise DamagedDumpError(f"{path}: is cut off or no JSON ({error}); record again") from error
         raise DumpError(
             f"{path}: holds something else than {kind.__name__} ({error}); is it of another version of msprobe?"
         ) from error

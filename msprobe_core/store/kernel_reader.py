@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
-from msprobe_core.errors import DumpError
+from msprobe_core.errors import DumpError, MissingDumpError
 from msprobe_core.hookspecs import hookimpl
 from msprobe_core.model import Level, Role, RunHeader, Task
 from msprobe_core.protocols.storage import Dump, Reader, TensorSource
@@ -80,7 +80,7 @@ def read_kernel_dump(directory: Path) -> KernelDump:
     table = directory / kernel_files.STATISTIC_FILE
     lines = kernel_files.read_lines(table, notes) if table.is_file() else []
     if not files and not table.is_file():
-        raise DumpError(f"{directory}: holds neither a {kernel_files.STATISTIC_FILE} nor tensors of kernels")
+        raise MissingDumpError(f"{directory}: holds neither a {kernel_files.STATISTIC_FILE} nor tensors of kernels")
     values: dict[tuple[int, Place], _Value] = {}
     for number, line in _numbered(lines):
         values[number, line.place] = _Value(line.time, line=line)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from msprobe_core.errors import DumpError, StoreError
+from msprobe_core.errors import DumpError, MissingDumpError, StoreError
 
 DUMP_FILE = "dump.json"
 DEBUG_FILE = "debug.json"
@@ -296,6 +296,6 @@ def find_units(step_directory: Path) -> list[Unit]:
             f"{step_directory}: holds whole steps ({', '.join(steps[:5])}{', …' if len(steps) > 5 else ''}); "
             f"give one of them, for example {step_directory / steps[0]}"
         )
-    raise DumpError(
+    raise MissingDumpError(
         f"{step_directory}: holds no dump; expected {DUMP_FILE}, or directories named rank0, rank1, … or proc1234"
     )

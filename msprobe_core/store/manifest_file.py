@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from msprobe_core.errors import DumpError, StoreError
+from msprobe_core.errors import DamagedDumpError, DumpError, NewerDumpError, StoreError
 from msprobe_core.manifest.facts import SCHEMA, DataRows, Manifest
 from msprobe_core.store import layout
 from msprobe_core.store.atomic_file import whole_file
@@ -77,10 +77,12 @@ def decode_manifest(content: bytes, path: Path) -> Manifest:
     try:
         schema = msgspec.json.decode(content, type=_Head).schema
         if schema > SCHEMA:
-            raise DumpError(f"{path}: is a manifest of version {schema}; {SCHEMA} is the latest known; update msprobe")
+            raise NewerDumpError(
+                f"{path}: is a manifest of version {schema}; {SCHEMA} is the latest known; update msprobe"
+            )
         return msgspec.json.decode(content, type=Manifest)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise DumpError(f"{path}: is no manifest, or a damaged one ({error})") from error
+        raise DamagedDumpError(f"{path}: is no manifest, or a damaged one ({error})") from error
 
 
 def find_manifest(unit: Path) -> Path | None:
@@ -151,7 +153,9 @@ def decode_data_rows(content: bytes, path: Path) -> list[DataRows]:
     try:
         schema = msgspec.json.decode(content, type=_Head).schema
         if schema > SCHEMA:
-            raise DumpError(f"{path}: holds rows of version {schema}; {SCHEMA} is the latest known; update msprobe")
+            raise NewerDumpError(
+                f"{path}: holds rows of version {schema}; {SCHEMA} is the latest known; update msprobe"
+            )
         return list(msgspec.json.decode(content, type=_DataRowsFile).data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise DumpError(f"{path}: holds no rows of data, or damaged ones ({error})") from error
+        raise DamagedDumpError(f"{path}: holds no rows of data, or damaged ones ({error})") from error

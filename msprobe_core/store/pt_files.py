@@ -19,7 +19,7 @@ from typing import IO, Any, cast
 
 import numpy as np
 
-from msprobe_core.errors import DumpError, clip
+from msprobe_core.errors import DamagedDumpError, DumpError, clip
 from msprobe_core.fingerprint.checksums import crc32
 from msprobe_core.store.tensor_source import Storage, StoredTensor
 from msprobe_core.store.tensor_values import DTYPES
@@ -140,7 +140,7 @@ class PtArchive:
         """Return the location of a member: after its own header, whose length is not in the archive's directory."""
         info = self._members.get(member)
         if info is None:
-            raise DumpError(
+            raise DamagedDumpError(
                 f"{self._path}: lacks the part {member!r}; it does not hold a tensor or is damaged",
                 position=self._begin + self._directory,
             )
@@ -156,7 +156,7 @@ class PtArchive:
         signature, *lengths = LOCAL_HEADER.unpack(self._file.read(LOCAL_HEADER.size))
         begin = info.header_offset + LOCAL_HEADER.size + sum(lengths)
         if signature != ZIP_SIGNATURE or begin + info.file_size > self._file.seek(0, io.SEEK_END):
-            raise DumpError(
+            raise DamagedDumpError(
                 f"{self._path}: the part {member!r} is not where it should be; the file is damaged", position=position
             )
         # PyTorch can omit checksums; it then writes 0.
@@ -169,7 +169,7 @@ class PtArchive:
         self._file.seek(place.begin)
         content = self._file.read(place.num_bytes)
         if place.crc is not None and crc32(content) != place.crc:
-            raise DumpError(
+            raise DamagedDumpError(
                 f"{self._path}: the part {member!r} does not match its checksum; the file is damaged",
                 position=self._begin + place.begin,
             )

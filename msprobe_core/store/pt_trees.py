@@ -19,7 +19,7 @@ from typing import IO, Any, TypeAlias, cast
 
 import numpy as np
 
-from msprobe_core.errors import DumpError, clip
+from msprobe_core.errors import DamagedDumpError, DumpError, LargeDumpError, clip
 from msprobe_core.store.pt_files import (
     FROM_TYPE,
     MAX_PICKLE_BYTES,
@@ -142,7 +142,7 @@ def open_pt_part(path: Path, begin: int, num_bytes: int) -> PtTree:
 
     def read(file: io.FileIO, size: int) -> PtTree:
         if min(begin, num_bytes) < 0 or begin + num_bytes > size:
-            raise DumpError(
+            raise DamagedDumpError(
                 f"{path}: is cut off: it ends before the {num_bytes} bytes from {begin} do", position=max(0, begin)
             )
         return _read(path, _Window(file, begin, num_bytes), begin, num_bytes)
@@ -168,9 +168,11 @@ def _opened(path: Path, read: Callable[[io.FileIO, int], PtTree]) -> PtTree:
     except OSError as error:
         raise DumpError(f"{path}: cannot be read ({error.strerror or error})") from error
     except MemoryError as error:
-        raise DumpError(f"{path}: does not fit into memory") from error
+        raise LargeDumpError(f"{path}: does not fit into memory") from error
     except Exception as error:  # untrusted bytes: archives and pickles may fail in any way
-        raise DumpError(f"{path}: is not a whole file of torch.save ({error or type(error).__name__})") from error
+        raise DamagedDumpError(
+            f"{path}: is not a whole file of torch.save ({error or type(error).__name__})"
+        ) from error
 
 
 def _read(path: Path, file: io.RawIOBase, begin: int, size: int) -> PtTree:
@@ -227,7 +229,7 @@ def _read_legacy(path: Path, raw: io.RawIOBase, begin: int, size: int, start: by
         num_bytes = count * items[key]
         position += 8
         if position + num_bytes > size:
-            raise DumpError(
+            raise DamagedDumpError(
                 f"{path}: is cut off: it ends before the storage {clip(key)!r} does", position=begin + position
             )
         places[key] = Storage(file=path, begin=begin + position, num_bytes=num_bytes)
@@ -235,7 +237,7 @@ def _read_legacy(path: Path, raw: io.RawIOBase, begin: int, size: int, start: by
 
     def place(key: str) -> Storage:
         if key not in places:
-            raise DumpError(f"{path}: lacks the storage {clip(key)!r}; it is damaged", position=begin + position)
+            raise DamagedDumpError(f"{path}: lacks the storage {clip(key)!r}; it is damaged", position=begin + position)
         return places[key]
 
     maker = _Maker(path, place, begin)

@@ -7,7 +7,7 @@ import logging
 import os
 from pathlib import Path
 
-from msprobe_core.errors import CompareError, DumpError, MsprobeError, PluginError
+from msprobe_core.errors import DumpError, MissingPathError, MsprobeError, PluginError
 from msprobe_core.interrupts import raise_if_interrupted
 from msprobe_core.plugins import registry
 from msprobe_core.protocols.storage import Dump, Reader
@@ -30,7 +30,9 @@ def read_dump(path: Path) -> Dump:
     if reader is None and (empty := sentence_of_empty(path)) is not None:
         raise DumpError(empty)
     if reader is None:
-        raise CompareError(f"{path}: is no dump that is known here; give a dump.json, a rank's directory or a step's")
+        raise MissingPathError(
+            f"{path}: is no dump that is known here; give a dump.json, a rank's directory or a step's"
+        )
     try:
         dump = reader.read(path)
     except PluginError as error:
@@ -64,14 +66,14 @@ def check_exists(path: Path) -> None:
     try:
         exists, is_directory = path.exists(), path.is_dir()
     except PermissionError as error:
-        raise CompareError(f"{path}: cannot be read ({error.strerror}); change the permissions") from error
+        raise MissingPathError(f"{path}: cannot be read ({error.strerror}); change the permissions") from error
     except (OSError, ValueError) as error:  # a name that is too long, or contains a null character
         reason = error.strerror if isinstance(error, OSError) else error  # the whole error repeats the long name
-        raise CompareError(f"{path}: is no path ({reason})") from error
+        raise MissingPathError(f"{path}: is no path ({reason})") from error
     if not exists:
-        raise CompareError(f"{path}: does not exist")
+        raise MissingPathError(f"{path}: does not exist")
     if is_directory and not os.access(path, os.R_OK | os.X_OK):
-        raise CompareError(f"{path}: cannot be read ({os.strerror(errno.EACCES)}); change the permissions")
+        raise MissingPathError(f"{path}: cannot be read ({os.strerror(errno.EACCES)}); change the permissions")
 
 
 def _reader_of(path: Path) -> Reader | None:

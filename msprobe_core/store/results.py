@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import msgspec
 
-from msprobe_core.errors import StoreError
+from msprobe_core.errors import ExistsError, StoreError
 from msprobe_core.findings import text_and_content
 from msprobe_core.untrusted.files import open_plain, read_plain
 
@@ -75,7 +75,7 @@ def _is_there(path: Path) -> bool:
 
 def refusal(path: Path, command: str) -> StoreError:
     """Return the error that says why a file is not replaced, and how to replace it."""
-    return StoreError(
+    return ExistsError(
         f"{path}: exists, and `{command}` has not written it, so it is not replaced; move it away, choose another "
         "place, or give --overwrite"
     )

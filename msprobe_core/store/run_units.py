@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from msprobe_core.errors import DumpError
+from msprobe_core.errors import DumpError, MissingDumpError
 from msprobe_core.store.layout import find_steps, holds_units
 from msprobe_core.store.reading import check_exists, is_dump
 from msprobe_core.store.runs import steps_of_run, units_of_step
@@ -54,7 +54,7 @@ def recorded_units(path: Path) -> Iterator[RecordedUnit]:
     else:
         stages = stages_in(path)
         if not stages:
-            raise DumpError(f"{path}: holds no dump; give a run, with or without stages, a step or a rank")
+            raise MissingDumpError(f"{path}: holds no dump; give a run, with or without stages, a step or a rank")
         for stage, directory in stages.items():
             yield from _units_of_run(directory, stage)
 

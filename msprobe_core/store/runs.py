@@ -18,7 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from msprobe_core.config.ranges import format_ranges
-from msprobe_core.errors import DumpError
+from msprobe_core.errors import DumpError, MissingDumpError
 from msprobe_core.model import RunIdentity
 from msprobe_core.store import layout
 from msprobe_core.store.layout import Unit
@@ -221,10 +221,12 @@ def find_unit(step_directory: Path, rank: int | None) -> tuple[Unit, Sequence[st
     ranks = {unit.rank: unit for unit in units if unit.rank is not None}
     if ranks:
         if (rank or 0) not in ranks:
-            raise DumpError(f"{step_directory}: holds no rank{rank or 0}, but {', '.join(u.label for u in units)}")
+            raise MissingDumpError(
+                f"{step_directory}: holds no rank{rank or 0}, but {', '.join(u.label for u in units)}"
+            )
         return ranks[rank or 0], notes
     if rank:
-        raise DumpError(f"{step_directory}: holds no rank{rank}, but processes outside of a job")
+        raise MissingDumpError(f"{step_directory}: holds no rank{rank}, but processes outside of a job")
     units.sort(key=lambda unit: _time_of(unit.directory))
     if len(units) > 1:
         others = ", ".join(unit.label for unit in units[:-1])

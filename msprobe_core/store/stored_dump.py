@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from msprobe_core.errors import DumpError
+from msprobe_core.errors import DumpError, LargeDumpError
 from msprobe_core.model import Ending, RunHeader
 from msprobe_core.store import layout
 from msprobe_core.untrusted.files import MAX_BYTES, TooLargeError, read_plain
@@ -126,7 +126,7 @@ def read_content(path: Path) -> bytes:
     try:
         return read_plain(path)
     except TooLargeError as error:
-        raise DumpError(
+        raise LargeDumpError(
             f"{path}: is larger than {MAX_BYTES >> 30} GiB; compare one step of one rank at a time"
         ) from error
     except OSError as error:

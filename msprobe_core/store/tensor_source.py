@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from msprobe_core.errors import DumpError
+from msprobe_core.errors import DamagedDumpError, DumpError, LargeDumpError
 from msprobe_core.fingerprint.checksums import crc32
 from msprobe_core.model import TensorContent
 from msprobe_core.protocols.storage import TensorSource
@@ -96,13 +96,15 @@ class StoredTensor:
             raise DumpError(f"{self.name}: describes a tensor with impossible sizes or strides")
         num_bytes, item_bytes, is_empty = self.storage.num_bytes, self.stored.itemsize, 0 in shape
         if not is_empty and (self.offset + _extent_of(shape, strides)) * item_bytes > num_bytes:
-            raise DumpError(f"{self.name}: describes a tensor larger than its {num_bytes} bytes; the file is damaged")
+            raise DamagedDumpError(
+                f"{self.name}: describes a tensor larger than its {num_bytes} bytes; the file is damaged"
+            )
         # Other sizes count even if one is 0: NumPy cannot create an array of such a shape either.
         unfolded = item_bytes
         for size in shape:
             unfolded *= size or 1
         if unfolded > MAX_TENSOR_BYTES or (not is_empty and unfolded > most_unfolded(num_bytes)):
-            raise DumpError(f"{self.name}: describes a tensor of the shape {shape}, which is too large to unfold")
+            raise LargeDumpError(f"{self.name}: describes a tensor of the shape {shape}, which is too large to unfold")
 
     @property
     def numel(self) -> int:
@@ -145,7 +147,7 @@ class StoredTensor:
                 whole[begin : begin + values.size] = values
                 begin += values.size
         except MemoryError as error:
-            raise DumpError(f"{self.name}: does not fit into memory") from error
+            raise LargeDumpError(f"{self.name}: does not fit into memory") from error
         assert whole is not None
         return np.reshape(whole, self.shape)
 
@@ -172,7 +174,7 @@ class StoredTensor:
         except OSError as error:
             raise DumpError(f"{self.name}: cannot be read ({error.strerror or error})") from error
         except MemoryError as error:
-            raise DumpError(f"{self.name}: does not fit into memory") from error
+            raise LargeDumpError(f"{self.name}: does not fit into memory") from error
         return TensorContent(self.dtype, self.shape, memoryview(content))
 
     @property
@@ -272,7 +274,7 @@ class StoredTensor:
 
     def _check_crc(self, crc: int) -> None:
         if self.storage.crc is not None and crc != self.storage.crc:
-            raise DumpError(f"{self.name}: its bytes do not match the checksum beside them; the file is damaged")
+            raise DamagedDumpError(f"{self.name}: its bytes do not match the checksum beside them; the file is damaged")
 
     def _values_of(self, values: Array) -> Array:
         if not self.stored.isnative:
@@ -348,5 +350,5 @@ def _read_fully(file: FileIO, content: Any, name: Path | str) -> None:
         # A raw file returns at most 2 GiB at a time, and may return less.
         num_read = file.readinto(room)
         if not num_read:
-            raise DumpError(f"{name}: is cut off: the file ends before the tensor")
+            raise DamagedDumpError(f"{name}: is cut off: the file ends before the tensor")
         room = room[num_read:]

@@ -20,7 +20,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 import numpy as np
 
-from msprobe_core.errors import DumpError, clip
+from msprobe_core.errors import DamagedDumpError, DumpError, LargeDumpError, clip
 from msprobe_core.store import layout
 from msprobe_core.store.pt_files import open_pt
 from msprobe_core.store.tensor_source import MAX_DIMS, Storage, StoredTensor, c_strides
@@ -114,9 +114,9 @@ def _opened(path: Path, read: Callable[[], _T]) -> _T:
     except OSError as error:
         raise DumpError(f"{path}: cannot be read ({error.strerror or error})") from error
     except MemoryError as error:
-        raise DumpError(f"{path}: does not fit into memory") from error
+        raise LargeDumpError(f"{path}: does not fit into memory") from error
     except Exception as error:  # untrusted bytes: zip archives and headers may fail in any way
-        raise DumpError(f"{path}: is not a whole tensor file ({error or type(error).__name__})") from error
+        raise DamagedDumpError(f"{path}: is not a whole tensor file ({error or type(error).__name__})") from error
 
 
 def read_tensor(path: Path) -> Array:
@@ -135,7 +135,7 @@ def _open_npy(path: Path) -> StoredTensor:
     header = read_npy_header(path)
     # Do not trust the header before its size agrees with the file's.
     if header.num_bytes > path.stat().st_size - header.begin:
-        raise DumpError(
+        raise DamagedDumpError(
             f"{path}: is cut off: its header says {header.num_bytes} bytes, and that is more than it has",
             position=header.begin,
         )
@@ -233,7 +233,7 @@ def _open_member(shard: Path, key: str) -> StoredTensor:
     status = shard.stat()
     start, members = _read_shard_header(shard, status.st_size, status.st_mtime_ns)
     if key not in members:
-        raise DumpError(f"{shard}: does not hold the tensor {key!r}; the file is damaged or of another run")
+        raise DamagedDumpError(f"{shard}: does not hold the tensor {key!r}; the file is damaged or of another run")
     return _member_tensor(shard, key, start, msgspec.json.decode(members[key], type=_Member), status.st_size)
 
 
@@ -252,9 +252,11 @@ def _member_tensor(shard: Path, key: str, start: int, found: _Member, size: int)
         or min((begin, *found.shape)) < 0
         or end - begin != math.prod(found.shape) * stored.itemsize
     ):
-        raise DumpError(f"{name}: its place in the file does not fit its shape; the file is damaged", position=position)
+        raise DamagedDumpError(
+            f"{name}: its place in the file does not fit its shape; the file is damaged", position=position
+        )
     if start + end > size:
-        raise DumpError(
+        raise DamagedDumpError(
             f"{name}: is cut off: the file ends before it, at byte {size:,} instead of {start + end:,}",
             position=position,
         )
@@ -274,7 +276,7 @@ def _read_shard_header(shard: Path, size: int, _modified: int) -> tuple[int, dic
     with open_plain(shard) as file:
         length = int.from_bytes(file.read(8), "little")
         if length > min(size - 8, _MAX_SHARD_HEADER_BYTES):
-            raise DumpError(
+            raise DamagedDumpError(
                 f"{shard}: is not a safetensors file, or is cut off in its header, which would end at byte "
                 f"{8 + length:,} of {size:,}"
             )
@@ -289,7 +291,7 @@ def _read_shard_header(shard: Path, size: int, _modified: int) -> tuple[int, dic
     except msgspec.DecodeError as error:
         place = _AT_BYTE.search(str(error))
         position = 8 + (int(place[1]) if place else 0)
-        raise DumpError(f"{shard}: is not a whole tensor file ({error})", position=position) from error
+        raise DamagedDumpError(f"{shard}: is not a whole tensor file ({error})", position=position) from error
 
 
 _AT_BYTE = re.compile(r"\(byte (\d{1,12})\)", re.ASCII)

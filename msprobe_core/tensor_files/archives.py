@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from msprobe_core.errors import DumpError, clip
+from msprobe_core.errors import DumpError, LargeDumpError, clip
 from msprobe_core.model import TensorContent
 from msprobe_core.protocols.storage import TensorSource
 from msprobe_core.store.pt_files import LOCAL_HEADER
@@ -192,7 +192,7 @@ class DeflatedTensor:
         except OSError as error:
             raise DumpError(f"{self.name}: cannot be read ({error.strerror or error})") from error
         except MemoryError as error:
-            raise DumpError(f"{self.name}: does not fit into memory") from error
+            raise LargeDumpError(f"{self.name}: does not fit into memory") from error
         if len(room) < needed:
             raise ProblemError(FilesCode.CUT_OFF, self.begin, needed=needed, size=len(room))
         stored: Any = np.frombuffer(room, self.header.stored, count=_numel(self.shape), offset=self.header.begin)

@@ -29,7 +29,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TypeAlias
 
-from msprobe_core.errors import DumpError, clip
+from msprobe_core.errors import DumpError, MissingDumpError, clip
 from msprobe_core.interrupts import raise_if_interrupted
 from msprobe_core.model import (
     Batch,
@@ -161,7 +161,9 @@ def convert_foreign(
     units = _placed(source, kind, done)
     if not units:
         wanted = "files of tensors" if kind is SourceKind.AUTO else f"files of the format {kind.value}"
-        raise DumpError(f"{source}: holds no {wanted} that can be read; `msprobe identify {source}` lists its files")
+        raise MissingDumpError(
+            f"{source}: holds no {wanted} that can be read; `msprobe identify {source}` lists its files"
+        )
     check_places(source, destination, overwrite=overwrite)
     total = sum(map(len, units.values()))
     header = RunHeader(

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from msprobe_core.errors import DumpError
+from msprobe_core.errors import DumpError, LargeDumpError, MissingDumpError
 from msprobe_core.findings import Finding, Level
 from msprobe_core.manifest.facts import Scalar
 from msprobe_core.model import TensorContent
@@ -105,7 +105,7 @@ def find_sources(path: Path) -> list[SourceFile]:
     """
     if not path.is_dir():
         if not path.exists():
-            raise DumpError(f"{path}: does not exist")
+            raise MissingDumpError(f"{path}: does not exist")
         return [SourceFile(path, Path(path.name), _stem_of(path.name), is_given=True)]
     if is_dump(path):
         return [SourceFile(path, Path(path.name), path.name, is_given=True)]
@@ -113,7 +113,7 @@ def find_sources(path: Path) -> list[SourceFile]:
     for each in _walked(path):
         found.append(each)
         if len(found) > MAX_FILES:
-            raise DumpError(f"{path}: holds more than {MAX_FILES:,} files; give a directory in it")
+            raise LargeDumpError(f"{path}: holds more than {MAX_FILES:,} files; give a directory in it")
     relative = [each.relative_to(path) for each in found]
     counts = Counter((each.parent, _stem_of(each.name)) for each in relative)
     sources: list[SourceFile] = []

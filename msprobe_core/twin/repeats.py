@@ -13,7 +13,7 @@ from pathlib import Path
 from msprobe_core import names
 from msprobe_core.capture.features.reference_check import RecordedSums, TensorSum, are_different, calls_in
 from msprobe_core.config.repetition import REPEATS_DIRECTORY
-from msprobe_core.errors import CompareError
+from msprobe_core.errors import CompareError, NoValuesError
 from msprobe_core.model import Phase
 from msprobe_core.store.ending import ending_of
 from msprobe_core.store.layout import find_steps, find_units
@@ -83,7 +83,7 @@ def _read(step: int, directory: Path, others: Sequence[Path]) -> StepRepeats:
     dumps = [read_dump(each) for each in (directory, *others)]
     golden, *repetitions = [calls_in(dump) for dump in dumps]
     if not any(each.checksum for call in golden.values() for each in (*call.inputs.values(), *call.outputs.values())):
-        raise CompareError(f"{directory}: has no checksums; record it with summary_mode hash")
+        raise NoValuesError(f"{directory}: has no checksums; record it with summary_mode hash")
     entries = list(golden)
     varying = [found for entry in entries if (found := _varying(entry, golden[entry], repetitions)) is not None]
     first = varying[0] if varying else None

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
-from msprobe_core.errors import CompareError, DumpError
+from msprobe_core.errors import CompareError, DumpError, UnreadableResultError
 from msprobe_core.free_benchmark.bisect_files import BISECT_FILE
 from msprobe_core.report.api_check_files import CHECK_FILE
 from msprobe_core.report.locate_file import LOCATE_FILE
@@ -136,4 +136,4 @@ def _decoded(path: Path, kind: type[_Content], what: str) -> _Content:
     except OSError as error:
         raise CompareError(f"{path}: cannot be read ({error.strerror})") from error
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise CompareError(f"{path}: is not {what} ({error})") from error
+        raise UnreadableResultError(f"{path}: is not {what} ({error})") from error

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from msprobe_core.errors import CompareError
+from msprobe_core.errors import CompareError, UnreadableResultError
 from msprobe_core.findings import Field, Finding, Level, noted, read_finding
 from msprobe_core.locate.configuration import value_in_words
 from msprobe_core.locate.result import LocateResult
@@ -160,9 +160,11 @@ def read_location(path: Path) -> Location:
     except OSError as error:
         raise CompareError(f"{path}: cannot be read ({error.strerror})") from error
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise CompareError(f"{path}: is not what msprobe locate writes ({error})") from error
+        raise UnreadableResultError(f"{path}: is not what msprobe locate writes ({error})") from error
     if found.version != _VERSION:
-        raise CompareError(f"{path}: is of version {found.version}, and {_VERSION} is known; run msprobe locate again")
+        raise UnreadableResultError(
+            f"{path}: is of version {found.version}, and {_VERSION} is known; run msprobe locate again"
+        )
     return found
 
 

@@ -12,7 +12,7 @@ import polars as pl
 
 from msprobe_core._version import __version__
 from msprobe_core.compare.pairs import Chosen
-from msprobe_core.errors import CompareError
+from msprobe_core.errors import CompareError, NothingInCommonError
 from msprobe_core.findings import Field, Finding, Level
 from msprobe_core.monitoring.divergence import DIVERGED, Divergence, first_divergence, first_non_finite, num_shared
 from msprobe_core.monitoring.files import KnownFiles, find_monitored, read_monitored
@@ -255,7 +255,7 @@ def _verdict_of_one(run: Monitored, divergence: Divergence | None) -> Verdict:
 def _verdict_of_two(target: Monitored, golden: Monitored, divergence: Divergence | None) -> Verdict:
     total = num_shared(target, golden)
     if not total:
-        raise CompareError(
+        raise NothingInCommonError(
             f"the two monitors have no value of a rank and step in common: the target has {_extent(target)}, "
             f"the golden run {_extent(golden)}"
         )

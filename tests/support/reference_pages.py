@@ -1,4 +1,4 @@
-"""Write the pages of reference that are made of the program: every command's help, and what plugins import.
+"""Write the pages of reference that are made of the program: commands, what plugins import, keys, and errors.
 
 python tests/support/reference_pages.py
 """
@@ -18,6 +18,7 @@ from typing import Any
 
 import click
 from configuration_tables import configuration
+from error_page import errors_page
 
 from msprobe_core.plugins import registry
 
@@ -133,7 +134,12 @@ def _plain(text: Any) -> str:
     return re.sub(r"<(?:[^<>]|<[^<>]*>)*>", "…", text).replace("'", "").replace("typing.", "")
 
 
-PAGES = {"commands.md": commands, "plugin_api.md": plugin_api, "configuration.md": configuration}
+PAGES = {
+    "commands.md": commands,
+    "plugin_api.md": plugin_api,
+    "configuration.md": configuration,
+    "errors.md": errors_page,
+}
 
 
 if __name__ == "__main__":

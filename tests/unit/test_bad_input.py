@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import socket
 import struct
@@ -43,6 +44,7 @@ def refused(result, *words):
     assert code == 2, said
     assert said.startswith("msprobe: error: ")
     assert said.count("\n") == 1
+    assert re.search(r" \[[a-z]+\.[a-z-]+\]\n$", said)
     for word in words:
         assert word in said
 

@@ -59,7 +59,7 @@ def test_commands_of_other_releases_say_what_to_use(run, name, arguments):
     for before in ((), ("-f", "pytorch")):
         code, out, err = run(*before, name, *arguments)
         assert (code, out) == (2, "")
-        assert err == f"msprobe: error: there is no command {name!r}: {COMMANDS[name]}\n"
+        assert err == f"msprobe: error: there is no command {name!r}: {COMMANDS[name]} [command.unknown]\n"
 
 
 def test_modes_of_other_releases(run, dumps):
@@ -264,13 +264,43 @@ def test_lists_for_a_closed_pipe_and_a_full_terminal(tmp_path, monkeypatch, argu
     assert "No space left" in run.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("compare", "-tp", "{d}/bad", "-gp", "{d}/none", "-o", "{d}/out"), "dump.missing"),
+        (("compare", "-tp", "{d}/bad/rank0/dump.json", "-gp", "{d}/cut.json", "-o", "{d}/out"), "dump.damaged"),
+        (("compare", "-tp", "{d}/bad", "-gp", "{d}/empty", "-o", "{d}/out"), "dump.missing"),
+        (("compare", "-tp", "{d}/bad", "-gp", "{d}/other", "-o", "{d}/out"), "compare.nothing-in-common"),
+        (("compare", "-tp", "{d}/bad", "-gp", "{d}/good", "-o", "{d}/cut.json"), "store.not-writable"),
+        (("control", "{d}/none.json", "status"), "config.unreadable"),
+        (("control", "{d}/cut.json", "status"), "config.malformed"),
+        (("control", "{d}/config.json", "set", "lvl=L0"), "config.unknown-field"),
+        (("control", "{d}/config.json", "set", "level=L9"), "config.invalid"),
+        (("control", "{d}/config.json", "set", "level=L0", "aten=true"), "config.conflict"),
+    ],
+)
+def test_errors_end_with_a_code(run, dumps, arguments, code):
+    write_dump(dumps / "other" / "rank0", {"Functional.relu.0.forward": api(tensor(X), output=tensor(X))})
+    (dumps / "empty").mkdir()
+    (dumps / "cut.json").write_text('{"task": "statistics"')
+    (dumps / "config.json").write_text('{"dump_enable": false}')
+    status, _, err = run(*(each.format(d=dumps) for each in arguments))
+    assert status == 2
+    assert err.startswith("msprobe: error: ")
+    assert err.endswith(f" [{code}]\n")
+    assert err.count("\n") == 1
+
+
 @pytest.mark.usefixtures("buffering")
 def test_a_full_terminal_is_said(dumps):
     arguments = command("compare", "-tp", dumps / "good", "-gp", dumps / "good", "-o", dumps / "out")
     with Path("/dev/full").open("w") as full:
         run = subprocess.run(arguments, stdout=full, stderr=subprocess.PIPE, text=True)
     assert run.returncode == 2
-    assert re.fullmatch(r"msprobe: error: the result cannot be shown \(No space left.*summary\.json\n", run.stderr)
+    assert re.fullmatch(
+        r"msprobe: error: the result cannot be shown \(No space left.*summary\.json \[store\.not-writable\]\n",
+        run.stderr,
+    )
     with Path("/dev/full").open("w") as full:
         run = subprocess.run(command("completion", "bash"), stdout=full, stderr=subprocess.PIPE, text=True)
     assert (run.returncode, run.stderr.partition("(")[0]) == (2, "msprobe: error: the result cannot be shown ")

@@ -8,6 +8,7 @@ import click
 import pytest
 import yaml
 from configuration_tables import BLOCKS, keys, meanings
+from error_page import codes, sections
 from reference_pages import PAGES
 
 from mkdocs_hooks import anchors, headings, prose_lines, with_deep_lists, with_links
@@ -178,7 +179,8 @@ def test_links_and_lists_are_those_of_the_site():
 
 
 @pytest.mark.parametrize(
-    "page", [pytest.param(page, marks=[] if page == "configuration.md" else pytest.mark.slow) for page in PAGES]
+    "page",
+    [pytest.param(page, marks=pytest.mark.slow if page in {"commands.md", "plugin_api.md"} else []) for page in PAGES],
 )
 def test_pages_that_are_made_of_the_program_are_of_this_one(page):
     """`make reference` writes them."""
@@ -200,3 +202,15 @@ def test_every_key_of_a_configuration_is_described_in_both_languages():
 def test_every_block_of_keys_is_on_the_page():
     text = (DOCS / "configuration.md").read_text()
     assert sorted(re.findall(r"<!-- keys of (\w+), written by", text)) == sorted(BLOCKS)
+
+
+def test_every_code_of_an_error_has_a_section_in_both_languages():
+    assert set(sections()) == set(codes())
+    for texts in sections().values():
+        assert set(texts) == {"en", "zh"}
+        for said in texts.values():
+            assert set(said) == {"means", "causes", "do"}
+            assert all(text.strip() for text in (said["means"], *said["causes"], *said["do"]))
+        assert [len(texts["en"][kind]) for kind in ("causes", "do")] == [
+            len(texts["zh"][kind]) for kind in ("causes", "do")
+        ]

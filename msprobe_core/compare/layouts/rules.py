@@ -15,7 +15,7 @@ from yaml.constructor import SafeConstructor
 
 from msprobe_core.compare.shards.placement import MeshCoordinate
 from msprobe_core.config.text import read_text
-from msprobe_core.errors import ConfigError
+from msprobe_core.errors import ConfigError, MalformedConfigError, UnknownFieldError
 from msprobe_core.fingerprint.shard_ranges import PARTIAL, REPLICATE, SHARD
 from msprobe_core.model import Placement
 from msprobe_core.untrusted.malformed import MalformedError
@@ -238,7 +238,7 @@ def _read(path: Path) -> _Located:
     try:
         content = construct(compose(text), _Constructor())
     except MalformedError as error:
-        raise ConfigError(f"{path}: is not valid YAML: {error}") from error
+        raise MalformedConfigError(f"{path}: is not valid YAML: {error}") from error
     if not isinstance(content, _Located):
         raise ConfigError(f"{path}: holds {_kind(content)}, not an object; {_LOOK}")
     return content
@@ -251,7 +251,7 @@ def _kind(value: object) -> str:
 def _check_keys(found: Mapping[str, Any], known: set[str], where: _Place) -> None:
     unknown = sorted(set(found) - known)
     if unknown:
-        raise ConfigError(f"{where}: unknown field '{unknown[0]}'; known are {', '.join(sorted(known))}")
+        raise UnknownFieldError(f"{where}: unknown field '{unknown[0]}'; known are {', '.join(sorted(known))}")
 
 
 def _items(root: _Located, name: str, path: Path) -> list[tuple[_Located, _Place]]:

@@ -19,7 +19,7 @@ from msprobe_core.compare.layouts.layout_view import LayoutView, Row, sizes_in
 from msprobe_core.compare.layouts.rows import called_in
 from msprobe_core.compare.layouts.rules import FusedRule, Side
 from msprobe_core.compare.shards.sources import reshaped
-from msprobe_core.errors import CompareError
+from msprobe_core.errors import NothingInCommonError
 from msprobe_core.model import Phase, Role, SiteKind
 from msprobe_core.protocols.storage import Dump, TensorSource
 from msprobe_core.protocols.trainers import ModuleMap
@@ -159,7 +159,7 @@ def _keep_common(sides: Sequence[LayoutView]) -> None:
     common = found[0] & found[1]
     if not common:
         shown = [next(iter(sorted(own)), "none") for own in found]
-        raise CompareError(
+        raise NothingInCommonError(
             f"{sides[0].path} and {sides[1].path} have no module in common; of the first there is {shown[0]}, of the "
             f"second {shown[1]}; was the right --backend given?"
         )

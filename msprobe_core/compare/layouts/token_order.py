@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from msprobe_core import names
 from msprobe_core.compare.layouts.layout_view import LayoutView, Row, sizes_in
 from msprobe_core.compare.layouts.rows import called_in
-from msprobe_core.errors import CompareError
+from msprobe_core.errors import CompareError, NothingInCommonError
 from msprobe_core.model import Phase, Role
 from msprobe_core.protocols.storage import Dump, TensorSource
 from msprobe_core.store.frame import COLUMNS, RowKind
@@ -108,7 +108,7 @@ def align_tokens(target: Dump, golden: Dump) -> AlignedTokens:
         for pair in zip(sides[0].sequences.get(key, ()), own, strict=False)
     ]
     if not pairs:
-        raise CompareError(
+        raise NothingInCommonError(
             f"{target.path} and {golden.path} have none of their {sides[0].num_sequences:,} and "
             f"{sides[1].num_sequences:,} sequences of token ids in common; where rows are padded, record the model's "
             "attention_mask, and where sequences are packed in one row or prefilled in chunks, its position_ids"

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 
 from msprobe_core.compare.shards.assembly import Assembly, Block
-from msprobe_core.errors import DumpError
+from msprobe_core.errors import DamagedDumpError, DumpError
 from msprobe_core.protocols.storage import TensorSource
 from msprobe_core.store.tensor_source import StoredTensor, c_strides
 
@@ -157,7 +157,7 @@ class Reader:
             if not self._rest.size:
                 self._rest = next(self._chunks, self._end)
                 if self._rest is self._end:
-                    raise DumpError("a part has fewer elements than its record says")
+                    raise DamagedDumpError("a part has fewer elements than its record says")
             taken.append(self._rest[:wanted])
             self._rest = self._rest[wanted:]
             wanted -= taken[-1].size

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
-from msprobe_core.errors import CompareError
+from msprobe_core.errors import NoNoiseError
 from msprobe_core.findings import Finding
 from msprobe_core.judge.judge_codes import JudgeCode
 from msprobe_core.judge.noise import student, turned
@@ -119,7 +119,7 @@ def measured_noise(golden: Path) -> NoiseModel:
     """
     model = load_noise(golden)
     if model.profile is None:
-        raise CompareError(
+        raise NoNoiseError(
             f"{golden}: there is no noise profile beside it; measure one with `msprobe calibrate`, or give --noise "
             "closed"
         )

@@ -29,7 +29,7 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from msprobe_core.errors import CompareError
+from msprobe_core.errors import CompareError, NoNoiseError
 from msprobe_core.judge.noise.measures import MEASURES, Measure
 from msprobe_core.judge.noise.null_distribution import ScoreDistribution, ScoreDistributions
 from msprobe_core.store import layout
@@ -139,7 +139,7 @@ class NoiseProfile:
         except CompareError:
             raise
         except OSError as error:
-            raise CompareError(f"{self.path}: cannot be read ({error.strerror or error})") from error
+            raise NoNoiseError(f"{self.path}: cannot be read ({error.strerror or error})") from error
         except (pl.exceptions.PolarsError, pl.exceptions.PanicException, ValueError) as error:
             raise self._no_profile(" ".join(str(error).split())[:200]) from error
         # Many rows may refer to the same long text.
@@ -152,7 +152,7 @@ class NoiseProfile:
         with open_plain(self.path) as file:
             size = os.fstat(file.fileno()).st_size
             if size > MAX_BYTES:
-                raise CompareError(f"{self.path}: has {size:,} bytes, more than a noise profile; remove it")
+                raise NoNoiseError(f"{self.path}: has {size:,} bytes, more than a noise profile; remove it")
             check_parquet(file)
         return size
 
@@ -177,7 +177,7 @@ class NoiseProfile:
         return {known[name]: null for name, null in about.nulls.items()}
 
     def _no_profile(self, reason: str) -> CompareError:
-        return CompareError(
+        return NoNoiseError(
             f"{self.path}: is no noise profile of this version ({reason}); measure it again with msprobe calibrate, or "
             "remove it"
         )
@@ -219,6 +219,6 @@ def identity_of(directory: Path) -> str:
         except FileNotFoundError:
             continue
         except OSError as error:
-            raise CompareError(f"{path}: cannot be read ({error.strerror})") from error
+            raise NoNoiseError(f"{path}: cannot be read ({error.strerror})") from error
         return hashlib.blake2b(b"%d %b%b" % (size, begin, end), digest_size=16).hexdigest()
     return ""
