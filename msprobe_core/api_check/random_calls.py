@@ -5,15 +5,8 @@ element; gradients in the same way. Which elements are dropped is tested: how ma
 Smirnov), and if neighbours in any dimension are dropped together more or less often than by chance. Numbers drawn from
 a distribution are tested against it, and against their neighbours.
 
-All tests reject at a p-value of `LEVEL`. A healthy output is called wrong with a probability below `LEVEL` times the
-number of its tests, which is at most `MOST_TESTS`: 6e-7. The p-values are upper bounds for any number of elements, but
-for that of the places, which is the limit for many:
-
-* binomial: Chernoff, *A Measure of Asymptotic Efficiency for Tests of a Hypothesis Based on the Sum of Observations*,
-  Ann. Math. Stat. 23(4), 1952, in the form ``exp(-n KL(k/n || p))`` of Hoeffding, JASA 58, 1963, Theorem 1;
-* distance from a distribution: Dvoretzky, Kiefer, Wolfowitz with the constant of Massart, *The Tight Constant in the
-  Dvoretzky-Kiefer-Wolfowitz Inequality*, Ann. Prob. 18(3), 1990;
-* distance of two samples: Smirnov, *Table for Estimating the Goodness of Fit*, Ann. Math. Stat. 19(2), 1948.
+All tests (`msprobe_core.api_check.random_tests`) reject at a p-value of `LEVEL`. A healthy output is called wrong with
+a probability below `LEVEL` times the number of its tests, which is at most `MOST_TESTS`: 6e-7.
 """
 
 from __future__ import annotations
@@ -26,9 +19,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from msprobe_core.api_check import random_tests
 from msprobe_core.api_check.call_check import RECORDED, api_of, unchecked
 from msprobe_core.api_check.random_codes import RandomCode
-from msprobe_core.api_check.verdict import CallVerdict, OutputVerdict, Verdict, worst_of
+from msprobe_core.api_check.random_tests import (
+    LEVEL,
+    TOLERANCE,
+    binomial_bound,
+    distance_bound,
+    distance_of,
+    pairs,
+    places_bound,
+)
+from msprobe_core.api_check.verdict import CallVerdict, OutputVerdict, Verdict
 from msprobe_core.findings import Finding
 from msprobe_core.model import Argument, Phase, ReplayTensor, SiteKind
 from msprobe_core.replay.recorded import RecordedCall
@@ -36,20 +39,13 @@ from msprobe_core.replay.replays import UNIT_ROUNDOFF
 
 Array = NDArray[Any]
 
-LEVEL = 1e-7
-"""Largest p-value that is called wrong."""
-
 MOST_TESTS = 6
 """Of one output: how many, where, and the neighbours in up to four dimensions."""
 
 LEAST_ELEMENTS = 10_000
 """Fewer elements are not called right, as tests of them would miss a share that is off by a tenth."""
 
-_MOST_LAGS = MOST_TESTS - 2
-_TOLERANCE = 3.0
-"""In units of round-off: kernels round 1 / (1 - p), and the product."""
-
-_TINY = {"float32": 2.0**-126, "bfloat16": 2.0**-126, "float64": 2.0**-1022, "float16": 2.0**-14}
+TINY = {"float32": 2.0**-126, "bfloat16": 2.0**-126, "float64": 2.0**-1022, "float16": 2.0**-14}
 """Smallest normal numbers: below, a kept element may be rounded to 0."""
 
 _ALPHA = 1.7580993408473766
@@ -63,21 +59,17 @@ def check_random(call: RecordedCall) -> CallVerdict | None:
     """
     if call.site.kind is not SiteKind.API or call.missing is not None or not call.outputs:
         return None
-    name = call.site.path
-    if name in _DROPOUTS:
-        outputs = _check_dropout(call, _DROPOUTS[name])
-    elif name in _DRAWS and call.site.phase is Phase.FORWARD:
-        outputs = _check_draw(call, _DRAWS[name])
+    if (dropout := dropped_of(call)) is not None:
+        output = _check_dropout(dropout)
+    elif (draw := drawn_of(call)) is not None:
+        output = _check_draw(draw)
     else:
         return None
-    if outputs is None:
-        return None
-    verdict = worst_of(output.verdict for output in outputs)
-    if verdict is Verdict.CANNOT_TELL:
-        return unchecked(call, outputs[0].reason)
+    if output.verdict is Verdict.CANNOT_TELL:
+        return unchecked(call, output.reason)
     return CallVerdict(
         entry=call.entry, api=api_of(call), phase=call.site.phase,
-        verdict=verdict, outputs=tuple(outputs), stage=1,
+        verdict=output.verdict, outputs=(output,), stage=1,
     )  # fmt: skip
 
 
@@ -112,58 +104,6 @@ def _verdict(
     )  # fmt: skip
 
 
-# --- tests ------------------------------------------------------------------------------------------------------
-
-
-def binomial_bound(count: int, number: int, chance: float) -> float:
-    """Return an upper bound of the two-sided p-value of a count of independent events with the same chance."""
-    if number == 0:
-        return 1.0
-    share = count / number
-    divergence = 0.0
-    for part, of in ((share, chance), (1.0 - share, 1.0 - chance)):
-        if part > 0.0:
-            divergence += part * math.log(part / of) if of > 0.0 else math.inf
-    return min(1.0, 2.0 * math.exp(-min(number * divergence, 700.0)))
-
-
-def distance_bound(distance: float, number: float) -> float:
-    """Return an upper bound of the p-value of the largest distance of an empirical distribution from the true one."""
-    return min(1.0, 2.0 * math.exp(-min(2.0 * number * distance * distance, 700.0)))
-
-
-def _where(is_dropped: Array) -> float:
-    """Return the p-value of the distance between the places of dropped and of kept elements."""
-    number = is_dropped.size
-    dropped = int(np.count_nonzero(is_dropped))
-    kept = number - dropped
-    if not dropped or not kept:
-        return 1.0
-    sums: Any = np.cumsum(is_dropped, dtype=np.float64)
-    places = np.arange(1, number + 1)
-    distance = float(np.max(np.abs(sums / dropped - (places - sums) / kept)))
-    return distance_bound(distance, dropped * kept / number)
-
-
-def _pairs(marks: Any, is_valid: Any, shape: tuple[int, ...], least: float, most: float) -> Iterator[tuple[int, float]]:
-    """Yield for each dimension the lag to the next element in it, and the p-value of how many are marked together.
-
-    Pairs have no element in common, so they are independent. The chance that an element is marked is between ``least``
-    and ``most``; the p-value is that of the chance that explains the count best.
-    """
-    flat, valid = marks.reshape(-1), is_valid.reshape(-1)
-    lags = [math.prod(shape[axis + 1 :]) for axis in range(len(shape)) if shape[axis] > 1]
-    for lag in sorted(set(lags))[:_MOST_LAGS]:
-        usable = flat.size // (2 * lag) * 2 * lag
-        halves: Any = np.reshape(flat[:usable], (-1, 2, lag))
-        first, second = halves[:, 0], halves[:, 1]
-        both = np.reshape(valid[:usable], (-1, 2, lag)).all(1)
-        number = int(np.count_nonzero(both))
-        count = int(np.count_nonzero(first & second & both))
-        chance = min(max(count / max(number, 1), least * least), most * most)
-        yield lag, binomial_bound(count, number, chance)
-
-
 # --- dropout ----------------------------------------------------------------------------------------------------
 
 
@@ -196,7 +136,7 @@ mindspore.ops and mindspore.mint.nn.functional 2.x."""
 _OF_MASK = (RandomCode.AS_DRAWN, RandomCode.SHORT, RandomCode.SHARE, RandomCode.PLACES, RandomCode.PAIRS)
 
 
-class _Affine(NamedTuple):
+class Affine(NamedTuple):
     """What dropout does with an element: kept ones are scaled and shifted, dropped ones are a constant."""
 
     scale: float
@@ -204,16 +144,53 @@ class _Affine(NamedTuple):
     dropped: float
 
 
-def _affine(kind: _Dropout, chance: float, *, is_backward: bool) -> _Affine:
+def _affine(kind: _Dropout, chance: float, *, is_backward: bool) -> Affine:
+    if chance == 1.0:
+        return Affine(0.0, 0.0, 0.0)
     if not kind.has_alpha:
-        return _Affine(1.0 / (1.0 - chance), 0.0, 0.0)
+        return Affine(1.0 / (1.0 - chance), 0.0, 0.0)
     scale = 1.0 / math.sqrt((_ALPHA * _ALPHA * chance + 1.0) * (1.0 - chance))
     if is_backward:
-        return _Affine(scale, 0.0, 0.0)
-    return _Affine(scale, scale * _ALPHA * chance, -scale * _ALPHA * (1.0 - chance))
+        return Affine(scale, 0.0, 0.0)
+    return Affine(scale, scale * _ALPHA * chance, -scale * _ALPHA * (1.0 - chance))
 
 
-def _check_dropout(call: RecordedCall, kind: _Dropout) -> list[OutputVerdict] | None:
+@dataclass(frozen=True, kw_only=True)
+class Dropped:
+    """A dropout, and what its elements are to be.
+
+    Attributes:
+        path: Name of the result.
+        given: What it was computed from: the input, or the incoming gradient.
+        result: The result.
+        chance: That an element is dropped.
+        is_training: Whether elements are dropped at all.
+        form: What becomes of elements.
+        unit_dims: Number of trailing dimensions that are dropped together.
+        may_be_masked: Whether ``given`` may be 0 where elements were dropped, so that those left are no random choice:
+            what comes after may give no gradient to them.
+    """
+
+    path: str
+    given: ReplayTensor
+    result: ReplayTensor
+    chance: float
+    is_training: bool
+    form: Affine
+    unit_dims: int
+    may_be_masked: bool
+
+    @property
+    def is_random(self) -> bool:
+        """Whether chance decides about any element."""
+        return self.is_training and 0.0 < self.chance < 1.0
+
+
+def dropped_of(call: RecordedCall) -> Dropped | None:
+    """Return a dropout that can be checked."""
+    kind = _DROPOUTS.get(call.site.path)
+    if kind is None:
+        return None
     chance = _number(call, 1, "p", 0.5)
     is_training = _flag(call, 2, ("training", "train"), is_set=kind.is_training)
     is_backward = call.site.phase is Phase.BACKWARD
@@ -223,18 +200,24 @@ def _check_dropout(call: RecordedCall, kind: _Dropout) -> list[OutputVerdict] | 
         return None
     if given.values.shape != result.values.shape or {given.values.dtype.kind, result.values.dtype.kind} != {"f"}:
         return None
-    path = "0" if "0" in call.outputs else "input"
-    before = _wide(given)
-    after = _wide(result)
-    if not is_training or chance == 0.0 or chance >= 1.0:
-        expected = before if not is_training or chance == 0.0 else before * 0.0
-        return [_unchanged(path, result, after, expected)]
-    form = _affine(kind, chance, is_backward=is_backward)
-    found = _dropped(path, result, before, after, chance, form, _unit_dims(kind, before.ndim))
-    if is_backward and found.reason.code in _OF_MASK and np.any(before == 0.0):
-        # What comes after may give no gradient to elements that were dropped, so those left are no random choice.
-        return [_verdict(path, result, Verdict.RIGHT, Finding(RandomCode.SCALED), 1.0)]
-    return [found]
+    return Dropped(
+        path="0" if "0" in call.outputs else "input", given=given, result=result, chance=chance,
+        is_training=is_training, form=_affine(kind, chance, is_backward=is_backward),
+        unit_dims=_unit_dims(kind, given.values.ndim),
+        may_be_masked=is_backward and bool(np.any(given.values == 0.0)),
+    )  # fmt: skip
+
+
+def _check_dropout(dropout: Dropped) -> OutputVerdict:
+    path, result, chance = dropout.path, dropout.result, dropout.chance
+    before, after = _wide(dropout.given), _wide(result)
+    if not dropout.is_random:
+        expected = before if not dropout.is_training or chance == 0.0 else before * 0.0
+        return _unchanged(path, result, after, expected)
+    found = _dropped(path, result, before, after, chance, dropout.form, dropout.unit_dims)
+    if dropout.may_be_masked and found.reason.code in _OF_MASK:
+        return _verdict(path, result, Verdict.RIGHT, Finding(RandomCode.SCALED), 1.0)
+    return found
 
 
 def _unit_dims(kind: _Dropout, num_dims: int) -> int:
@@ -251,13 +234,13 @@ def _unchanged(path: str, result: ReplayTensor, after: Array, expected: Array) -
 
 
 def _dropped(
-    path: str, result: ReplayTensor, before: Array, after: Array, chance: float, form: _Affine, unit_dims: int
+    path: str, result: ReplayTensor, before: Array, after: Array, chance: float, form: Affine, unit_dims: int
 ) -> OutputVerdict:
-    roundoff, tiny = UNIT_ROUNDOFF.get(result.dtype, 2.0**-24), _TINY.get(result.dtype, 2.0**-126)
+    roundoff, tiny = UNIT_ROUNDOFF.get(result.dtype, 2.0**-24), TINY.get(result.dtype, 2.0**-126)
     with np.errstate(all="ignore"):
         kept_as = before * form.scale + form.shift
         size = np.abs(before * form.scale) + abs(form.shift) + abs(form.dropped)
-        allowed = _TOLERANCE * roundoff * size + tiny
+        allowed = TOLERANCE * roundoff * size + tiny
         is_dropped = np.abs(after - form.dropped) <= (allowed if form.dropped else 0.0)
         is_kept = np.abs(after - kept_as) <= allowed
     # An element that would be nearly the same either way shows nothing, and neither does one that overflows.
@@ -284,16 +267,17 @@ def _tests_of_mask(is_dropped: Array, counts: Array, chance: float) -> Iterator[
     p_value = binomial_bound(int(np.count_nonzero(marks)), marks.size, chance)
     fields = {"share": 100 * share, "expected": 100 * chance, "p": p_value}
     yield _Test(Finding(RandomCode.SHARE, fields=fields), p_value)
-    p_value = _where(marks)
+    p_value = places_bound(marks)
     yield _Test(Finding(RandomCode.PLACES, fields={"p": p_value}), p_value)
-    for lag, pair_value in _pairs(is_dropped & counts, counts, is_dropped.shape, chance, chance):
+    for lag, pair_value in pairs(is_dropped & counts, counts, chance, chance):
         yield _Test(Finding(RandomCode.PAIRS, fields={"lag": lag, "p": pair_value}), pair_value)
 
 
 # --- draws ------------------------------------------------------------------------------------------------------
 
-_Distribution = Callable[[Any], Any]
-"""The cumulative distribution function."""
+_DISTRIBUTIONS: Mapping[str, Callable[[Any, float, float], Any]] = {
+    "uniform": random_tests.uniform, "normal": random_tests.normal, "exponential": random_tests.exponential,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -325,7 +309,42 @@ _DRAWS: Mapping[str, _Draw] = {
 }
 
 
-def _check_draw(call: RecordedCall, draw: _Draw) -> list[OutputVerdict] | None:
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """A draw, and what its values are to be.
+
+    Attributes:
+        result: The values.
+        name: Of the distribution.
+        first, second: Its parameters.
+        low, high: Bounds of the values.
+        roundoff, span: How values are rounded: relative to themselves, but at least to this magnitude.
+        median: Of the distribution.
+        chances: That a value is below it: the least and the largest, as values are rounded.
+    """
+
+    result: ReplayTensor
+    name: str
+    first: float
+    second: float
+    low: float = 0.0
+    high: float = 1.0
+    roundoff: float = 0.0
+    span: float = 1.0
+    median: float = 0.5
+    chances: tuple[float, float] = (0.5, 0.5)
+
+    def distribution(self, values: Any) -> Any:
+        """Return the cumulative distribution function."""
+        return _DISTRIBUTIONS[self.name](values, self.first, self.second)
+
+
+def drawn_of(call: RecordedCall) -> Drawn | None:
+    """Return a draw whose distribution is known."""
+    draw = _DRAWS.get(call.site.path)
+    result = call.outputs.get("0")
+    if draw is None or call.site.phase is not Phase.FORWARD:
+        return None
     values: list[float] = []
     for place, (name, default) in enumerate(zip(draw.parameters, draw.defaults, strict=True), 1):
         value = _number(call, place, name, default) if draw.is_filling and name else default
@@ -333,44 +352,43 @@ def _check_draw(call: RecordedCall, draw: _Draw) -> list[OutputVerdict] | None:
             return None
         values.append(value)
     first, second = values
-    result = call.outputs.get("0")
     if result is None or result.values.dtype.kind not in "fiub" or not result.values.size:
         return None
-    drawn = _wide(result)
     if draw.name == "bernoulli":
-        if not 0.0 <= first <= 1.0:
-            return None
-        return [_judged_bernoulli(result, drawn, first)]
+        is_proper = 0.0 <= first <= 1.0
+        return Drawn(result=result, name=draw.name, first=first, second=second) if is_proper else None
     is_proper = {"uniform": first < second, "normal": second > 0.0, "exponential": first > 0.0}[draw.name]
     if result.values.dtype.kind != "f" or not is_proper:
         return None
-    distribution, low, high = _distribution(draw.name, first, second)
-    outside = ~((drawn >= low) & (drawn <= high))
-    if np.any(outside):
-        reason = Finding(RandomCode.OUTSIDE, fields={"count": int(np.count_nonzero(outside)), "total": drawn.size})
-        return [_verdict("0", result, Verdict.WRONG, reason, 0.0, int(np.argmax(outside)))]
-    # Values are rounded, so each stands for all within a rounding of it.
+    low, high = _bounds(draw.name, first, second)
+    # Values are rounded, so each represents all within a rounding of it.
     roundoff = 2.0 * UNIT_ROUNDOFF.get(result.dtype, 2.0**-24)
     span = high - low if math.isfinite(high - low) else abs(second) or 1.0 / first
-    distance = _distance(np.sort(drawn, axis=None), roundoff, span, distribution)
+    median = _median(draw.name, first, second)
+    width = roundoff * max(abs(median), span)
+    distribution = _DISTRIBUTIONS[draw.name]
+    least, most = (float(distribution(np.array(median + sign * width), first, second)) for sign in (-1.0, 1.0))
+    return Drawn(
+        result=result, name=draw.name, first=first, second=second, low=low, high=high, roundoff=roundoff, span=span,
+        median=median, chances=(least, most),
+    )  # fmt: skip
+
+
+def _check_draw(draw: Drawn) -> OutputVerdict:
+    result, drawn = draw.result, _wide(draw.result)
+    if draw.name == "bernoulli":
+        return _judged_bernoulli(result, drawn, draw.first)
+    outside = ~((drawn >= draw.low) & (drawn <= draw.high))
+    if np.any(outside):
+        reason = Finding(RandomCode.OUTSIDE, fields={"count": int(np.count_nonzero(outside)), "total": drawn.size})
+        return _verdict("0", result, Verdict.WRONG, reason, 0.0, int(np.argmax(outside)))
+    distance = distance_of(np.sort(drawn, axis=None), draw.roundoff, draw.span, draw.distribution)
     p_value = distance_bound(distance, drawn.size)
     fields = {"name": draw.name, "distance": distance, "p": p_value}
     tests = [_Test(Finding(RandomCode.DISTRIBUTION, fields=fields), p_value)]
-    median = _median(draw.name, first, second)
-    width = roundoff * max(abs(median), span)
-    least, most = (float(distribution(np.array(median + sign * width))) for sign in (-1.0, 1.0))
-    for lag, pair_value in _pairs(drawn < median, np.ones(drawn.shape, np.bool_), drawn.shape, least, most):
+    for lag, pair_value in pairs(drawn < draw.median, np.ones(drawn.shape, np.bool_), *draw.chances):
         tests.append(_Test(Finding(RandomCode.PAIRS, fields={"lag": lag, "p": pair_value}), pair_value))
-    return [_judged("0", result, drawn.size, tests)]
-
-
-def _distance(values: Any, roundoff: float, span: float, distribution: _Distribution) -> float:
-    """Return the largest distance of sorted values from a distribution, beyond what rounding them explains."""
-    width = roundoff * np.maximum(np.abs(values), span)
-    steps: Any = np.linspace(0.0, 1.0, values.size + 1)
-    above = np.max(steps[1:] - distribution(values + width))
-    below = np.max(distribution(values - width) - steps[:-1])
-    return max(float(above), float(below), 0.0)
+    return _judged("0", result, drawn.size, tests)
 
 
 def _judged_bernoulli(result: ReplayTensor, drawn: Array, chance: float) -> OutputVerdict:
@@ -382,41 +400,15 @@ def _judged_bernoulli(result: ReplayTensor, drawn: Array, chance: float) -> Outp
     return _judged("0", result, drawn.size, tests)
 
 
-def _distribution(name: str, first: float, second: float) -> tuple[_Distribution, float, float]:
-    """Return the cumulative distribution function, and the bounds of the values."""
-    if name == "uniform":
-        span = (second - first) or 1.0
-
-        def uniform(values: Any) -> Any:
-            return np.minimum(np.maximum((values - first) / span, 0.0), 1.0)
-
-        return uniform, first, second
-    if name == "normal":
-        return lambda values: _normal((values - first) / second), -math.inf, math.inf
-
-    def exponential(values: Any) -> Any:
-        return -np.expm1(-first * np.maximum(values, 0.0))
-
-    return exponential, 0.0, math.inf
+def _bounds(name: str, first: float, second: float) -> tuple[float, float]:
+    """Return the bounds of the values."""
+    return {"uniform": (first, second), "normal": (-math.inf, math.inf), "exponential": (0.0, math.inf)}[name]
 
 
 def _median(name: str, first: float, second: float) -> float:
     if name == "exponential":
         return math.log(2.0) / first
     return (first + second) / 2 if name == "uniform" else first
-
-
-def _normal(values: Any) -> Any:
-    """Return the normal distribution function, with an error below 3e-7.
-
-    Source: Abramowitz and Stegun, *Handbook of Mathematical Functions*, 7.1.28.
-    """
-    size = np.abs(values) / math.sqrt(2.0)
-    sums = 1.0 + size * (0.0705230784 + size * (0.0422820123 + size * (
-        0.0092705272 + size * (0.0001520143 + size * (0.0002765672 + size * 0.0000430638)))))  # fmt: skip
-    with np.errstate(over="ignore"):
-        tail = 0.5 * sums**-16
-    return tail + (values >= 0) * (1.0 - 2.0 * tail)
 
 
 # --- arguments --------------------------------------------------------------------------------------------------

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
+
+from msgspec import structs
 
 from msprobe_core._version import __version__
 from msprobe_core.api_check import script_parts as parts
 from msprobe_core.api_check.call_check import MAX_ELEMENTS
 from msprobe_core.api_check.check_codes import CheckCode
+from msprobe_core.api_check.random_script import EXPLAINED, RandomScript, random_script
 from msprobe_core.api_check.script_text import (
     JUDGING,
     MOST_INLINE,
@@ -76,31 +79,32 @@ def write_reproducer(
         PluginError: the plugin of the framework does not write scripts.
         StoreError: the files cannot be written.
     """
-    found = scripted(call, verdict, framework, max_elements)
+    drawn = random_script(call) if call.missing is None else None
+    found = _drawn(call, drawn, framework) if drawn else scripted(call, verdict, framework, max_elements)
+    outputs = {each: value for each, value in call.outputs.items() if drawn is None or each == drawn.path}
     name = file_name(call)
     make_directory(directory)
     path = directory / f"{name}.py"
-    tensors = found.inputs | {f"{_RECORDED}{each}": value for each, value in call.outputs.items()}
-    if len(tensors) < len(found.inputs) + len(call.outputs):
+    tensors = found.inputs | {f"{_RECORDED}{each}": value for each, value in outputs.items()}
+    if len(tensors) < len(found.inputs) + len(outputs):
         raise ReplayError("one of its arguments has the name of a result in the script")
     is_inline = num_bytes(tensors) <= MOST_INLINE
     dtypes = found.script.dtypes
     if is_inline:
-        inputs, recorded = inline_rows(found.inputs, dtypes), inline_rows(call.outputs, {})
+        inputs, recorded = inline_rows(found.inputs, dtypes), inline_rows(outputs, {})
     else:
         offsets = write_safetensors(path.with_suffix(".safetensors"), tensors)
         inputs = stored_rows(found.inputs, dtypes, offsets)
-        of_results = {each: offsets[f"{_RECORDED}{each}"] for each in call.outputs}
-        recorded = stored_rows(call.outputs, {}, of_results)
+        of_results = {each: offsets[f"{_RECORDED}{each}"] for each in outputs}
+        recorded = stored_rows(outputs, {}, of_results)
     load = source_of(parts.load_inline if is_inline else parts.load_stored, "load")
-    judges, judging = _judges(found.allowed, found.script.device)
     title = header(name, call, verdict, found.script, command, place)
     text = ""
     for is_packed in (False, True):
-        limits = table("ALLOWED", limit_rows(found.allowed, is_packed=is_packed), is_packed=is_packed)
+        limits = table("ALLOWED", found.rows(is_packed), is_packed=is_packed)
         tables = (table("INPUTS", inputs, is_packed=is_packed), table("RECORDED", recorded, is_packed=is_packed))
-        end = "\n".join((*tables, *([] if is_packed else [""]), judging))
-        text = script_text(title, [_EXPLAINED, limits], found.script, [load, *judges], end)
+        end = "\n".join((*tables, *([] if is_packed else [""]), found.judging))
+        text = script_text(title, [found.explained, limits], found.script, [load, *found.judges], end)
         if text.count("\n") <= MOST_LINES + found.script.formula.count("\n"):
             break
     with whole_file(path) as file:
@@ -114,7 +118,11 @@ def _judges(allowed: Mapping[str, Allowed], device: str) -> tuple[list[str], str
     sources = [source_of(parts.judge_exact if is_exact else parts.judge) for is_exact in sorted(kinds)]
     both = '(judge_exact if "different" in ALLOWED[name] else judge)'
     judge = both if len(kinds) > 1 else "judge_exact" if True in kinds else "judge"
-    return sources, JUDGING.replace("JUDGE", judge).replace("DEVICE", device)
+    return sources, _judging(judge, 'run("cpu", is_wide=True)', device)
+
+
+def _judging(judge: str, exact: str, device: str) -> str:
+    return JUDGING.replace("JUDGE", judge).replace("EXACT", exact).replace("DEVICE", device)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,23 +140,50 @@ class Scripted:
     Attributes:
         script: The call as source code.
         inputs: Its tensors by name.
-        allowed: Limits by name of the result.
+        explained: Comments that explain the limits.
+        rows: Returns the rows of the table of limits; the argument is whether they are packed.
+        judges: Sources of the functions that judge results.
+        judging: What the script does.
     """
 
     script: CallScript
     inputs: dict[str, ReplayTensor]
-    allowed: dict[str, Allowed]
+    explained: str
+    rows: Callable[[bool], list[str]]
+    judges: list[str]
+    judging: str
+
+
+def _drawn(call: RecordedCall, drawn: RandomScript, framework: ReplayingFramework) -> Scripted:
+    """Return what a script of a random call is made of."""
+    base = ReplayCall(
+        site=call.site, args=call.args, kwargs=call.kwargs, gradients=call.gradients, max_elements=MAX_ELEMENTS
+    )
+    script = structs.replace(_scripting(framework).script(base), formula=drawn.tests)
+    return Scripted(
+        script=script,
+        inputs=script_tensors(base),
+        explained=EXPLAINED,
+        rows=lambda _: [f"{literal(drawn.path)}: {drawn.rule},"],
+        judges=[],
+        judging=_judging("judge", drawn.given, script.device),
+    )
+
+
+def _scripting(framework: ReplayingFramework) -> ScriptingFramework:
+    if not isinstance(framework, ScriptingFramework):
+        raise PluginError("the plugin of this framework does not write scripts of calls; update it")
+    return framework
 
 
 def scripted(call: RecordedCall, verdict: CallVerdict, framework: ReplayingFramework, max_elements: int) -> Scripted:
     """Return what a script of a call is made of; see `write_reproducer`."""
-    if not isinstance(framework, ScriptingFramework):
-        raise PluginError("the plugin of this framework does not write scripts of calls; update it")
+    scripting = _scripting(framework)
     if call.missing is not None:
         raise ReplayError(call.missing.text)
     judged = call if call.outputs else replace(call, outputs=_own_results(call, framework, max_elements))
     replayer = Replayer(judged, framework, None, max_elements)
-    script = framework.script(replayer.base)
+    script = scripting.script(replayer.base)
     # A kernel of this machine that is wrong itself must not widen what is allowed.
     off = {str(note.fields.get("output")) for note in verdict.notes if note.code is CheckCode.HOST_IS_OFF_TOO}
     replays = replayer.disturbed(NUM_DISTURBED)
@@ -156,7 +191,15 @@ def scripted(call: RecordedCall, verdict: CallVerdict, framework: ReplayingFrame
         path: _allowed(path, value, replace(replays, own=None) if path in off else replays)
         for path, value in judged.outputs.items()
     }
-    return Scripted(script=script, inputs=script_tensors(replayer.base), allowed=allowed)
+    judges, judging = _judges(allowed, script.device)
+    return Scripted(
+        script=script,
+        inputs=script_tensors(replayer.base),
+        explained=_EXPLAINED,
+        rows=lambda is_packed: limit_rows(allowed, is_packed=is_packed),
+        judges=judges,
+        judging=judging,
+    )
 
 
 def file_name(call: RecordedCall) -> str:

@@ -22,7 +22,7 @@ _READABLE = 16
 """Largest number of elements that are written as numbers."""
 
 _STANDARD = {
-    "argparse": "argparse.", "sys": "sys.", "b64decode": "b64decode(", "Path": "Path(",
+    "argparse": "argparse.", "math": "math.", "sys": "sys.", "b64decode": "b64decode(", "Path": "Path(",
 }  # fmt: skip
 """Names that scripts import, by a text that uses them."""
 
@@ -105,7 +105,7 @@ parser = argparse.ArgumentParser(description="Is the result of this call right?"
 parser.add_argument("--device", default=DEVICE, help="where to compute it again: cpu, cuda or npu")
 device, status = parser.parse_args().device, 0
 try:
-    exact = run("cpu", is_wide=True)
+    exact = EXACT
     for side in ("recorded", device):
         results = run(device, is_wide=False) if side == device else {name: load(*RECORDED[name]) for name in RECORDED}
         for name in [name for name in ALLOWED if name in results]:
@@ -116,8 +116,11 @@ except Exception as error:
     print(f"could not run: {type(error).__name__}: {error}", file=sys.stderr)
     status = status or 2
 sys.exit(status)"""
-"""What a reproducer does; ``JUDGE`` is the function that judges its results, and ``DEVICE`` an expression of where the
-call is made again."""
+"""What a reproducer does.
+
+``JUDGE`` is the function that judges its results, ``EXACT`` an expression of what they are compared with, and
+``DEVICE`` one of where the call is made again.
+"""
 
 
 # --- files beside scripts -----------------------------------------------------------------------------------------

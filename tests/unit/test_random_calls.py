@@ -8,13 +8,11 @@ import pytest
 from msprobe_core.api_check.dtype_values import rounded
 from msprobe_core.api_check.random_calls import (
     LEAST_ELEMENTS,
-    LEVEL,
     MOST_TESTS,
-    binomial_bound,
     check_random,
-    distance_bound,
 )
 from msprobe_core.api_check.random_codes import RandomCode
+from msprobe_core.api_check.random_tests import LEVEL, binomial_bound, distance_bound
 from msprobe_core.api_check.verdict import Verdict
 from msprobe_core.model import Argument, ReplayTensor
 from msprobe_core.names import parse_entry

@@ -24,6 +24,15 @@ _NAMESPACES = {
     "Functional": "torch.nn.functional", "Tensor": "torch.Tensor", "Torch": "torch", "VF": "torch._VF",
     "Aten": "torch.ops.aten", "AtenBackward": "torch.ops.aten", "NPU": "torch_npu",
 }  # fmt: skip
+_DRAWN = frozenset(
+    [("Torch", name) for name in ("rand", "randn", "rand_like", "randn_like", "native_dropout", "dropout",
+                                  "alpha_dropout", "feature_dropout", "feature_alpha_dropout")]
+    + [("Tensor", name) for name in ("uniform_", "normal_", "exponential_", "bernoulli_")]
+    + [("Functional", name) for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout",
+                                         "feature_alpha_dropout")]
+)  # fmt: skip
+"""Random functions that scripts call, by prefix and name; their results are as large as their arguments say."""
+
 _SUBMODULES = ("linalg_", "fft_", "special_")
 
 
@@ -32,7 +41,8 @@ def script_of(call: ReplayCall) -> CallScript:
     site = call.site
     if site.kind is not SiteKind.API:
         raise ReplayError("it is a module; the APIs inside it have scripts")
-    if (reason := why_not_replayed(site)) is not None:
+    is_drawn = (site.prefix, site.path) in _DRAWN
+    if not is_drawn and (reason := why_not_replayed(site)) is not None:
         raise ReplayError(f"{site.prefix}.{site.path} is not replayed: {reason}")
     function, formula = _name_of(site), _formula_of(site)
     if site.prefix == "Tensor" and site.path in CASTS and call.args:
@@ -47,6 +57,8 @@ def script_of(call: ReplayCall) -> CallScript:
         body = f"return {call_text(call, called, _text, '.clone()' if may_write(call) else '')}"
         if formula is not None:
             body = f'function = {formula.name} if device == "cpu" else {function}\n{body}'
+    if is_drawn:  # the device of a result without arguments is the one that is asked for
+        body = f"torch.manual_seed(0)\nwith torch.device(device):\n    {body}"
     is_backward = site.phase is Phase.BACKWARD
     leaves = {literal(path): literal(name) for path, name in script_leaves(call).items()}
     text_of_leaves = ", ".join(f"{path}: {name}" for path, name in leaves.items())
