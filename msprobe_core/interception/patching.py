@@ -114,7 +114,7 @@ class FunctionPatch(Patch):
         """The original function."""
         return self._original
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the original, through the handler while installed."""
         if not self.is_on or self._steps_aside():
             return self._original(*args, **kwargs)

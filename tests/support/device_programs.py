@@ -43,6 +43,13 @@ def _drops_a_row(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
     return result
 
 
+def _first_scaled(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    result = original(*args, **kwargs)
+    first = result[0] if isinstance(result, tuple) else result
+    first.mul_(1.02)
+    return result
+
+
 def _scaled_down(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return original(*args, **kwargs) * 0.8
 
@@ -54,7 +61,7 @@ def _fails(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 KERNELS = {
     "scaled": _scaled, "scaled in bfloat16": _scaled_bfloat16, "drops a row": _drops_a_row,
-    "scaled down": _scaled_down, "fails": _fails,
+    "scaled down": _scaled_down, "first scaled": _first_scaled, "fails": _fails,
 }  # fmt: skip
 
 

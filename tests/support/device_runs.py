@@ -127,7 +127,7 @@ def train(
             simulated.clock.now += 1
             optimizer.zero_grad(set_to_none=False)
     run.unordered = [*simulated.clock.unordered]
-    run.state = _state_of(model, optimizer, losses)
+    run.state = _model_state(model, optimizer, losses)
     return run
 
 
@@ -143,14 +143,19 @@ def watched(run: Run) -> Generator[None, None, None]:
     run.left.append(memory.used - before)
 
 
-def _state_of(model: nn.Module, optimizer: Any, losses: list[Tensor]) -> dict[str, bytes]:
+def _model_state(model: nn.Module, optimizer: Any, losses: list[Tensor]) -> dict[str, bytes]:
     found: dict[str, Any] = {f"loss {number}": loss for number, loss in enumerate(losses)}
     for name, parameter in model.named_parameters():
         found[name], found[f"{name} grad"] = parameter.detach(), parameter.grad
         found |= {f"{name} {key}": value for key, value in optimizer.state[parameter].items()}
-    found |= {"random": torch.get_rng_state(), "random on device": torch.npu.get_rng_state()}
+    return state_of(found | {"random": torch.get_rng_state(), "random on device": torch.npu.get_rng_state()})
+
+
+def state_of(tensors: Mapping[str, Tensor]) -> dict[str, bytes]:
+    """Return the bits of tensors."""
     return {
-        name: value.cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes() for name, value in found.items()
+        name: value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+        for name, value in tensors.items()
     }
 
 

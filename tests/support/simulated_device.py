@@ -45,6 +45,9 @@ Watcher = Callable[[str, tuple[Any, ...], Mapping[str, Any]], None]
 
 _HOST = torch.device("cpu")
 
+_OF_KERNELS = frozenset({"aten", "npu"})
+"""Namespaces whose operators are kernels of the device."""
+
 _OF_DEVICE = torch._C.DispatchKeySet(torch._C.DispatchKey.PrivateUse1)
 
 _NOT_OF_HOST = 1 << 62
@@ -99,7 +102,7 @@ class SimulatedTensor(Tensor):
         """Run an operator on the device of its arguments."""
         if any(issubclass(kind, Tensor) and not issubclass(kind, SimulatedTensor | nn.Parameter) for kind in types):
             return NotImplemented  # for wrappers, such as results of communication that nobody has waited for
-        if func.namespace != "aten":  # a kernel that others have registered, of operators of PyTorch's
+        if func.namespace not in _OF_KERNELS:  # made of PyTorch's operators, as communication is
             return func.redispatch(_OF_DEVICE, *args, **(kwargs or {}))
         owner = next(item.owner for item in tree_iter((args, kwargs)) if isinstance(item, SimulatedTensor))
         return owner.run(func, args, kwargs or {})

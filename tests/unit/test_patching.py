@@ -69,6 +69,15 @@ def test_a_function_of_a_module(here):
     assert len(calls) == 1
 
 
+def test_a_function_with_a_keyword_named_self():
+    module = types.SimpleNamespace(gate=lambda self, by=2: self * by)  # as operators of torch_npu are declared
+    patch = FunctionPatch(module, "gate", note)
+    patch.install()
+    assert module.gate(self=3) == 6
+    patch.remove()
+    assert calls[0][2] == {"self": 3}
+
+
 def test_it_answers_like_the_original(here):
     patch = FunctionPatch(here, "double", note)
     patch.install()

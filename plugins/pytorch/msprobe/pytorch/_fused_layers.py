@@ -35,10 +35,10 @@ def _inner(tensor: Tensor) -> Tensor:
 # --- activations ----------------------------------------------------------------------------------------------------
 
 
-def fast_gelu(input: Tensor) -> Tensor:
+def fast_gelu(self: Tensor) -> Tensor:
     """Return ``x / (1 + exp(-1.702 x))``; what is documented for older devices is equal to it, written otherwise."""
-    wide = _inner(input)
-    return (wide * torch.sigmoid(1.702 * wide)).to(input.dtype)
+    wide = _inner(self)
+    return (wide * torch.sigmoid(1.702 * wide)).to(self.dtype)
 
 
 def npu_fast_gelu_backward(grad: Tensor, self: Tensor) -> Tensor:
@@ -70,12 +70,12 @@ def npu_mish_backward(grad: Tensor, input: Tensor) -> Tensor:
     return _gradients(functional.mish, grad, input)[0]
 
 
-def npu_swiglu(input: Tensor, dim: int = -1) -> Tensor:
+def npu_swiglu(self: Tensor, dim: int = -1) -> Tensor:
     """Return ``silu(A) * B`` of the halves A and B."""
-    if input.shape[dim] % 2:
-        raise ReplayError(f"its input has {input.shape[dim]} elements along the dimension that is halved")
-    first, second = _inner(input).chunk(2, dim)
-    return (functional.silu(first) * second).to(input.dtype)
+    if self.shape[dim] % 2:
+        raise ReplayError(f"its input has {self.shape[dim]} elements along the dimension that is halved")
+    first, second = _inner(self).chunk(2, dim)
+    return (functional.silu(first) * second).to(self.dtype)
 
 
 def npu_swiglu_backward(grad_output: Tensor, self: Tensor, dim: int = -1) -> Tensor:
@@ -269,15 +269,15 @@ def matmul_backward(grad: Tensor, self: Tensor, other: Tensor, mask: Sequence[bo
 
 
 def npu_rotary_mul(
-    input: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "half", rotate: Tensor | None = None
+    self: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "half", rotate: Tensor | None = None
 ) -> Tensor:
     """Return ``x * r1 + rotated(x) * r2``.
 
     ``rotate`` is a matrix that rotates; without it, ``half`` gives ``(-second half, first half)`` of the last
     dimension, and ``interleave`` exchanges neighbours and negates the first.
     """
-    inner = torch.promote_types(inner_dtype(input.dtype), inner_dtype(r1.dtype))
-    x, cos, sin = (each.to(inner) for each in (input, r1, r2))
+    inner = torch.promote_types(inner_dtype(self.dtype), inner_dtype(r1.dtype))
+    x, cos, sin = (each.to(inner) for each in (self, r1, r2))
     if rotate is not None:
         turned = x @ rotate.to(inner)
     elif rotary_mode == "half":
@@ -287,7 +287,7 @@ def npu_rotary_mul(
         turned = torch.stack((-x[..., 1::2], x[..., ::2]), -1).reshape(x.shape)
     else:
         raise ReplayError(f"no reference is written for the rotary_mode {rotary_mode!r}")
-    return (x * cos + turned * sin).to(input.dtype)
+    return (x * cos + turned * sin).to(self.dtype)
 
 
 def npu_rotary_mul_backward(
