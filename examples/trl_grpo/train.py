@@ -3,6 +3,7 @@
 pip install trl
 python train.py DIRECTORY
 msprobe rl check DIRECTORY/run
+msprobe view DIRECTORY/run -o page.html
 """
 
 import argparse
@@ -11,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "verl_cpu"))
 
-from recorded_grpo import RecordedGRPOTrainer
+from msprobe_trl import RecordedGRPOTrainer
 from tiny import make_model, make_tokenizer
 
 RECORD = """\
@@ -39,6 +40,8 @@ def main():
     parser.add_argument("directory", type=Path, help="where everything is made")
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--beta", type=float, default=0.04)
+    parser.add_argument("--dropout", type=float, default=0.0)
+    parser.add_argument("--plain", action="store_true", help="train without recording")
     given = parser.parse_args()
     place = given.directory.absolute()
     model = place / "model"
@@ -52,11 +55,15 @@ def main():
         logging_steps=1, seed=3, disable_tqdm=True, bf16=False, gradient_checkpointing=False,
     )  # fmt: skip
     trainer = RecordedGRPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(model), reward_funcs=reward, args=args,
+        model=AutoModelForCausalLM.from_pretrained(
+            model, attention_dropout=given.dropout, attn_implementation="eager"
+        ), reward_funcs=reward, args=args,
         train_dataset=Dataset.from_list([{"prompt": f"{number}+{number}="} for number in range(8)]),
-        processing_class=AutoTokenizer.from_pretrained(model, padding_side="left"), record=place / "record.yaml",
+        processing_class=AutoTokenizer.from_pretrained(model, padding_side="left"),
+        record=None if given.plain else place / "record.yaml",
     )  # fmt: skip
     trainer.train()
+    trainer.save_model(str(place / "trained"))
 
 
 if __name__ == "__main__":

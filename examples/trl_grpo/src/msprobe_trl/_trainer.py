@@ -1,13 +1,12 @@
-"""TRL's `GRPOTrainer`, recorded: its stages, its batches and its rewards, for ``msprobe rl check`` and ``rl compare``.
-
-    trainer = RecordedGRPOTrainer(..., record="record.yaml")
+"""TRL's `GRPOTrainer`, recorded: its stages, its batches and its rewards, for ``msprobe rl`` and ``msprobe view``.
 
 The trainer is not edited: three of its methods are extended. What is recorded is written by public parts of msprobe.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,18 +15,34 @@ import torch
 from trl import GRPOTrainer
 
 from msprobe_core.plugin import registry
-from msprobe_core.recording import StageRecorder, check_stage_config, read_fields
-from msprobe_core.rl import RLStage, RunWriter
+from msprobe_core.recording import Stage, StageRecorder, check_stage_config, read_fields, trainer_stages
+from msprobe_core.rl import RunWriter
 from msprobe_core.store import BatchLayout, Row, sample_id
+from msprobe_trl.hooks import LOG_PROBS, NAME, UPDATE
+
+VARIABLE = "MSPROBE_TRL"
 
 
 class RecordedGRPOTrainer(GRPOTrainer):
-    """Records what a configuration of stages selects."""
+    """Records what a configuration of stages selects; without one it is TRL's own trainer."""
 
-    def __init__(self, *args: Any, record: str | Path, **kwargs: Any) -> None:
-        """Make the trainer; see docs/plugins.md for the configuration."""
+    def __init__(self, *args: Any, record: str | Path | None = None, **kwargs: Any) -> None:
+        """Make the trainer.
+
+        Args:
+            args: As of `GRPOTrainer`.
+            record: Configuration, see docs/plugins.md; by default, the file that the variable `MSPROBE_TRL` names.
+            kwargs: As of `GRPOTrainer`.
+
+        Raises:
+            ConfigError: the configuration is wrong.
+        """
         super().__init__(*args, **kwargs)
-        config = check_stage_config(read_fields(Path(record)), str(record), [stage.value for stage in RLStage])
+        record = record or os.environ.get(VARIABLE)
+        self._recorder: StageRecorder | None = None
+        if record is None:
+            return
+        config = check_stage_config(read_fields(Path(record)), str(record), list(trainer_stages(NAME).stages))
         self._recorder = StageRecorder(config, registry().frameworks()["pytorch"].load())
         given = self.args
         self._writer = RunWriter(
@@ -41,9 +56,15 @@ class RecordedGRPOTrainer(GRPOTrainer):
     def _trainer_step(self) -> int:
         return self.state.global_step + 1
 
+    def _is_batch_recorded(self, recorder: StageRecorder) -> bool:
+        """Whether the batch of this step is written: by one process, which has its own share of the samples."""
+        config = recorder.config
+        return self.accelerator.is_main_process and (not config.steps or self._trainer_step in config.steps)
+
     @contextmanager
-    def _stage(self, name: RLStage, model: Any, batch: Mapping[str, Any]):
-        with self._recorder.stage(name.value) as stage:
+    def _stage(self, name: str, model: Any, batch: Mapping[str, Any]) -> Iterator[Stage | None]:
+        assert self._recorder is not None
+        with self._recorder.stage(name) as stage:
             if stage is not None:
                 stage.begin(
                     [self.accelerator.unwrap_model(model)],
@@ -55,22 +76,24 @@ class RecordedGRPOTrainer(GRPOTrainer):
 
     # --- the trainer's methods ------------------------------------------------------------------------------------
 
-    def _calculate_rewards(self, inputs: Any, prompts: Any, completions: Any, completion_ids_list: Any) -> Any:
-        found = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        self._scores = (found * self.reward_weights.to(found.device)).nansum(dim=1).detach().cpu()
+    def _calculate_rewards(self, *args: Any, **kwargs: Any) -> Any:
+        found = super()._calculate_rewards(*args, **kwargs)
+        if self._recorder is not None:
+            with self._recorder.guard("rewards"):
+                self._scores = (found * self.reward_weights.to(found.device)).nansum(dim=1).detach().cpu()
         return found
 
     def _generate_and_score_completions(self, inputs: Any) -> dict[str, Any]:
         batch = super()._generate_and_score_completions(inputs)
-        if self.model.training:
+        if self._recorder is not None and self.model.training and self._is_batch_recorded(self._recorder):
             with self._recorder.guard("batch"):
                 self._record(batch)
         return batch
 
     def _compute_loss(self, model: Any, inputs: Any) -> Any:
-        if not model.training:
+        if self._recorder is None or not model.training:
             return super()._compute_loss(model, inputs)
-        with self._stage(RLStage.ACTOR_UPDATE, model, inputs) as stage:
+        with self._stage(UPDATE, model, inputs) as stage:
             loss = super()._compute_loss(model, inputs)
             if stage is not None:
                 stage.loss(loss.detach())
@@ -86,7 +109,7 @@ class RecordedGRPOTrainer(GRPOTrainer):
             "prompts": batch["prompt_ids"], "responses": batch["completion_ids"], "attention_mask": mask,
             "response_mask": batch.get("tool_mask", counts) * counts,
             "advantages": batch["advantages"][:, None] * counts,
-            "old_log_probs": self._log_probs(RLStage.ACTOR_LOG_PROB, self.model, ids, mask, length, batch),
+            "old_log_probs": self._log_probs(self.model, ids, mask, length, batch),
         }  # fmt: skip
         for name, own in (("ref_log_prob", "ref_per_token_logps"), ("rollout_log_probs", "sampling_per_token_logps")):
             if own in batch:
@@ -103,10 +126,14 @@ class RecordedGRPOTrainer(GRPOTrainer):
         self._writer.batch(self._trainer_step, tensors, uids=uids, policy_version=self._trainer_step - 1)
 
     def _log_probs(
-        self, name: RLStage, model: Any, ids: torch.Tensor, mask: torch.Tensor, length: int, batch: Mapping[str, Any]
+        self, model: Any, ids: torch.Tensor, mask: torch.Tensor, length: int, batch: Mapping[str, Any]
     ) -> torch.Tensor:
-        """Return log-probs of the responses, in a forward of their own: TRL leaves it out where it needs none."""
-        with torch.no_grad(), self._stage(name, model, batch):
+        """Return log-probs of the responses, in a forward of their own: TRL leaves it out where it needs none.
+
+        The training goes on with the random numbers that it would have had.
+        """
+        devices = {ids.device.index} - {None}
+        with torch.random.fork_rng(devices), torch.no_grad(), self._stage(LOG_PROBS, model, batch):
             return self._get_per_token_logps_and_entropies(model, ids, mask, length)[0]
 
 
