@@ -3,8 +3,8 @@
 ``docs/zh/x.md`` is the Chinese text of ``docs/x.md`` and takes its place in the Chinese site; a page without one is
 shown in English there. Files are written for readers of the repository, so links may lead to sources, which the site
 has not: their text remains. Lists are indented as Python-Markdown expects. Headings get the anchors that forges give
-them; Chinese headings have those of the English page, as ``{#anchor}`` after them says too, so that one link works in
-both languages.
+them; Chinese headings have those of the English page, as ``<a id="anchor"></a>`` after them says for forges, so that
+one link works in both languages.
 """
 
 import logging
@@ -19,7 +19,7 @@ DOCS = Path(__file__).parent / "docs"
 CHINESE = "zh"
 LANGUAGES = {"en": "English", "zh": "中文"}
 FENCE = re.compile(r"^ *(`{3,}|~{3,})")
-HEADING = re.compile(r"^(#{1,6}) +(.*?)(?: *\{#([^}]*)\})? *$")
+HEADING = re.compile(r"^(#{1,6}) +(.*?)(?: *<a id=\"([^\"]*)\"></a>)? *$")
 ITEM = re.compile(r"(?:[*-]|\d+\.) +(?=\S)")
 LINK = re.compile(r"\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
 log = logging.getLogger("mkdocs.hooks")

@@ -43,7 +43,7 @@ def _page(language: str) -> str:
 
 
 def _section(code: str, texts: dict[str, Any], language: str) -> str:
-    anchor = "" if language == "en" else f" {{#{re.sub(r'[^a-z-]', '', code)}}}"
+    anchor = "" if language == "en" else f' <a id="{re.sub(r"[^a-z-]", "", code)}"></a>'
     classes = "".join(f" `{name}`" for name in codes()[code])
     lists = [
         f"{title}\n\n" + "".join(f"* {item}\n" for item in texts[kind]) for kind, title in _TITLES[language].items()

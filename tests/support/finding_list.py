@@ -27,7 +27,7 @@ change. `make findings` writes this page.
 |---|---|---|
 """,
     Language.CHINESE: """\
-# 发现 {#findings}
+# 发现 <a id="findings"></a>
 
 msprobe 的发现由*编码*、*级别*(`error`、`unmatched`、`warning` 或 `note`)和*字段*组成,
 文本由它们生成。脚本可以依赖编码和字段:它们出现在

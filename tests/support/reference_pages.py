@@ -39,7 +39,7 @@ def commands() -> tuple[str, str]:
     ]
     english, chinese = _heads("commands")
     english += "".join(f"\n## {name}{block}" for name, block in sections)
-    chinese += "".join(f"\n## {name} {{#{name.replace(' ', '-')}}}{block}" for name, block in sections)
+    chinese += "".join(f'\n## {name} <a id="{name.replace(" ", "-")}"></a>{block}' for name, block in sections)
     return english, chinese
 
 
@@ -51,7 +51,7 @@ def plugin_api() -> tuple[str, str]:
         blocks = [_described(member, getattr(module, member)) for member in sorted(module.__all__)]
         code = "\n\n```python\n" + "\n\n".join(blocks) + "\n```\n"
         english += f"\n## msprobe_core.{name}{code}"
-        chinese += f"\n## msprobe_core.{name} {{#msprobe_core{name}}}{code}"
+        chinese += f'\n## msprobe_core.{name} <a id="msprobe_core{name}"></a>{code}'
     return english, chinese
 
 

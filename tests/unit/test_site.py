@@ -84,7 +84,7 @@ def test_a_translation_has_the_code_and_the_headings_of_its_page(page):
     assert [line.partition(" ")[0] for line in lines_of_headings(text)] == [
         line.partition(" ")[0] for line in lines_of_headings(english)
     ]
-    given = re.findall(r"\{#([^}]*)\}", "\n".join(lines_of_headings(text)))
+    given = re.findall(r'<a id="([^"]*)"></a>', "\n".join(lines_of_headings(text)))
     assert given == anchors(english)
 
 
@@ -175,7 +175,7 @@ def test_links_and_lists_are_those_of_the_site():
     assert with_links(text, page, "tutorials/index.md") == expected
     assert with_links("![x](../images/view-graph.png)", CHINESE / "view.md", "view.md") == "![x](images/view-graph.png)"
     assert with_deep_lists("1. a\n   b\n\n   * c\n     d\n\ne\n") == "1. a\n    b\n\n    * c\n        d\n\ne\n"
-    assert anchors("# A `b.c`: d & e\n\n```\n# no\n```\n## A\n## A {#x}\n") == ["a-bc-d--e", "a", "a-1"]
+    assert anchors('# A `b.c`: d & e\n\n```\n# no\n```\n## A\n## A <a id="x"></a>\n') == ["a-bc-d--e", "a", "a-1"]
 
 
 @pytest.mark.parametrize(
