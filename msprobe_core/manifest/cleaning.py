@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import starmap
 
 from msgspec.structs import replace
 
 from msprobe_core.manifest.facts import Group, Model, Module, Optimizer, RunFacts, Scalar
-from msprobe_core.manifest.secrets import NOT_KEPT, cleaned, is_secret_text
+from msprobe_core.manifest.secrets import NOT_KEPT, cleaned, has_secret, is_secret_text
 
 
 def without_secrets(facts: RunFacts) -> RunFacts:
@@ -44,7 +45,7 @@ def _model(model: Model) -> Model:
 
 
 def _module(module: Module) -> Module:
-    if not module.settings:
+    if not any(starmap(has_secret, module.settings.items())):
         return module
     return replace(module, settings=cleaned_settings(module.settings))
 

@@ -90,6 +90,12 @@ def cleaned(name: str, value: Scalar) -> Scalar:
     return NOT_KEPT if is_secret(name, value) else value
 
 
+@lru_cache(maxsize=1 << 14, typed=True)
+def has_secret(name: str, value: Scalar) -> bool:
+    """Whether the name of a setting or its value may be one."""
+    return is_secret_text(name) or cleaned(name, value) is not value
+
+
 @lru_cache(maxsize=1 << 14)
 def is_secret(name: str, value: int | str) -> bool:
     """Whether a setting may be a secret, judged by the words of its name and by the form of its value."""

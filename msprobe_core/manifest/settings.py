@@ -88,6 +88,8 @@ def scalar_of(value: Any) -> tuple[bool, Scalar]:
         return True, value if -_MAX_INTEGER <= value < _MAX_INTEGER else f"{value:#x}"[:_MAX_TEXT]
     if kind is float:
         return True, value if math.isfinite(value) else str(value)
+    if kind is tuple or kind is list:  # before the rest, which takes longer to rule out
+        return _sequence(value)
     if isinstance(value, str) and not isinstance(value, Enum):
         return True, _text(str(value))
     return _other_scalar(value)

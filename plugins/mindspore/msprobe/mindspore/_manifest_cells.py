@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from functools import cache
-from typing import Any, cast
+from typing import Any
 
 from mindspore import Parameter, Tensor, nn, ops
 
-from msprobe.mindspore._cells import Unnamed, cells_of, own_parameters
+from msprobe.mindspore._cells import walk
 from msprobe.mindspore._device import device_target
-from msprobe_core.interception import FoundModule, Hook
+from msprobe_core.interception import Hook
 from msprobe_core.manifest import Model, Module, Scalar, flattened, name_of, scalar_of
 from msprobe_core.manifest import Parameter as DescribedParameter
 from msprobe_core.plugin import NamedModel
@@ -29,10 +27,16 @@ _HOOKS = (
 _HOOK_TABLES = tuple((f"{prefix}{kind}", kind) for kind in _HOOKS for prefix in ("_", "_lazy_"))
 """Attributes with tables of hooks; those with ``_lazy_`` are in releases that create them on first use."""
 
-_WITH_HOOKS = (*(attribute for attribute, _ in _HOOK_TABLES), "construct")
+_OF_COMPILER = (
+    "mixed_precision_type", "_amp_level", "_recompute_cell", "_has_config_recompute", "_in_strategy",
+    "_jit_config_dict",
+)  # fmt: skip
+"""Attributes for casts, recomputation and sharding."""
 
-_PLAIN = frozenset({bool, type(None)})
-_SIMPLE = frozenset({int, float, str})
+_RARE = frozenset((*(attribute for attribute, _ in _HOOK_TABLES), "construct", *_OF_COMPILER))
+"""Attributes that are empty in most Cells."""
+
+_WITHOUT_SETTINGS = (Tensor, nn.Cell)
 
 _ADDRESS = re.compile(r"0x[0-9a-f]{6,}", re.IGNORECASE)
 
@@ -47,106 +51,138 @@ def kind_of_device() -> str:
     return _KINDS.get(target, target.lower())
 
 
-def dtype_name(tensor: Any) -> str:
-    """Return the dtype of a tensor by NumPy's name."""
-    return _text_of(tensor.dtype)
+class DtypeNames:
+    """NumPy's names of the dtypes of tensors, each found once: MindSpore takes a microsecond to hash a dtype."""
 
+    def __init__(self) -> None:
+        """Begin without any."""
+        self._known: dict[int, tuple[Any, str]] = {}
 
-@cache
-def _text_of(dtype: Any) -> str:
-    return str(dtype).lower()
+    def of(self, tensor: Any) -> str:
+        """Return the name for a tensor."""
+        dtype = tensor.dtype
+        known = self._known.get(id(dtype))  # which is the only object at this address: it is held
+        if known is None:
+            known = self._known[id(dtype)] = (dtype, str(dtype).lower())
+        return known[1]
 
 
 def described_models(models: Sequence[NamedModel]) -> tuple[Model, ...]:
     """Return the nets, without reading a tensor."""
-    known: dict[int, str] = {}
-    device = kind_of_device()
+    describe = _Describer()
     found: list[Model] = []
     for model in models:
-        # Most attributes of a Cell are private ones that all have: to find them in a set takes a third of the time.
-        left_out = _OF_EVERY_CELL.union(name for name in vars(model.model) if name.startswith("_"))
-        attributes: dict[tuple[str, ...], list[str]] = {}
-        modules: list[Module] = []
-        for path, _, cell in cells_of([Unnamed(model.model)]):
-            own = own_parameters(cell)
-            parameters = _parameters(f"{model.name}.{path}".strip("."), cell, own, known, device)
-            settings = own_settings(cell, left_out, attributes)
-            modules.append(_described(path, cell, settings, own, parameters))
+        modules = [describe.cell(path, f"{model.name}.{path}".strip("."), cell) for path, cell in walk(model.model)]
         settings = flattened(getattr(model.model, "config", None))
         settings.pop("", None)  # a text or a number is no configuration
         found.append(Model(name=model.name, modules=tuple(modules), settings=settings))
     return tuple(found)
 
 
-def names_of_parameters(cells: Iterable[FoundModule]) -> Mapping[int, str]:
-    """Return the full names of the parameters of some Cells by identity; a tied one has its first name."""
-    names: dict[int, str] = {}
-    for path, _, cell in cells:
-        for name, parameter in cell._params.items():
-            if parameter is not None:
-                names.setdefault(id(parameter), f"{path}.{name}".lstrip("."))
-    return names
-
-
-def own_settings(
-    cell: Any, left_out: AbstractSet[str] = _OF_EVERY_CELL, known: dict[tuple[str, ...], list[str]] | None = None
-) -> dict[str, Scalar]:
+def own_settings(cell: Any, attributes: Iterable[str] | None = None) -> dict[str, Scalar]:
     """Return the scalars among the attributes of a Cell, without those that every Cell has.
 
     Of operators among them it is what they were made with, such as the epsilon of a norm.
 
     Args:
         cell: The Cell.
-        left_out: Names of attributes that are passed over, besides all private ones.
-        known: Which ones are left of the attributes of Cells that were described before.
+        attributes: Names of its own attributes, if they are known; see `_own_names`.
     """
     found: dict[str, Scalar] = {}
     own = vars(cell)
-    attributes = tuple(own)
-    names = None if known is None else known.get(attributes)
-    if names is None:
-        names = [name for name in attributes if name not in left_out and not name.startswith("_")]
-        if known is not None:
-            known[attributes] = names
-    for name in names:
+    for name in _own_names(own) if attributes is None else attributes:
         value = own[name]
-        kind = type(value)
-        if kind in _PLAIN:
+        if value is None or value is True or value is False:
             found[name] = value
-        elif kind in _SIMPLE:
-            found[name] = scalar_of(value)[1]
         elif isinstance(value, ops.Primitive):
             given: Mapping[str, Any] = getattr(value, "init_attrs", None) or {}
             for key, each in given.items():
-                scalar = each if type(each) in _PLAIN else scalar_of(each)[1]
+                scalar = scalar_of(each)[1]
                 if scalar is not None:
                     found[f"{name}.{key}"] = scalar
-        elif not isinstance(value, Tensor | nn.Cell):
+        elif not isinstance(value, _WITHOUT_SETTINGS):
             is_setting, scalar = scalar_of(value)
             if is_setting:
                 found[name] = scalar
     return found
 
 
-def _described(
-    path: str,
-    cell: Any,
-    settings: dict[str, Scalar],
-    own: Mapping[str, Parameter],
-    parameters: tuple[DescribedParameter, ...],
-) -> Module:
-    settings.update(_of_compiler(cell))
-    text = _own_text(cell)
-    if text:
-        settings["extra_repr"] = text
-    return Module(
-        path=path,
-        type=name_of(type(cell)),
-        settings=settings,
-        is_training=bool(cell.training),
-        hooks=dict(_hooks(cell, own)),
-        parameters=parameters,
-    )
+def _own_names(attributes: Iterable[str]) -> list[str]:
+    return [name for name in attributes if name not in _OF_EVERY_CELL and not name.startswith("_")]
+
+
+class _Describer:
+    """Describes the Cells of nets, one after the other; what Cells with equal attributes have in common is kept."""
+
+    def __init__(self) -> None:
+        self._first_names: dict[int, str] = {}
+        self._device = kind_of_device()
+        self._dtypes = DtypeNames()
+        self._attributes: dict[tuple[str, ...], tuple[list[str], list[str]]] = {}
+
+    def cell(self, path: str, full_path: str, cell: Any) -> Module:
+        """Describe one Cell.
+
+        Args:
+            path: Its path in its net.
+            full_path: The same with the name of the net.
+            cell: The Cell.
+        """
+        values = vars(cell)
+        names, rare = self._divided(tuple(values))
+        settings = own_settings(cell, names)
+        is_plain = not any(map(values.get, rare))
+        if not is_plain:
+            settings.update(_of_compiler(cell))
+        text = _own_text(cell)
+        if text:
+            settings["extra_repr"] = text
+        own = values["_params"]
+        hooks = {} if is_plain else dict(_hooks_of_cell(values))
+        for name, parameter in own.items():
+            if names_of_hooks := _hooks_of_parameter(parameter):
+                hooks[f"gradient of {name}"] = names_of_hooks
+        return Module(
+            path=path,
+            type=name_of(type(cell)),
+            settings=settings,
+            is_training=bool(cell.training),
+            hooks=hooks,
+            parameters=self._parameters(full_path, own, values.get("_buffers")),
+        )
+
+    def _divided(self, attributes: tuple[str, ...]) -> tuple[list[str], list[str]]:
+        """Return which attributes may be settings, and which are hooks or settings of the compiler."""
+        divided = self._attributes.get(attributes)
+        if divided is None:
+            divided = _own_names(attributes), [name for name in attributes if name in _RARE]
+            self._attributes[attributes] = divided
+        return divided
+
+    def _parameters(
+        self, path: str, own: Mapping[str, Any], buffers: Mapping[str, Any] | None
+    ) -> tuple[DescribedParameter, ...]:
+        if not own and not buffers:
+            return ()
+        found: list[DescribedParameter] = []
+        for name, tensor in (*own.items(), *buffers.items()) if buffers else own.items():
+            if tensor is None:
+                continue
+            full = f"{path}.{name}" if path else name
+            first = self._first_names.setdefault(id(tensor), full)
+            is_buffer = not isinstance(tensor, Parameter)
+            found.append(
+                DescribedParameter(
+                    name=name,
+                    shape=tuple(tensor.shape),
+                    dtype=self._dtypes.of(tensor),
+                    device=self._device,
+                    takes_gradient=not is_buffer and bool(tensor.requires_grad),
+                    tied_to=None if first == full else first,
+                    is_buffer=is_buffer,
+                )
+            )
+        return tuple(found)
 
 
 def _of_compiler(cell: Any) -> dict[str, Scalar]:
@@ -179,52 +215,24 @@ def _own_text(cell: Any) -> str:
     return "" if len(text) > _MAX_TEXT else _ADDRESS.sub("0x…", text)
 
 
-def _hooks(cell: Any, parameters: Mapping[str, Parameter]) -> Iterator[tuple[str, tuple[str, ...]]]:
-    own = vars(cell)
-    if any(map(own.get, _WITH_HOOKS)):
-        for attribute, kind in _HOOK_TABLES:
-            table: Any = own.get(attribute)
-            if table and (names := _names(table.values() if isinstance(table, dict) else table)):
-                yield kind, names
-        if "construct" in own:
-            yield "construct", _names([own["construct"]])
-    for name, parameter in parameters.items():
-        try:
-            hooks: Any = parameter.hooks()
-        except Exception:  # noqa: BLE001, S112  # none have been registered, or a release without them
-            continue
-        if hooks and (names := _names(hooks)):
-            yield f"gradient of {name}", names
+def _hooks_of_cell(own: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    for attribute, kind in _HOOK_TABLES:
+        table: Any = own.get(attribute)
+        if table and (names := _names(table.values() if isinstance(table, dict) else table)):
+            yield kind, names
+    if "construct" in own:
+        yield "construct", _names([own["construct"]])
+
+
+def _hooks_of_parameter(parameter: Any) -> tuple[str, ...]:
+    try:
+        hooks: Any = parameter.hooks()
+    except Exception:  # noqa: BLE001  # none have been registered, or a release without them, or no parameter
+        return ()
+    return _names(hooks) if hooks else ()
 
 
 def _names(functions: Any) -> tuple[str, ...]:
     """Return the names of functions, without those of msprobe."""
     named = [name_of(each) for each in functions if not isinstance(each, Hook)]
     return tuple(name for name in named if not name.startswith(("msprobe.", "msprobe_core.")))
-
-
-def _parameters(
-    path: str, cell: Any, own: Mapping[str, Parameter], known: dict[int, str], device: str
-) -> tuple[DescribedParameter, ...]:
-    buffers: Mapping[str, Any] = vars(cell).get("_buffers") or {}  # getattr is slow where a Cell has none
-    if not own and not buffers:
-        return ()
-    found: list[DescribedParameter] = []
-    for name, tensor in (*own.items(), *buffers.items()):
-        if tensor is None:
-            continue
-        full = f"{path}.{name}" if path else name
-        first = known.setdefault(id(tensor), full)
-        is_buffer = not isinstance(tensor, Parameter)
-        found.append(
-            DescribedParameter(
-                name=name,
-                shape=tuple(cast("Sequence[int]", tensor.shape)),
-                dtype=dtype_name(tensor),
-                device=device,
-                takes_gradient=not is_buffer and bool(tensor.requires_grad),
-                tied_to=None if first == full else first,
-                is_buffer=is_buffer,
-            )
-        )
-    return tuple(found)

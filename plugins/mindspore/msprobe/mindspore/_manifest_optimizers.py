@@ -11,8 +11,8 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn
 from mindspore.experimental import optim
 
-from msprobe.mindspore._cells import cells_of
-from msprobe.mindspore._manifest_cells import dtype_name, names_of_parameters, own_settings
+from msprobe.mindspore._cells import walk
+from msprobe.mindspore._manifest_cells import DtypeNames, own_settings
 from msprobe.mindspore._reduce import values_of
 from msprobe_core.fingerprint import hash_of
 from msprobe_core.interception import Function, FunctionPatch, Patches
@@ -58,9 +58,15 @@ class KnownOptimizers:
         If none was called, because steps are compiled or made outside of the windows, they are searched for among the
         objects of the process, once for the same nets.
         """
-        cells = list(cells_of(models))
-        names = names_of_parameters(cells)
-        inside = [cell for _, _, cell in cells if isinstance(cell, _ALL)]
+        names: dict[int, str] = {}
+        inside: list[Any] = []
+        for model in models:
+            for path, cell in walk(model.model, model.name):
+                if isinstance(cell, _ALL):
+                    inside.append(cell)
+                for name, parameter in cell._params.items():
+                    if parameter is not None and id(parameter) not in names:  # a tied one has its first name
+                        names[id(parameter)] = f"{path}.{name}" if path else name
         found = _matching([*inside, *self._seen], names)
         whole = [model.model for model in models]
         if not found and not all(each in self._searched_for for each in whole):
@@ -226,14 +232,17 @@ def _scaling(trainer: Any) -> dict[str, Scalar]:
 def _state_dtypes(optimizer: Any) -> dict[str, str]:
     parameters: Sequence[Any] = optimizer.parameters
     own = {id(parameter) for parameter in parameters}
+    dtypes = DtypeNames()
     found: dict[str, str] = {}
     for name, value in vars(optimizer).items():
         if name.startswith("_") or not isinstance(value, tuple | list) or len(value) != len(parameters):  # pyright: ignore[reportUnknownArgumentType]
             continue
         states = cast("Sequence[Any]", value)
-        is_state = all(isinstance(each, Parameter) and id(each) not in own for each in states)
-        if is_state and any(each.shape for each in states[:_SAMPLED]):  # not the steps of each parameter
-            found[name] = ", ".join(sorted({dtype_name(each) for each in states}))
+        is_state = all(issubclass(kind, Parameter) for kind in set(map(type, states)))
+        if not is_state or not own.isdisjoint(map(id, states)):
+            continue
+        if any(each.shape for each in states[:_SAMPLED]):  # not the steps of each parameter
+            found[name] = ", ".join(sorted(set(map(dtypes.of, states))))
     return found
 
 
