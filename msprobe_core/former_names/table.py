@@ -51,8 +51,8 @@ COMPILE_CHECK: Final = (
     "PrecisionChecker is in msprobe.pytorch.compile_accuracy_checker; `msprobe compile check` checks all modules"
 )
 SINGLE_SAVE: Final = (
-    "values of a program are saved by the debugger: PrecisionDebugger(level='debug').save(variable, name), and "
-    "`msprobe compare` compares them"
+    "SingleSave and SingleComparator are in msprobe.core; PrecisionDebugger(level='debug').save(variable, name) also "
+    "saves gradients, and `msprobe compare` compares them"
 )
 RESPONSES: Final = (
     "analyze_output_anomaly is in msprobe.core.response_anomaly; `msprobe responses` and ResponseGuard of "
@@ -75,6 +75,8 @@ MOVED: Final = {
     "msprobe.pytorch.monitor.csv2tb.csv2tensorboard_by_step": (
         "msprobe_core.exports.monitor_events:csv2tensorboard_by_step"
     ),
+    "msprobe.core.SingleComparator": "msprobe_core.compat.single_save:SingleComparator",
+    "msprobe.core.SingleSave": "msprobe_core.compat.single_save:SingleSave",
     "msprobe.core.checkpoint.open_checkpoint": "msprobe_core.checkpoint:open_checkpoint",
     "msprobe.core.checkpoint.compare": "msprobe_core.checkpoint:compare_checkpoints",
     "msprobe.core.checkpoint.fingerprint": "msprobe_core.checkpoint:fingerprint_checkpoint",
@@ -127,8 +129,6 @@ ABSENT: Final = {
         }
     ),
     "msprobe.core": INTERNAL,
-    "msprobe.core.SingleComparator": SINGLE_SAVE,
-    "msprobe.core.SingleSave": SINGLE_SAVE,
     "msprobe.core.grad_probe": GRADIENT_PROBE,
     "msprobe.core.monitor": MONITOR_FILES,
     "msprobe.core.response_anomaly": RESPONSES,
