@@ -54,7 +54,6 @@ def train(size: str, place: Path, twin: dict[str, object] | None, num_steps: int
         debugger.step()
         times.append(time.process_time() - begin)
     debugger.close()
-    PrecisionDebugger._instance = None
     return times
 
 

@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from msprobe_core.capture.controller import Controller
 from msprobe_core.capture.engine_members import EngineConfig, EngineService
-from msprobe_core.capture.framework_choice import find_framework
+from msprobe_core.capture.process_debugger import ProcessDebugger
 from msprobe_core.capture.window import Window
 from msprobe_core.config import Config
-from msprobe_core.errors import SecondDebuggerError, SessionError
+from msprobe_core.errors import SessionError
 from msprobe_core.model import Level, Task
-from msprobe_core.protocols.framework import Framework
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 _logger = logging.getLogger(__name__)
 
-_MAX_WAIT_AT_EXIT_S = 10.0
-"""Longest wait, in seconds, of an ending process for a thread in start or stop; a daemon thread may never finish."""
 
-
-class PrecisionDebugger:
+class PrecisionDebugger(ProcessDebugger):
     """Records the values that modules and APIs take and return between ``start`` and ``stop``.
 
     There is one debugger per process. ``start``, ``stop`` and ``step`` may be called on the object or on the class, so
@@ -48,15 +43,8 @@ class PrecisionDebugger:
             train_step(batch)
     """
 
-    framework_name: ClassVar[str | None] = None
-    """The framework of a plugin's subclass; ``None`` here, where it is detected."""
-
-    _instance: ClassVar[PrecisionDebugger | None] = None
-    _controller: Controller
     _has_refused_to_save: bool = False
     _has_refused_to_monitor: bool = False
-    _model: Any
-    """Model that ``start`` uses if it gets none."""
 
     def __new__(
         cls,
@@ -87,41 +75,9 @@ class PrecisionDebugger:
             SessionError: a debugger of another framework exists already.
             StoreError: the directory of the dump cannot be created.
         """
-        given = {"task": task, "dump_path": dump_path, "level": level, "step": step, **others}
-        if PrecisionDebugger._instance is not None:
-            return cls._existing(config_path, given, model)
-        debugger = object.__new__(cls)
-
-        def forget() -> None:
-            if PrecisionDebugger._instance is debugger:
-                PrecisionDebugger._instance = None  # the child may create its own
-
-        debugger._controller = Controller(config_path, given, debugger._framework, forget)
-        debugger._model = model
-        PrecisionDebugger._instance = debugger
-        atexit.register(debugger._close_at_exit)
-        if cls.framework_name is not None:
-            try:
-                debugger._controller.opened()
-            except Exception:
-                debugger.close()
-                raise
-        return debugger
-
-    @classmethod
-    def _existing(cls, config_path: str | os.PathLike[str] | None, given: dict[str, Any], model: Any) -> Self:
-        existing = PrecisionDebugger._instance
-        if not isinstance(existing, cls):
-            raise SecondDebuggerError(
-                f"this process already has a {type(existing).__module__}.{type(existing).__name__}; close() it first"
-            )
-        existing._model = existing._model if model is None else model
-        if not existing._controller.has_configuration(config_path, given):
-            _logger.warning(
-                "this process already has a PrecisionDebugger; it is returned, and the arguments of this construction "
-                "are ignored: call close() before making another"
-            )
-        return existing
+        return cls._made(
+            config_path, {"task": task, "dump_path": dump_path, "level": level, "step": step, **others}, model
+        )
 
     @classmethod
     def start(
@@ -323,27 +279,6 @@ class PrecisionDebugger:
         """Directory of the current step, or of the last one; ``None`` before the first."""
         return self._controller.directory
 
-    def close(self) -> None:
-        """Stop permanently, and allow another debugger to be created; also called when the process ends."""
-        with self._controller.lock:
-            self._give_way()
-            self._controller.close()
-
-    def _give_way(self) -> None:
-        if PrecisionDebugger._instance is self:
-            PrecisionDebugger._instance = None
-            atexit.unregister(self._close_at_exit)
-
-    def _close_at_exit(self) -> None:
-        lock = self._controller.lock
-        is_locked = lock.acquire(timeout=_MAX_WAIT_AT_EXIT_S)
-        try:
-            self._give_way()
-            self._controller.close_at_exit()
-        finally:
-            if is_locked:
-                lock.release()
-
     def __enter__(self) -> Self:
         if not self._controller.is_in_window:  # the open window may be one that is not recorded
             self.start()
@@ -356,24 +291,10 @@ class PrecisionDebugger:
             self._controller.break_off(f"{kind.__name__} has left the window")
         self.stop()
 
-    @classmethod
-    def _current(cls) -> Self:
-        existing = PrecisionDebugger._instance
-        if existing is None:
-            raise SessionError(f"no {cls.__name__} has been made yet; construct one before start(), stop() or step()")
-        if not isinstance(existing, cls):
-            raise SecondDebuggerError(
-                f"the debugger of this process is a {type(existing).__module__}.{type(existing).__name__}"
-            )
-        return existing
-
-    def _framework(self, model: Any) -> Framework:
-        return find_framework(self.framework_name, model)
-
 
 def current_debugger() -> PrecisionDebugger | None:
     """Return the debugger of this process; ``None`` if it has none."""
-    return PrecisionDebugger._instance  # pyright: ignore[reportPrivateUsage]
+    return cast("PrecisionDebugger | None", PrecisionDebugger._instance)  # pyright: ignore[reportPrivateUsage]
 
 
 def controller_of(debugger: PrecisionDebugger) -> Controller:

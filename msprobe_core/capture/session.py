@@ -10,23 +10,14 @@ from typing import Any
 
 from msprobe_core.capture import checks
 from msprobe_core.capture.custom_apis import CustomApis
-from msprobe_core.capture.features import make_features
-from msprobe_core.capture.features.feature import Feature, Host
-from msprobe_core.capture.features.manual_save import SavedValues
 from msprobe_core.capture.manifests import Manifests
-from msprobe_core.capture.recorder import Recorder
-from msprobe_core.capture.schedule import Schedule, checked_step
-from msprobe_core.capture.selection import Selection
-from msprobe_core.capture.slices import Slices
-from msprobe_core.capture.unit_output import UnitOutput
-from msprobe_core.capture.window import Model, Window, Windows
-from msprobe_core.config import Config, TaskOptions
-from msprobe_core.errors import MsprobeError, SessionError, clip
+from msprobe_core.capture.schedule import checked_step
+from msprobe_core.capture.session_parts import put_together
+from msprobe_core.capture.window import Model, Window
+from msprobe_core.config import Config
+from msprobe_core.errors import MsprobeError, SessionError
 from msprobe_core.guard import described, kept
-from msprobe_core.interception.stacks import StackCache
-from msprobe_core.model import EndState, Level, Task
-from msprobe_core.plugins import registry
-from msprobe_core.plugins.chosen import choose
+from msprobe_core.model import EndState
 from msprobe_core.protocols.framework import Framework
 from msprobe_core.protocols.storage import Processor, WriterFactory
 
@@ -68,44 +59,19 @@ class Session:
         self.framework = framework
         """The framework that is recorded."""
         self._on_failure = on_failure or Session.log_failure
-        processor = checks.processor_for(config, processors)
-        writer = choose("writer", config.writer, writers, "msprobe_register_writers")
-        writer.check()
-        checks.check_config(config)
-        checks.check_framework(config, framework, processor)
-        self._intercepts = config.level is not Level.DEBUG
-        self._selection = Selection(config.options if self._intercepts else TaskOptions())
-        self._slices = Slices(config.options)
-        self._schedule = Schedule(config, framework)
-        self._recorder = _new_recorder(config, framework, processor, self._selection, self._slices)
-        self._output = UnitOutput(config, framework, processor, writer, self._recorder)
-        output = self._output
-        host = Host(
-            config, framework, output.save, output.write_backlog, self._end_recording, lambda: output.directory,
-            Manifests() if manifests is None else manifests,
+        parts = put_together(config, framework, processors, writers, custom_apis, manifests, unwraps=unwraps)
+        self._parts = parts
+        self._schedule, self._recorder, self._output, self._windows, self._features = (
+            parts.schedule, parts.recorder, parts.output, parts.windows, parts.features
         )  # fmt: skip
-        features = make_features(host)
-        self._saved: SavedValues | None = None
-        if not self._intercepts:
-            self._saved = SavedValues(framework, self._recorder.record, self._recorder.reader)
-            features.append(self._saved)
-        self._features = self._output.features = features
-        _connect(self._recorder, self._output, features)
-        self._selection.sample = next((feature.sample for feature in features if feature.sample is not None), None)
-        self.custom_apis = custom_apis if custom_apis is not None else CustomApis(config.listed_apis)
+        self.custom_apis = parts.custom_apis
         """Functions that are recorded because the user registered them."""
-        self._windows = Windows(
-            config, framework, self._recorder, self._output, self._schedule, features, self.custom_apis,
-            unwraps=unwraps,
-        )  # fmt: skip
         self._window = Window()
         self._models: Sequence[Model] = ()
         self._is_started = False
         self._has_given_up = False
         self._has_said_empty = False
         self._monitored: list[tuple[Sequence[Any], Any]] = []
-        if self._schedule.may_act:
-            self._windows.check()
 
     def fix_parameters(self, *, are_fixed: bool) -> None:
         """Set whether parameters do not change within a step, so that each module's are recorded once."""
@@ -114,12 +80,6 @@ class Session:
     def begin_micro_step(self, number: int) -> None:
         """Set the micro-step, from 0, of the following calls; without it, calls of the model are counted."""
         self._recorder.begin_micro_step(number)
-
-    def _end_recording(self, reason: str) -> None:
-        """Stop recording; entries so far are written when the window ends."""
-        self._output.break_off(reason)
-        self._schedule.is_finished = True
-        self._recorder.shut()
 
     # --- state ------------------------------------------------------------------------------------------------
 
@@ -209,7 +169,7 @@ class Session:
             self._window, self._schedule.rank_id = window, window.rank_id
             self._models = named = checks.check_models(window, self._config, self.framework)
             self._is_started = True
-            self._windows.begin(named, window.token_range, self._slices, scheduled_tokens)
+            self._windows.begin(named, window.token_range, self._parts.slices, scheduled_tokens)
 
     def stop(self) -> None:
         """Close the window and write its entries; returns when they are on disk."""
@@ -267,13 +227,14 @@ class Session:
     def save(self, variable: Any, name: str, *, save_backward: bool) -> None:
         """Record one value at level debug, if this step and this rank are selected; see `SavedValues.save`."""
         with self._guarded():
-            if self._saved is None or not self._schedule.selects_step:
+            saved = self._parts.saved
+            if saved is None or not self._schedule.selects_step:
                 return
             if not self._output.is_open:
                 self._output.open(self._schedule.step, self._schedule.rank)
                 for feature in self._features:
                     feature.begin_recording(self._models)
-            self._saved.save(variable, name, save_backward=save_backward)
+            saved.save(variable, name, save_backward=save_backward)
 
     def monitor(self, targets: Sequence[Any], optimizer: Any) -> None:
         """Let features observe the steps of an optimizer; see `Feature.monitor`."""
@@ -309,15 +270,16 @@ class Session:
         for feature in self._features:
             feature.finish_step()
         self._stop()
-        if self._output.is_open and self._intercepts:
+        if self._output.is_open and self._parts.saved is None:
             self._report_selection()
         self._output.close_unit(state)
         self._windows.release()
 
     def _report_selection(self) -> None:
         """Warn if the selection had no effect, or no call was seen at all: an empty dump explains nothing."""
-        self._selection.report(self.step_number)
-        if self._recorder.clock == 0 and self._selection.complaint() is None and not self._has_said_empty:
+        selection = self._parts.selection
+        selection.report(self.step_number)
+        if self._recorder.clock == 0 and selection.complaint() is None and not self._has_said_empty:
             self._has_said_empty = True
             _logger.warning(
                 "step %d: nothing was recorded to %s, as no call that the configuration selects was seen between start "
@@ -340,10 +302,8 @@ class Session:
         self._schedule.is_finished = True
 
     def abandon(self) -> None:
-        """Stop recording without touching threads or files, in a forked child that shares them with its parent."""
-        self._recorder.shut()
-        self._schedule.is_finished = True
-        self._output.abandon()
+        """See `SessionParts.abandon`."""
+        self._parts.abandon()
 
     @contextmanager
     def _guarded(self) -> Generator[None, None, None]:
@@ -353,56 +313,13 @@ class Session:
         except SessionError:
             raise
         except BaseException as error:  # noqa: BLE001  # from plugins, frameworks or disks
-            self._give_up(kept(error))
-
-    def _give_up(self, error: Exception) -> None:
-        """End recording permanently; the training continues."""
-        self._schedule.is_finished = self._has_given_up = True
-        self._recorder.shut()
-        is_ours = isinstance(error, MsprobeError)
-        self.break_off(f"recording was given up: {clip(str(error) if is_ours else described(error))}")
-        for end in (self._windows.detach, self._windows.release, self._output.close_unit):
-            try:
-                end()
-            except Exception as further:  # noqa: BLE001, PERF203  # one reason is enough; close the rest anyway
-                _logger.debug("while recording was given up: %s", described(further))
-        self._on_failure(self, error)
+            failure = kept(error)
+            self._has_given_up = True
+            self._parts.give_up(failure)
+            self._on_failure(self, failure)
 
     def log_failure(self, error: Exception) -> None:
         """Log that recording has ended, and why."""
         where = self.directory or self._config.directory
         reason = str(error) if isinstance(error, MsprobeError) else f"{where}: {described(error)}"
         _logger.error("recording ends at step %d, training goes on: %s", self.step_number, reason)
-
-
-def _new_recorder(
-    config: Config, framework: Framework, processor: Processor, selection: Selection, slices: Slices
-) -> Recorder:
-    is_saving = config.level is Level.DEBUG
-    takes_stacks = config.extra_info and not is_saving
-    takes_parts = not is_saving and (config.options.slice or config.options.request_id)
-    return Recorder(
-        framework,
-        processor,
-        selection,
-        stacks=StackCache([*framework.hidden_frames, *_frames_of_trainers()]) if takes_stacks else None,
-        tracks_parents=takes_stacks and (config.level.has_modules or config.aten),
-        expands_modules=config.level is Level.MIX,
-        keeps_values=config.task is not Task.STRUCTURE,
-        keep_tensor=None,
-        slices=slices if takes_parts else None,
-    )
-
-
-def _connect(recorder: Recorder, output: UnitOutput, features: Sequence[Feature]) -> None:
-    """Connect the recorder's backlog and tensors to the dump, or tensors to a feature that takes them."""
-    reader = recorder.reader
-    own_sink = output.keep_tensor if output.keeps_tensors else None
-    reader.keep_tensor = next((feature.tensor_sink for feature in features if feature.tensor_sink), own_sink)
-    reader.check = next((feature.call_check for feature in features if feature.call_check), None)
-    recorder.record.on_backlog = output.write_backlog
-
-
-def _frames_of_trainers() -> list[str]:
-    """Return the prefixes of the frames that plugins for trainers hide."""
-    return [prefix for each in registry().trainer_stages().values() for prefix in each.hidden_frames]

@@ -127,7 +127,6 @@ def test_an_update_after_each_micro_batch_is_no_other_beginning(tmp_path, level,
                 if is_early or batch:
                     optimizer.step()
         debugger.close()
-        PrecisionDebugger._instance = None
     found = locate(tmp_path / "target", tmp_path / "golden")
     weights = next(check for check in found.checks if check.name is Precondition.WEIGHTS)
     first = found.suspects[0]

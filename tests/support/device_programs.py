@@ -106,7 +106,6 @@ def record(place: Path, device: str, dtype: str = "float32", faults: Sequence[Fa
             debugger.step()
         finally:
             debugger.close()
-            PrecisionDebugger._instance = None
     return next((place / "run" / "step0").iterdir())
 
 
@@ -135,7 +134,6 @@ def train_beside_host(place: Path, faults: Sequence[Fault] = (), **options: obje
                 debugger.step()
         if debugger is not None:
             debugger.close()
-            PrecisionDebugger._instance = None
     return losses
 
 

@@ -187,7 +187,6 @@ def recorded(place: Path, level: str, task: str, options: Mapping[str, Any] | No
             yield step
         finally:
             debugger.close()
-            PrecisionDebugger._instance = None
 
     return around
 
