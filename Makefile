@@ -284,7 +284,7 @@ test-torch:
 	grep -v '^torch=' constraints-dev.txt > $(TORCH_VENV)/constraints.txt
 	$(TORCH_VENV)/bin/python -m pip install --quiet --constraint $(TORCH_VENV)/constraints.txt --group tests \
 		torch==$(TORCH) $(TORCH_WITH) --editable . --editable plugins/pytorch
-	$(TORCH_VENV)/bin/python $(QUICK) $(SHARED) $(TORCH_TESTS)
+	$(TORCH_VENV)/bin/python $(QUICK) --all-variants $(SHARED) $(TORCH_TESTS)
 
 # Test the core with the oldest releases of its libraries that pyproject.toml allows; .ci/nightly runs all unit tests.
 test-lowest: $(LOWEST_READY)

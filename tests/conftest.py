@@ -4,6 +4,7 @@
 checks itself that each has what it is for.
 """
 
+from collections import defaultdict
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -25,6 +26,11 @@ NEEDS = {
 MISSING = {files: [name for name in names if find_spec(name) is None] for files, names in NEEDS.items()}
 LEFT_OUT = {files: names for files, names in MISSING.items() if names}
 
+END_TO_END = Path(__file__).parent / "e2e"
+
+# How many variants of a parametrized end-to-end test the quick run takes: evenly from all, so always the same ones.
+QUICK_VARIANTS = 2
+
 # How long an example takes says more about what else the machine does.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
@@ -34,6 +40,7 @@ collect_ignore = [str(path) for files in LEFT_OUT for path in Path(__file__).par
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--renew-wording", action="store_true", help="write tests/data/wording as commands say it now")
+    parser.addoption("--all-variants", action="store_true", help="mark no variants of end-to-end tests as slow")
 
 
 @pytest.fixture
@@ -42,10 +49,27 @@ def wording_snapshot(request: pytest.FixtureRequest) -> Snapshot:
     return Snapshot(renews=request.config.getoption("--renew-wording"))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Refuse what the processes that share the tests would each call differently."""
+@pytest.hookimpl(tryfirst=True)  # before tests are selected by their marks
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Refuse names of tests that differ between the processes that share them; mark variants as slow."""
+    if not config.getoption("--all-variants"):
+        _leave_variants_to_the_slow_run(items)
     if unstable := [item.nodeid for item in items if " at 0x" in item.nodeid]:
         raise pytest.UsageError(f"the name of a test has an address, which no two processes have alike: {unstable[0]}")
+
+
+def _leave_variants_to_the_slow_run(items: list[pytest.Item]) -> None:
+    """Mark all but a few variants of each parametrized end-to-end test as slow, so that one of the runs has each."""
+    variants: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        is_marked = any(item.get_closest_marker(name) for name in ("slow", "nightly"))
+        if END_TO_END in item.path.parents and hasattr(item, "callspec") and not is_marked:
+            variants[item.nodeid.partition("[")[0]].append(item)
+    for found in variants.values():
+        stride = -(-len(found) // QUICK_VARIANTS)
+        for number, item in enumerate(found):
+            if number % stride:
+                item.add_marker(pytest.mark.slow)
 
 
 def pytest_report_header() -> list[str]:

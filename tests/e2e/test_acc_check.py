@@ -229,6 +229,7 @@ def test_a_damaged_tensor_costs_its_call(tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_several_processes_give_the_same(healthy):
     one = verdicts(healthy)
     two = {found.entry: found for found in check_dump(healthy, workers=2)}

@@ -27,6 +27,7 @@ def packs(tmp_path_factory):
     return directory
 
 
+@pytest.mark.slow
 def test_a_pack_has_random_calls_rows_of_the_data_and_the_optimizer(packs):
     with zipfile.ZipFile(packs / "golden.zip") as archive:
         names = set(archive.namelist())

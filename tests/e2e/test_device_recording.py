@@ -204,5 +204,6 @@ class TestClock:
     def test_memory_cannot_be_read_without_a_copy(self, on_device):
         assert on_device(device_runs.refused_reads) == ["numpy", "array", "dlpack", "storage"]
 
+    @pytest.mark.slow
     def test_reading_another_stream_needs_an_order(self, on_device):
         assert on_device(device_runs.across_streams) == {"nothing": ["aten::add"], "event": [], "wait_stream": []}

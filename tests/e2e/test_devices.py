@@ -310,6 +310,7 @@ def rows_in(place):
         return directory, list(csv.DictReader(opened))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["auto", "all", "OFF"])
 def test_calls_of_a_training_are_repeated_on_the_host(on_one, tmp_path, mode):
     plain = on_one(train_beside_host, tmp_path / "plain", [LINEAR])

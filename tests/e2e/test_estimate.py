@@ -60,6 +60,7 @@ def two_steps():
 """
 
 
+@pytest.mark.slow
 def test_a_script_costs_what_a_real_run_costs(place):
     script = write("train.py", LOOP)
     write("config.json", json.dumps({"tensor": {"data_mode": ["forward"]}, "statistics": {"data_mode": ["backward"]}}))
@@ -104,6 +105,7 @@ def test_a_script_costs_what_a_real_run_costs(place):
     assert "measuring mix tensor (2 of 2)" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_function_is_called_and_a_generator_goes_on(place):
     write("functions.py", FUNCTIONS)
     done = estimate("--levels", "L0", "--modes", "md5", "--warmup", 2, "functions:one_step")

@@ -52,6 +52,7 @@ def same(stats, others):
     )
 
 
+@pytest.mark.slow
 def test_the_first_window_is_that_of_the_operators_and_the_next_agree(right):
     (first, second, third), said = right
     assert first["taken"] == 0

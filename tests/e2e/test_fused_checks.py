@@ -23,6 +23,7 @@ def verdicts(place, npu, dtype):
     return {call.entry: call for call in check_dump(unit, workers=1) if call.entry.startswith("NPU.")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_right_kernels(dtype, tmp_path, npu):
     found = verdicts(tmp_path, npu, dtype)
@@ -32,6 +33,7 @@ def test_right_kernels(dtype, tmp_path, npu):
     assert len(found["NPU.npu_fusion_attention.0.forward"].outputs) >= 3  # maxima and sums too
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_wrong_kernels(dtype, tmp_path, npu, monkeypatch):
     monkeypatch.setattr(npu.RmsNorm, "epsilon_factor", 1e4)
