@@ -101,7 +101,7 @@ class ProcessDebugger:
         if existing is None:
             raise SessionError(f"no {cls.__name__} has been made yet; construct one before start(), stop() or step()")
         if not isinstance(existing, cls):
-            raise SessionError(
+            raise SecondDebuggerError(
                 f"the debugger of this process is a {type(existing).__module__}.{type(existing).__name__}"
             )
         return existing
