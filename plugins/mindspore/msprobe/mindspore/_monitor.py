@@ -19,6 +19,7 @@ from msprobe.mindspore._communication import CommunicationPatches, communication
 from msprobe.mindspore._compiling import api
 from msprobe.mindspore._deferred import widest_float
 from msprobe.mindspore._device import WITH_ARITHMETIC
+from msprobe.mindspore._optimizer_calls import by_parameter, is_optimizer, watch_every_optimizer
 from msprobe.mindspore._quiet import RecordingGuard, executor
 from msprobe.mindspore._reduce import values_of
 from msprobe.mindspore.graph.attachment import graph_mode
@@ -32,6 +33,11 @@ _SECOND = ("exp_avg_sq", "moment2", "moments2")
 """Attributes in which optimizers keep first and second moments, in the order of their parameters."""
 
 _MAX_FUNCTIONS_SAID = 20
+
+_NO_CALLS = (
+    "the training monitor follows calls of the optimizer and of Cells in Python, and in GRAPH_MODE there are none; run "
+    "with ms.set_context(mode=ms.PYNATIVE_MODE)"
+)
 
 _MEAN = ops.ReduceMean()
 
@@ -50,7 +56,7 @@ class Monitoring:
         """Return the parameters that require a gradient, by the paths of their Cells, without those of optimizers."""
         found: dict[int, tuple[str, Parameter]] = {}
         for path, _, cell in cells_of([Unnamed(model)]):
-            for name, parameter in own_parameters(cell).items() if not _is_optimizer(cell) else ():
+            for name, parameter in own_parameters(cell).items() if not is_optimizer(cell) else ():
                 if parameter.requires_grad:
                     found.setdefault(id(parameter), (f"{path}.{name}" if path else name, parameter))
         return dict(found.values())
@@ -109,34 +115,42 @@ class Monitoring:
         Raises:
             SessionError: it is no optimizer, or calls of it cannot be seen because whole nets are compiled.
         """
-        if not _is_optimizer(optimizer):
+        if not is_optimizer(optimizer):
             raise SessionError(
                 f"set_monitor() got the optimizer {type(optimizer).__name__}, which is no Cell with the parameters "
                 "that it updates; give an optimizer of mindspore.nn, mint.optim or experimental.optim"
             )
         if graph_mode():
-            raise SessionError(
-                "the training monitor follows calls of the optimizer and of Cells in Python, and in GRAPH_MODE there "
-                "are none; run with ms.set_context(mode=ms.PYNATIVE_MODE)"
-            )
+            raise SessionError(_NO_CALLS)
         return _Updates(optimizer, self._given, before, after).end
 
     def updated_by(self, optimizer: Any) -> Mapping[str, Any] | None:
         """Return them by the names that they have."""
-        return {each.name: each for each in optimizer.parameters} if _is_optimizer(optimizer) else None
+        return {each.name: each for each in optimizer.parameters} if is_optimizer(optimizer) else None
 
     def watch_all_updates(
         self, before: Callable[[Sequence[Any]], None], after: Callable[[], None]
     ) -> Callable[[], None]:
-        """Refuse: optimizers have no class in common.
+        """Watch the calls of all Cells.
 
         Raises:
-            SessionError: always.
+            SessionError: calls of optimizers cannot be seen because whole nets are compiled.
         """
-        del before, after
-        raise SessionError(
-            "monitor() got a Cell without its optimizer; call monitor(optimizer) or monitor(net, optimizer)"
-        )
+        if graph_mode():
+            raise SessionError(_NO_CALLS)
+        given = self._given
+
+        def around(optimizer: Any, gradients: Any, run: Callable[[], Any]) -> Any:
+            given.update(by_parameter(optimizer, gradients))
+            try:
+                before(optimizer.parameters)
+            finally:
+                given.clear()
+            result = run()
+            after()
+            return result
+
+        return watch_every_optimizer(around)
 
 
 class _Accumulation:
@@ -201,7 +215,7 @@ class _Updates:
     def _call(self, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         if args[0] is not self._optimizer:
             return function(*args, **kwargs)
-        self._given.update(_by_parameter(self._optimizer, next(iter((*args[1:], *kwargs.values())), None)))
+        self._given.update(by_parameter(self._optimizer, next(iter((*args[1:], *kwargs.values())), None)))
         try:
             self._before_update()
         finally:
@@ -232,24 +246,9 @@ class _Updates:
             )
 
 
-def _by_parameter(optimizer: Any, gradients: Any) -> Mapping[int, Tensor]:
-    """Return the gradients that an optimizer is given; sparse ones are left out."""
-    parameters: Sequence[Parameter] = optimizer.parameters
-    if not isinstance(gradients, tuple | list) or len(gradients) != len(parameters):
-        return {}  # the optimizer itself says what is wrong
-    pairs = zip(parameters, gradients, strict=True)
-    return {id(parameter): gradient for parameter, gradient in pairs if isinstance(gradient, Tensor)}
-
-
 def _fetched(numbers: Sequence[Tensor]) -> Any:
     with RecordingGuard():
         return ops.stack(numbers).asnumpy().tolist()
-
-
-def _is_optimizer(value: Any) -> bool:
-    # Not by class: optimizers of other packages derive from none of MindSpore's.
-    parameters = getattr(value, "parameters", None) if isinstance(value, nn.Cell) else None
-    return isinstance(parameters, tuple) and all(isinstance(each, Parameter) for each in parameters)
 
 
 def _moments_by_parameter(optimizer: Any) -> Mapping[int, tuple[Any, Any]]:
