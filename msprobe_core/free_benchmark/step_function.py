@@ -12,7 +12,7 @@ from msprobe_core.capture.repetition import listed
 from msprobe_core.errors import MsprobeError, NoModelError, PluginError, SessionError
 from msprobe_core.free_benchmark.trials import TrainingStep
 from msprobe_core.guard import described
-from msprobe_core.protocols.capabilities import MeasuringFramework
+from msprobe_core.protocols.capabilities import MeasuringFramework, RaisingFramework, UpdatingFramework
 from msprobe_core.protocols.framework import Framework
 
 
@@ -67,13 +67,13 @@ def step_of(run: Callable[[], Any], model: Any, optimizer: Any) -> TrainingStep:
 def _with_variables(function: Callable[[], Any], name: str) -> TrainingStep:
     variables = dict(_flat(_variables_of(function).items()))
     framework = _framework_of(variables.values(), name)
-    found = {place: value for place, value in variables.items() if framework.is_model(value)}
+    found = {place: value for place, value in variables.items() if _is_trained(framework, value)}
     inner = {id(each) for model in found.values() for each in _modules_inside(framework, model)}
     models: dict[str, Any] = {}
     for place, value in found.items():
         if id(value) not in inner and not any(value is known for known in models.values()):
             models[place] = value
-    others = {id(value): value for value in variables.values() if _has_state(value) and not framework.is_model(value)}
+    others = {id(each): each for each in variables.values() if _has_state(framework, each)}
     named = models if len(models) > 1 else dict.fromkeys([""], next(iter(models.values())))
     return TrainingStep(_without_exit(function, name), named, list(others.values()))
 
@@ -119,8 +119,13 @@ def _modules_inside(framework: Framework, model: Any) -> Iterator[Any]:
         yield from (each for each in framework.modules_of(model).values() if each is not model)
 
 
-def _has_state(value: Any) -> bool:
-    kind = cast("Any", type(value))
-    return not isinstance(value, type) and all(
-        callable(getattr(kind, name, None)) for name in ("state_dict", "load_state_dict")
-    )
+def _is_trained(framework: Framework, value: Any) -> bool:
+    """Whether a value is a model; optimizers may be modules, too."""
+    if not framework.is_model(value):
+        return False
+    return not isinstance(framework, UpdatingFramework) or framework.updated_by(value) is None
+
+
+def _has_state(framework: Framework, value: Any) -> bool:
+    has_state = isinstance(framework, RaisingFramework) and framework.has_state(value)
+    return has_state and not _is_trained(framework, value)

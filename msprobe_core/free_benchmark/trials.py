@@ -166,8 +166,11 @@ class Trials:
         """
         self._restore()
         value = self._run(self._raised.raised((), self.reference), watches_inputs=True)
-        first, second = self._inputs
-        if first.hashes != second.hashes:
+        first, second = (inputs.hashes for inputs in self._inputs)
+        # A framework may mark what it differentiates by, so that a value is hashed in one of the two runs only.
+        if len(first) != len(second) or any(
+            None not in pair and pair[0] != pair[1] for pair in zip(first, second, strict=True)
+        ):
             raise SessionError(
                 "the step takes other data each time it is run; let it train on one batch, which is taken before"
             )
@@ -236,6 +239,11 @@ class Trials:
         if self.target in values:
             return values[self.target]
         if self.target in (GRAD_NORM, GRADIENTS):
+            if self.num_steps == 1 and not gradients.are_there:
+                raise SessionError(
+                    f"the step has no gradients, so there is no {self.target!r}; let it call its optimizer, or name "
+                    "another target"
+                )
             return gradients.norm if self.target == GRAD_NORM else gradients.sketches
         names = ", ".join(values) or "no number or tensor"
         raise SessionError(f"the step returns {names}, but no {self.target!r}; return it, or name another target")
@@ -362,9 +370,10 @@ class _Inputs:
     def before(self, stem: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:  # noqa: ARG002
         with self.framework.quiet(_ignore):
             for value in (*args, *kwargs.values()):
-                if self.framework.is_tensor(value) and not self.framework.takes_gradient(value):
+                if self.framework.is_tensor(value):
                     self.digests.append(Digest())
-                    self.reducer.hash(value, self.digests[-1])
+                    if not self.framework.takes_gradient(value):
+                        self.reducer.hash(value, self.digests[-1])
 
     def after(self, stem: str) -> None:
         pass

@@ -9,6 +9,7 @@ framework does differently.
   `PlacedAttachment` is an `Attachment` that installs and removes what it is given. `Owners` attributes calls outside of
   modules to an optimizer or to gradient clipping.
 * Calls of modules: `ModuleCalls` records a module through its forward hooks; `WatchHooks` serves a `CallWatcher`.
+* Modules in a finer format: `RaisingModules` is a `msprobe_core.plugin.RaisedModules` but for what a framework casts.
 * Gradients: `GraphGradients` reads the gradients of a call from hooks on the nodes of a dynamic graph.
 * Communication: `PendingWorks` records the results of asynchronous calls when they have been waited for; the tables
   name functions of ``torch.distributed``.
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
         Hook,
         ModuleCalls,
         WatchHooks,
+        observe_by_hooks,
         register_after,
     )
     from msprobe_core.interception.patching import (
@@ -71,10 +73,12 @@ if TYPE_CHECKING:
     from msprobe_core.interception.perturbation import (
         FLIPPED,
         ModuleNoise,
+        converted,
         map_values,
         relative_changes,
         value_leaves,
     )
+    from msprobe_core.interception.raising import COARSER, RaisingModules
     from msprobe_core.interception.randomness import (
         RandomCall,
         RandomFunction,
@@ -116,12 +120,15 @@ else:
             "msprobe_core.interception.gradients": "GraphGradients Node",
             "msprobe_core.interception.host_values": "BFLOAT16 HostReducer HostValues statistics_of sums_of_integers",
             "msprobe_core.interception.modules": (
-                "After Before FoundModule Handle Hook ModuleCalls WatchHooks register_after"
+                "After Before FoundModule Handle Hook ModuleCalls WatchHooks observe_by_hooks register_after"
             ),
             "msprobe_core.interception.patching": (
                 "AliasSearch Function FunctionPatch Handler Patch Patches original_of"
             ),
-            "msprobe_core.interception.perturbation": "FLIPPED ModuleNoise map_values relative_changes value_leaves",
+            "msprobe_core.interception.perturbation": (
+                "FLIPPED ModuleNoise converted map_values relative_changes value_leaves"
+            ),
+            "msprobe_core.interception.raising": "COARSER RaisingModules",
             "msprobe_core.interception.randomness": (
                 "RandomCall RandomFunction RandomLog RandomState RandomStates RandomWatch Repeat common_states"
             ),
@@ -140,9 +147,12 @@ __all__ = [  # noqa: RUF022  # by purpose
     # Calls of APIs
     "ApiCalls", "Inside", "tensors_in", "PlacedAttachment", "Owners", "is_clipping", "CLIP_GRAD", "OPTIMIZER",
     # Calls of modules
-    "After", "Before", "FoundModule", "Handle", "Hook", "ModuleCalls", "WatchHooks", "register_after", "module_stem",
+    "After", "Before", "FoundModule", "Handle", "Hook", "ModuleCalls", "WatchHooks", "observe_by_hooks",
+    "register_after", "module_stem",
     # Calls whose results are replaced
     "FixingCalls",
+    # Modules in a finer format
+    "COARSER", "RaisingModules",
     # Gradients
     "GraphGradients", "Node",
     # Communication
@@ -153,7 +163,7 @@ __all__ = [  # noqa: RUF022  # by purpose
     "RandomCall", "RandomFunction", "RandomLog", "RandomState", "RandomStates", "RandomWatch", "Repeat",
     "common_states", "Seeding", "seed_common",
     # Perturbation
-    "FLIPPED", "ModuleNoise", "relative_changes", "map_values", "value_leaves",
+    "FLIPPED", "ModuleNoise", "converted", "relative_changes", "map_values", "value_leaves",
     # Replays
     "NOT_SPECIAL", "build_arguments", "literal_of", "tensors_by_path", "why_not_called",
     # Replays as scripts

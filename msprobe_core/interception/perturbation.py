@@ -200,6 +200,16 @@ def _like(value: Any, items: dict[Any, Any]) -> Any:
     return value
 
 
+def converted(value: Any, convert: Callable[[Any], Any]) -> Any:
+    """Return arguments with each value converted; what is in containers of other classes stays as it is."""
+    if type(value) is dict:
+        items = cast("dict[Any, Any]", value)
+        return {key: converted(item, convert) for key, item in items.items()}
+    if type(value) in (tuple, list):
+        return type(value)(converted(item, convert) for item in value)
+    return convert(value)
+
+
 def _ancestors(path: str) -> Iterator[str]:
     while path:
         path = path.rpartition(".")[0]

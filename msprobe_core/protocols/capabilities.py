@@ -232,6 +232,10 @@ class RaisingFramework(Protocol):
         """
         ...
 
+    def has_state(self, value: Any) -> bool:
+        """Whether a value is an object whose state `PerturbingFramework.training_state` copies; asked of any value."""
+        ...
+
 
 class ModuleCompiler(Protocol):
     """Runs single modules eagerly, compiled and in float64, from what one step gave them."""

@@ -25,7 +25,7 @@ pytest.register_assert_rewrite(
         f"{__name__}.{module}"
         for module in (
             "check_contracts", "command_contract", "comparison_contracts", "contract", "manifest_contract",
-            "monitor_contract", "replay_contract", "update_contract", "writer_contract",
+            "monitor_contract", "raising_contract", "replay_contract", "update_contract", "writer_contract",
         )
     )
 )  # fmt: skip
@@ -36,6 +36,7 @@ from msprobe_core.testing.comparison_contracts import ExecutorContract, MetricCo
 from msprobe_core.testing.contract import FrameworkContract
 from msprobe_core.testing.manifest_contract import ManifestContract
 from msprobe_core.testing.monitor_contract import MonitorContract
+from msprobe_core.testing.raising_contract import RaisingContract
 from msprobe_core.testing.replay_contract import ReplayContract
 from msprobe_core.testing.rig import MonitoredRig, TrainingRig
 from msprobe_core.testing.update_contract import UpdateContract
@@ -51,6 +52,7 @@ __all__ = [
     "MetricContract",
     "MonitorContract",
     "MonitoredRig",
+    "RaisingContract",
     "ReplayContract",
     "StagesContract",
     "TrainingRig",

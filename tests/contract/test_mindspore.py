@@ -5,7 +5,14 @@ import pytest
 from msprobe_core.capture import Session
 from msprobe_core.config import load_config
 from msprobe_core.plugins import registry
-from msprobe_core.testing import FrameworkContract, ManifestContract, MonitorContract, ReplayContract, UpdateContract
+from msprobe_core.testing import (
+    FrameworkContract,
+    ManifestContract,
+    MonitorContract,
+    RaisingContract,
+    ReplayContract,
+    UpdateContract,
+)
 from msprobe_core.testing.contract import MODES
 
 pytest.importorskip("mindspore")
@@ -71,6 +78,14 @@ class TestUpdates(UpdateContract):
         from mindspore_rig import MindSporeRig
 
         return MindSporeRig(defers=False)
+
+
+class TestRaising(RaisingContract):
+    @pytest.fixture
+    def rig(self):
+        from mindspore_rig import MindSporeRig
+
+        return MindSporeRig()
 
 
 class TestReplays(ReplayContract):

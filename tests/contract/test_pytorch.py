@@ -2,7 +2,14 @@
 
 import pytest
 
-from msprobe_core.testing import FrameworkContract, ManifestContract, MonitorContract, ReplayContract, UpdateContract
+from msprobe_core.testing import (
+    FrameworkContract,
+    ManifestContract,
+    MonitorContract,
+    RaisingContract,
+    ReplayContract,
+    UpdateContract,
+)
 
 torch = pytest.importorskip("torch")
 
@@ -41,6 +48,14 @@ class TestMonitor(MonitorContract):
 
 
 class TestUpdates(UpdateContract):
+    @pytest.fixture
+    def rig(self):
+        from torch_rig import TorchRig
+
+        return TorchRig()
+
+
+class TestRaising(RaisingContract):
     @pytest.fixture
     def rig(self):
         from torch_rig import TorchRig

@@ -2,7 +2,7 @@
 
 ::
 
-    from msprobe.mindspore import MsprobeStep, PrecisionDebugger, compare, compare_distributed, seed_all
+    from msprobe.mindspore import MsprobeStep, PrecisionDebugger, bisect_step, compare, compare_distributed, seed_all
     from msprobe.mindspore import FlightRecorder, TrainerMon, module_dump, module_dump_end, save, save_grad, step
 """
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from msprobe.mindspore.monitor import TrainerMon
     from msprobe.mindspore.saving import save, save_grad, step
     from msprobe_core.comparison import compare, compare_distributed
-    from msprobe_core.recording import calibration, module_dump, module_dump_end, repeats
+    from msprobe_core.recording import bisect_step, calibration, module_dump, module_dump_end, repeats
 else:  # imported on first use: finding this plugin must not import MindSpore
     __getattr__ = lazy_names(
         __name__,
@@ -33,7 +33,7 @@ else:  # imported on first use: finding this plugin must not import MindSpore
             "msprobe.mindspore.monitor": "TrainerMon",
             "msprobe.mindspore.saving": "save save_grad step",
             "msprobe_core.comparison": "compare compare_distributed",
-            "msprobe_core.recording": "calibration module_dump module_dump_end repeats",
+            "msprobe_core.recording": "bisect_step calibration module_dump module_dump_end repeats",
         },
         former_attribute,
     )
@@ -44,6 +44,7 @@ __all__ = [
     "PrecisionDebugger",
     "TrainerMon",
     "__version__",
+    "bisect_step",
     "calibration",
     "compare",
     "compare_distributed",

@@ -186,7 +186,7 @@ class CellHooks(ParameterHooks):
 
     def _step_aside(self) -> None:
         super()._step_aside()
-        self._hidden = [_hide_hooks(cell) for cell in self._cells]
+        self._hidden = [hide_hooks(cell) for cell in self._cells]
 
     def _come_back(self) -> None:
         self._show()
@@ -210,7 +210,7 @@ class CellWatch:
         self._compiling.install()
 
     def _step_aside(self) -> None:
-        self._hidden = [_hide_hooks(cell) for cell in self._cells]
+        self._hidden = [hide_hooks(cell) for cell in self._cells]
 
     def _come_back(self) -> None:
         while self._hidden:
@@ -234,7 +234,7 @@ def _remove_all(handles: list[Handle]) -> None:
         handles.pop().remove()
 
 
-def _hide_hooks(cell: nn.Cell) -> Callable[[], None]:
+def hide_hooks(cell: nn.Cell) -> Callable[[], None]:
     """Replace the tables of a Cell's hooks by copies without ours, until the returned function is called.
 
     The tables themselves stay as they are: a hook of the user may be running that calls the compiled function.

@@ -29,7 +29,7 @@ from msprobe.mindspore._primitives import PrimitivePatches
 from msprobe.mindspore._quiet import RecordingGuard
 from msprobe.mindspore._random import watch_random
 from msprobe.mindspore._reduce import MindSporeReducer, values_of
-from msprobe.mindspore._state import NetState
+from msprobe.mindspore._state import NetState, has_parameters
 from msprobe.mindspore._unwritten import Unwritten
 from msprobe.mindspore.graph.attachment import GraphTaps, check_level, graph_mode, prepare
 from msprobe.mindspore.graph.values import GraphValues
@@ -49,6 +49,7 @@ from msprobe_core.plugin import (
     NamedModel,
     Perturbation,
     PluginError,
+    RaisedModules,
     RandomDraw,
     Reducer,
     Removable,
@@ -176,9 +177,9 @@ class MindSporeFramework(Monitoring, Measuring, Describing):
 
     def _apis_for(self, options: AttachOptions) -> ApiPatches | None:
         # Cached: building them takes milliseconds, and there may be a window in every step.
-        if not options.level.has_apis:
-            return None
-        risk_level = RiskLevel(options.risk_level)
+        return self._apis_of(RiskLevel(options.risk_level)) if options.level.has_apis else None
+
+    def _apis_of(self, risk_level: RiskLevel) -> ApiPatches:
         if risk_level not in self._apis:
             self._apis[risk_level] = ApiPatches(risk_level)
         return self._apis[risk_level]
@@ -244,9 +245,7 @@ class MindSporeFramework(Monitoring, Measuring, Describing):
         if graph_mode() or fixer.on_host:
             what = "computes no calls on the host; take 'improve_precision'" if fixer.on_host else "needs PYNATIVE_MODE"
             raise PluginError(f"'handler_type' 'fix' for mindspore {what}")
-        if RiskLevel.ALL not in self._apis:
-            self._apis[RiskLevel.ALL] = ApiPatches(RiskLevel.ALL)
-        return FixedCalls(fixer, self._apis[RiskLevel.ALL])
+        return FixedCalls(fixer, self._apis_of(RiskLevel.ALL))
 
     def watch_random(
         self, draws: Callable[[RandomDraw], Any], *, has_dropout: bool = False, has_seeding: bool = False
@@ -270,6 +269,25 @@ class MindSporeFramework(Monitoring, Measuring, Describing):
     def training_state(self, models: Sequence[Any], others: Sequence[Any]) -> TrainingState:
         """Copy the state of a training in the dynamic graph."""
         return NetState(models, others)
+
+    def has_state(self, value: Any) -> bool:
+        """Whether it holds parameters."""
+        return has_parameters(value)
+
+    def raised_modules(self, models: Sequence[NamedModel]) -> RaisedModules:
+        """Prepare to raise Cells.
+
+        Raises:
+            SessionError: there are no Cell calls in Python.
+        """
+        from msprobe.mindspore._raise import RaisedCells  # hardly ever needed
+
+        if graph_mode():
+            raise SessionError(
+                "bisect changes what Cells compute in Python, and in GRAPH_MODE they do not run there; set "
+                "ms.set_context(mode=ms.PYNATIVE_MODE)"
+            )
+        return RaisedCells(models, self._apis_of(RiskLevel.ALL))
 
     def load(self, path: Path, like: Any) -> Any:
         """Return the tensor that ``save`` wrote to ``path``, as a replacement for ``like``."""

@@ -14,8 +14,8 @@ from msprobe.pytorch._compiled import CompiledRegions
 from msprobe.pytorch._functions import ApiMode, BackwardEngine
 from msprobe.pytorch._perturb import Replace
 from msprobe.pytorch._replay_devices import state_of
-from msprobe.pytorch._shadow import converted, no_autocast
-from msprobe_core.interception import FixingCalls, value_leaves
+from msprobe.pytorch._shadow import no_autocast
+from msprobe_core.interception import FixingCalls, converted, value_leaves
 from msprobe_core.plugin import CallFixer
 
 _HALVES = (torch.bfloat16, torch.float16)

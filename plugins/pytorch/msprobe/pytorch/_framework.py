@@ -37,7 +37,7 @@ from msprobe.pytorch._redistributions import redistributions
 from msprobe.pytorch._reduce import TorchReducer, readable
 from msprobe.pytorch._releases import is_compiling
 from msprobe.pytorch._slots import observe
-from msprobe.pytorch._state import ModuleState
+from msprobe.pytorch._state import ModuleState, has_state
 from msprobe.pytorch._swaps import swap_patch
 from msprobe.pytorch._traced import TracedRegions
 from msprobe.pytorch._trained import Trained
@@ -242,6 +242,10 @@ class PyTorchFramework(Monitoring, Measuring, Describing):
     def training_state(self, models: Sequence[Any], others: Sequence[Any]) -> TrainingState:
         """Copy the state of a training to the host."""
         return ModuleState(models, others)
+
+    def has_state(self, value: Any) -> bool:
+        """Whether its class has ``state_dict`` and ``load_state_dict``."""
+        return has_state(value)
 
     def raised_modules(self, models: Sequence[NamedModel]) -> RaisedModules:
         """Return what raises single modules of these models."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from msprobe.pytorch._quiet import RecordingGuard
 from msprobe_core import PrecisionDebugger
-from msprobe_core.interception import FunctionPatch
+from msprobe_core.interception import FunctionPatch, converted
 from msprobe_core.plugin import ConfigError, SessionError
 from msprobe_core.recording import Config, Run, Variant, listed, repeated, shadow_variant
 
@@ -155,16 +155,6 @@ class _Upcast:
 
     def _converted(self, value: Any) -> Any:
         return converted(value, lambda item: item.to(self._dtype) if self._is_coarse(item) else item)
-
-
-def converted(value: Any, convert: Callable[[Any], Any]) -> Any:
-    """Return arguments with each value converted; what is in containers of other classes stays as it is."""
-    if type(value) is dict:
-        items: dict[Any, Any] = value
-        return {key: converted(item, convert) for key, item in items.items()}
-    if type(value) in (tuple, list):
-        return type(value)(converted(item, convert) for item in value)
-    return convert(value)
 
 
 def is_spread(module: nn.Module) -> bool:

@@ -134,6 +134,14 @@ class ModuleState:
             self._values[id(tensor)] = tensor, _local(tensor).detach().to("cpu", copy=True)
 
 
+def has_state(value: Any) -> bool:
+    """Whether a value is an object whose state can be copied and loaded again."""
+    kind = type(value)
+    return not isinstance(value, type) and all(
+        callable(getattr(kind, name, None)) for name in ("state_dict", "load_state_dict")
+    )
+
+
 def _has_identity(value: Any) -> bool:
     return isinstance(value, Tensor | dict) or value is None
 
