@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from msprobe_core.protocols.monitoring import MonitorWriterFactory
     from msprobe_core.protocols.presentation import Export, ReportFormat, TableFormat
     from msprobe_core.protocols.recording import FeatureOffer
+    from msprobe_core.protocols.statistics import Statistic
     from msprobe_core.protocols.storage import Processor, Reader, WriterFactory
     from msprobe_core.protocols.trainers import ApiMap, ModuleMap, RunSettings, TrainerStages
 
@@ -60,6 +61,18 @@ class HookSpecs:
         Cost: start-up. The returned objects are then called for every selected tensor, so they must enqueue work on the
         tensor's device and never wait for it.
         Returns: `Processor` objects; each ``name`` is a value of ``summary_mode``.
+        """
+
+    @hookspec
+    def msprobe_register_statistics(self) -> Sequence[Statistic]:  # pyright: ignore[reportReturnType]
+        """Offer statistics that are recorded of tensors, beside maximum, minimum, mean and norm, and compared.
+
+        Called: once, when a session opens, on the thread that called ``start``, or when a command compares dumps that
+        have such statistics.
+        Cost: start-up; must not import a framework, because dumps are compared where none is installed. Each selected
+        statistic is then computed of every tensor, so it must enqueue work on the tensor's device and never wait for
+        it.
+        Returns: `Statistic` objects; each ``name`` is a value of the setting ``extra_statistics``.
         """
 
     @hookspec

@@ -227,12 +227,15 @@ class Digest(msgspec.Struct, gc=False):
         checksum: Checksum or hash of the bytes, as text; the processor determines which kind.
         sketch: 64 little-endian float32, see `msprobe_core.fingerprint.sketch`.
         fp8: ``None`` if not requested, and for tensors that are not floating point.
+        extra: Values of the statistics that plugins offer, by name; ``None`` if none is requested or the tensor has no
+            elements. A statistic that failed is missing.
     """
 
     stats: Stats | None = None
     checksum: str | None = None
     sketch: bytes | None = None
     fp8: Fp8Stats | None = None
+    extra: dict[str, float] | None = None
 
 
 class TensorValue(msgspec.Struct, gc=False):

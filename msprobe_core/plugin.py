@@ -8,7 +8,8 @@ Everything else is private.
 
 * A training framework offers a `FrameworkOffer`, which loads a `Framework`. Its optional capabilities are the protocols
   of `msprobe_core.protocols.capabilities`. It reports calls to a `CallRecorder`.
-* A format offers a `WriterFactory` and a `Reader`, which returns a `Dump`; a reduction offers a `Processor`.
+* A format offers a `WriterFactory` and a `Reader`, which returns a `Dump`; a reduction offers a `Processor`, and a
+  number of each tensor a `Statistic`.
 * A comparison is extended with a `Metric`, an `Executor`, an `ApiMap` or a `ModuleMap`; a `TableFormat` and an `Export`
   show its results, and so does a `ReportFormat`; a trainer has `TrainerStages` and `RunSettings`; a `Checkup` says what
   `msprobe doctor` reports.
@@ -89,6 +90,8 @@ from msprobe_core.protocols.capabilities import (
     DescribingFramework,
     DeviceGauge,
     DeviceReplayingFramework,
+    ElementMeasure,
+    ExtraReducer,
     FetchingFramework,
     FixingFramework,
     ForwardDescribingFramework,
@@ -144,6 +147,7 @@ from msprobe_core.protocols.presentation import (
     Width,
 )
 from msprobe_core.protocols.recording import Call, CallRecorder, FeatureOffer
+from msprobe_core.protocols.statistics import Merging, Statistic
 from msprobe_core.protocols.storage import (
     Dump,
     EndingWriter,
@@ -183,8 +187,9 @@ __all__ = [  # noqa: RUF022  # by purpose
     # Optional capabilities of a framework
     "ArrivingNumbers", "CallFixer", "CallWatcher", "CheckingFramework", "CommunicatingFramework",
     "CompileCheckingFramework", "CompilingFramework",
-    "DataWatchingFramework", "DescribingFramework", "DeviceGauge", "DeviceReplayingFramework", "FetchingFramework",
-    "FixingFramework", "ForwardDescribingFramework", "Fp8Reducer", "KernelChecker", "KernelDump", "KernelDumper",
+    "DataWatchingFramework", "DescribingFramework", "DeviceGauge", "DeviceReplayingFramework",
+    "ElementMeasure", "ExtraReducer", "FetchingFramework", "FixingFramework",
+    "ForwardDescribingFramework", "Fp8Reducer", "KernelChecker", "KernelDump", "KernelDumper",
     "LateReducer", "LinearFramework", "MeasuringFramework", "ModuleCompiler", "MonitoringFramework",
     "OperatorFramework", "PendingRows",
     "PerturbingFramework", "RaisedModules", "RaisingFramework", "RandomDraw", "RandomFramework",
@@ -195,7 +200,8 @@ __all__ = [  # noqa: RUF022  # by purpose
     # Recording
     "Call", "CallRecorder", "FeatureOffer",
     # Storage
-    "Dump", "EndingWriter", "MarkedDump", "Processor", "Reader", "TensorSource", "Writer", "WriterFactory",
+    "Dump", "EndingWriter", "MarkedDump", "Merging", "Processor", "Reader", "Statistic", "TensorSource", "Writer",
+    "WriterFactory",
     # Training monitor
     "BeforeUpdate", "MonitorWriter", "MonitorWriterFactory", "MonitoredValue", "Part", "Reductions", "TrainerTools",
     # Comparison, pages and trainers

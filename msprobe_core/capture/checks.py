@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from msprobe_core.capture.attachments import not_watched
+from msprobe_core.capture.extra_statistics import with_extra_statistics
 from msprobe_core.capture.processors import Fp8Processor, NoDigests
 from msprobe_core.capture.schedule import is_number
 from msprobe_core.capture.window import Model, Window
@@ -15,7 +16,7 @@ from msprobe_core.config import Config
 from msprobe_core.errors import ConfigError, ConflictingSettingsError, NoModelError, PluginError, SessionError
 from msprobe_core.model import Level, Task
 from msprobe_core.plugins.chosen import choose
-from msprobe_core.protocols.capabilities import Fp8Reducer, OperatorFramework, WatchingFramework
+from msprobe_core.protocols.capabilities import ExtraReducer, Fp8Reducer, OperatorFramework, WatchingFramework
 from msprobe_core.protocols.framework import Framework
 from msprobe_core.protocols.storage import Processor
 
@@ -28,11 +29,12 @@ def processor_for(config: Config, processors: Mapping[str, Processor]) -> Proces
     """Return the processor of a configuration.
 
     Raises:
-        ConfigError: there is none of the configured name.
+        ConfigError: there is none of the configured name, or no statistic.
     """
     if config.task in (Task.ACC_CHECK, Task.FREE_BENCHMARK):
         return NoDigests()
-    return choose("summary_mode", str(config.options.summary_mode), processors, "msprobe_register_processors")
+    mode = choose("summary_mode", str(config.options.summary_mode), processors, "msprobe_register_processors")
+    return with_extra_statistics(mode, config.extra_statistics)
 
 
 def check_config(config: Config) -> None:
@@ -90,6 +92,11 @@ def check_framework(config: Config, framework: Framework, processor: Processor) 
         raise PluginError(
             f"the summary mode 'fp8' is not available for {framework.name}: its plugin does not compute it; "
             "choose another 'summary_mode'"
+        )
+    if config.extra_statistics and not isinstance(framework.reducer(), ExtraReducer):
+        raise PluginError(
+            f"'extra_statistics' are not available for {framework.name}: its plugin does not compute them; leave them "
+            "out"
         )
 
 

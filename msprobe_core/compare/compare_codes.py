@@ -34,6 +34,7 @@ class CompareCode(Code):
     UNRECORDED = "compare.unrecorded"
     UNRECORDED_OR_UNMERGED = "compare.unrecorded.merged"
     WITHOUT_STATISTICS = "compare.without-statistics"
+    UNKNOWN_STATISTICS = "compare.unknown-statistics"
     OTHER_PRECISION = "compare.other-precision"
 
     SUGGESTED_BY_INSIDE = "compare.suggested.inside"

@@ -13,7 +13,20 @@ from msprobe_core.model import Phase, Role, Task
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.frame import COLUMNS, RowKind
 
-_OF_VALUES = ("max", "min", "mean", "norm", "num_nan", "num_inf", "exact", "checksum", "sketch", "fp8", "file_name")
+_OF_VALUES = (
+    "max",
+    "min",
+    "mean",
+    "norm",
+    "num_nan",
+    "num_inf",
+    "exact",
+    "checksum",
+    "sketch",
+    "fp8",
+    "extra",
+    "file_name",
+)
 """Columns that depend on the values of a tensor."""
 
 

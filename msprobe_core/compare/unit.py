@@ -12,6 +12,7 @@ import polars as pl
 
 from msprobe_core.compare.align import Alignment, align
 from msprobe_core.compare.compare_codes import CompareCode
+from msprobe_core.compare.extra_statistics import with_extra_columns
 from msprobe_core.compare.fp8 import with_fp8_columns
 from msprobe_core.compare.incomplete import Ends, ends_of, without_missing_calls
 from msprobe_core.compare.mapping import Matching
@@ -141,6 +142,8 @@ def compare_unit(
         rows, notes = stored_as(rows, frame), [*notes, *excused]
     rows = with_added(rows, statistics_columns.added_statistics, statistics_columns.READ)
     rows = with_fp8_columns(add_sketch_error(rows), ("target", "golden"))
+    rows, told_statistics = with_extra_columns(rows, ("target", "golden"))
+    notes = [*notes, *told_statistics]
     if mode is Mode.TENSOR:
         frame, told_tensors = add_tensor_metrics(frame_of(rows), target, golden, progress, options.post_processing)
         rows, notes = stored_as(rows, frame), [*notes, *told_tensors]

@@ -52,6 +52,9 @@ _logger = logging.getLogger(__name__)
 MAX_WAIT_S = 60.0
 """Maximum of ``wait``: a training is not to stand still for another one."""
 
+_WITH_STATISTICS = (Task.STATISTICS, Task.TENSOR, Task.OVERFLOW_CHECK)
+"""Tasks that record statistics of tensors."""
+
 _COMMON_TYPES = get_type_hints(CommonFields)
 _OPTION_TYPES = get_type_hints(TaskOptions)
 _LOAD_TYPES = get_type_hints(LoadOptions)
@@ -471,6 +474,11 @@ def _check_together(config: Config, where: str) -> None:
         task = config.task.value
         raise ConflictingSettingsError(
             f"{where}: '{task}' checks calls of APIs: take level L1, not {config.level.value}"
+        )
+    if config.extra_statistics and (config.task not in _WITH_STATISTICS or config.level is Level.L2):
+        known = ", ".join(task.value for task in _WITH_STATISTICS)
+        raise ConflictingSettingsError(
+            f"{where}: 'extra_statistics' are recorded by the tasks {known}, at every level but L2; leave them out"
         )
     if config.twin is not None and (
         config.task not in (Task.STATISTICS, Task.TENSOR) or config.level in (Level.DEBUG, Level.L2)

@@ -236,6 +236,7 @@ class CommonFields(msgspec.Struct, frozen=True, kw_only=True):
     tensor_format: TensorFormat = TensorFormat.FILES
     manifest: bool = True
     live_checks: tuple[str, ...] = ()
+    extra_statistics: tuple[str, ...] = ()
 
 
 class Config(CommonFields, frozen=True, kw_only=True):

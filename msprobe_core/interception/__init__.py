@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         BFLOAT16,
         HostReducer,
         HostValues,
+        real_vector,
         statistics_of,
         sums_of_integers,
     )
@@ -118,7 +119,9 @@ else:
             ),
             "msprobe_core.interception.fixing": "FixingCalls",
             "msprobe_core.interception.gradients": "GraphGradients Node",
-            "msprobe_core.interception.host_values": "BFLOAT16 HostReducer HostValues statistics_of sums_of_integers",
+            "msprobe_core.interception.host_values": (
+                "BFLOAT16 HostReducer HostValues real_vector statistics_of sums_of_integers"
+            ),
             "msprobe_core.interception.modules": (
                 "After Before FoundModule Handle Hook ModuleCalls WatchHooks observe_by_hooks register_after"
             ),
@@ -158,7 +161,7 @@ __all__ = [  # noqa: RUF022  # by purpose
     # Communication
     "ALWAYS_ASYNCHRONOUS", "RECEIVES", "SENDS", "UNSET_INPUTS", "Describer", "Pending", "PendingWorks",
     # Values on the host
-    "BFLOAT16", "HostReducer", "HostValues", "statistics_of", "sums_of_integers",
+    "BFLOAT16", "HostReducer", "HostValues", "real_vector", "statistics_of", "sums_of_integers",
     # Random functions
     "RandomCall", "RandomFunction", "RandomLog", "RandomState", "RandomStates", "RandomWatch", "Repeat",
     "common_states", "Seeding", "seed_common",

@@ -17,6 +17,7 @@ from msprobe_core.fingerprint.hashing import hash_of
 from msprobe_core.fingerprint.sketch import Sketcher
 from msprobe_core.model import Digest, Stats, TensorContent
 from msprobe_core.native.reductions import FLOAT_KINDS, Kernels, kernels
+from msprobe_core.protocols.capabilities import ElementMeasure
 from msprobe_core.store.layout import create_file
 
 Array: TypeAlias = Any
@@ -138,6 +139,13 @@ class HostReducer:
         if numbers.size and numbers.dtype.kind == "f":
             digest.fp8 = fp8.losses(fp8.quantised(numbers, NumpyArrays()).tolist(), numbers.size)
 
+    def extra_statistics(self, tensor: Any, digest: Digest, measure: ElementMeasure) -> None:
+        """Set ``digest.extra``; only for numbers, and values with elements."""
+        numbers = self._values_of(tensor).numbers
+        if numbers.size and numbers.dtype.kind in "biufc":
+            names, found = measure(real_vector(numbers), NumpyArrays())
+            digest.extra = dict(zip(names, found.tolist(), strict=True))
+
     @property
     def is_complete(self) -> bool:
         """Always true: digests are filled in immediately."""
@@ -153,6 +161,16 @@ def _statistics_by(kernels: Kernels, values: HostValues) -> Stats | None:
     if not array.size or not (array.flags.c_contiguous or array.flags.f_contiguous) or not array.dtype.isnative:
         return None
     return kernels.statistics(array.ctypes.data, array.size, values.dtype)
+
+
+def real_vector(numbers: Array) -> Array:
+    """Return the elements in C order, as `msprobe_core.plugin.Statistic` gets them; a copy if need be."""
+    flat = numbers.reshape(-1)
+    if flat.dtype.kind == "c":
+        return np.abs(flat)
+    if flat.dtype.kind == "f":
+        return flat.astype(np.float32) if flat.itemsize < 4 else flat
+    return flat.astype(np.float64)
 
 
 @lru_cache

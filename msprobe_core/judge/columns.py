@@ -29,6 +29,8 @@ class Match(str, Enum):
 SIDES = ("target", "golden")
 SKETCH_ERROR = "sketch_error"
 SKETCH_LOW = "sketch_low"
+EXTRA_PREFIX = "extra:"
+EXTRA_STATISTIC, EXTRA_ERROR, EXTRA_LIMIT = "extra_statistic", "extra_error", "extra_limit"
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,9 @@ MEASURED = ALIGNED.then(
             "ulp_p99": "difference in units in the last place that 99 % of the elements do not exceed",
             **_PERCENTILES,
         }),
+        EXTRA_STATISTIC: Column(pl.String, "statistic of a plugin that is farthest over its limit; null without any"),
+        EXTRA_ERROR: Column(pl.Float64, "its difference, as its plugin declares it"),
+        EXTRA_LIMIT: Column(pl.Float64, "largest `extra_error` that passes"),
         "num_different": Column(pl.Int64, "elements that differ at all"),
         "status": Column(pl.String, "how the comparison of whole tensors went"),
         "problem": Column(pl.String, "why whole tensors could not be compared"),
@@ -169,8 +174,8 @@ MEASURED = ALIGNED.then(
         "worst_target": Column(pl.String, "its value in the target"),
         "worst_golden": Column(pl.String, "its value in golden"),
     },
-    without=[f"{name}_{side}" for name in ("sketch", "fp8") for side in SIDES],
-    prefixes=("metric:", "fp8_"),
+    without=[f"{name}_{side}" for name in ("sketch", "fp8", "extra") for side in SIDES],
+    prefixes=("metric:", "fp8_", EXTRA_PREFIX),
 )  # fmt: skip
 """Differences of each pair, before any verdict. Metrics of plugins have their own column names."""
 

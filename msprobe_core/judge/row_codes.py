@@ -23,6 +23,7 @@ class RowCode(Code):
     ERROR = "row.error"
     SKETCH_ERROR = "row.sketch-error"
     NOT_EQUAL = "row.not-equal"
+    STATISTIC = "row.statistic"
     SCORE = "row.score"
     SCORE_CLOSED_FORM = "row.score.closed-form"
     LIMIT_REL = "row.limit.rel"

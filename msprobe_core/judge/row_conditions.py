@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 from msprobe_core.judge import statistics_columns
-from msprobe_core.judge.columns import Match
+from msprobe_core.judge.columns import EXTRA_ERROR, EXTRA_LIMIT, Match
 from msprobe_core.judge.formatting import formatted
 from msprobe_core.judge.limits import LOWEST_FINITE, LimitTable
 from msprobe_core.model import Role
@@ -36,6 +36,11 @@ def other_grad(*, is_foreign: bool) -> pl.Expr:
 def same_shape() -> pl.Expr:
     """Whether the shapes are equal; null if one is unknown."""
     return pl.col("shape_target") == pl.col("shape_golden")
+
+
+def is_over_in_statistic() -> pl.Expr:
+    """Whether a statistic of a plugin differs by more than its limit; null without one."""
+    return pl.col(EXTRA_ERROR) > pl.col(EXTRA_LIMIT)
 
 
 def is_default() -> pl.Expr:

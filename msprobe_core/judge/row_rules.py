@@ -9,7 +9,7 @@ import polars as pl
 
 from msprobe_core.findings import Level
 from msprobe_core.judge import overrides, statistics_columns
-from msprobe_core.judge.columns import SKETCH_ERROR, SKETCH_LOW, Match
+from msprobe_core.judge.columns import EXTRA_ERROR, EXTRA_LIMIT, EXTRA_STATISTIC, SKETCH_ERROR, SKETCH_LOW, Match
 from msprobe_core.judge.limits import LimitTable
 from msprobe_core.judge.nesting import is_moved
 from msprobe_core.judge.noise import model as noise_model
@@ -21,6 +21,7 @@ from msprobe_core.judge.row_conditions import (
     differs_exactly,
     has_failed,
     is_default,
+    is_over_in_statistic,
     is_uncompared,
     lacks_statistics,
     other_grad,
@@ -186,6 +187,12 @@ def _rules_of_values(terms: _Terms) -> list[RowRule]:
             {"error": SKETCH_ERROR, "limit": "limit", "low": SKETCH_LOW},
         ),
         RowRule(RowCode.NOT_EQUAL, Level.ERROR, over & (pl.col("limit") == 0)),
+        RowRule(
+            RowCode.STATISTIC,
+            Level.ERROR,
+            terms.numbers & terms.by_rule & same_shape() & ~pl.col("is_exempt") & is_over_in_statistic(),
+            {"statistic": EXTRA_STATISTIC, "error": EXTRA_ERROR, "limit": EXTRA_LIMIT},
+        ),
         *_scores(terms.numbers & terms.by_convention & (pl.col("score") > pl.col("score_limit"))),
         *[
             RowRule(

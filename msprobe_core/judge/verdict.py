@@ -9,6 +9,7 @@ A row's verdict is ``pass``, ``warning``, ``error`` or ``unmatched``. The rules:
   either side, see `msprobe_core.judge.inherited`: the result of a bfloat16 operation is no better than bfloat16, and
   neither is anything computed from it. So a different dtype alone is not an error. Integers and booleans must be equal.
 * If both sides have sketches, the lower bound of the relative error that they give is used too.
+* A statistic of a plugin that differs by more than its own limit is an error too, whatever the measure of noise.
 * If checksums are compared, different ones are an error whatever the statistics.
 * Exempt are: uninitialized memory, see `msprobe_core.judge.uninitialised`; the gradient of a bias that is negligible on
   both sides relative to the gradient it is the sum of (zero in exact arithmetic, as that of the bias of an attention
@@ -36,7 +37,7 @@ from msprobe_core import names
 from msprobe_core.errors import NoValuesError
 from msprobe_core.findings import Level
 from msprobe_core.judge import activation_flips, overrides, statistics_columns
-from msprobe_core.judge.columns import SKETCH_ERROR, SKETCH_LOW, Match
+from msprobe_core.judge.columns import EXTRA_ERROR, EXTRA_LIMIT, EXTRA_STATISTIC, SKETCH_ERROR, SKETCH_LOW, Match
 from msprobe_core.judge.inherited import inherited_precision
 from msprobe_core.judge.joining import (
     any_of,
@@ -54,7 +55,16 @@ from msprobe_core.judge.noise import model as noise_model
 from msprobe_core.judge.noise_gradients import is_vanishing_vector, noise_rows
 from msprobe_core.judge.noise_in_updates import rows_of_noise
 from msprobe_core.judge.rounding_rules import RoundingRule
-from msprobe_core.judge.row_conditions import EXCUSE, EXCUSE_OF, FROM_END, both, has_failed, other_grad, same_shape
+from msprobe_core.judge.row_conditions import (
+    EXCUSE,
+    EXCUSE_OF,
+    FROM_END,
+    both,
+    has_failed,
+    is_over_in_statistic,
+    other_grad,
+    same_shape,
+)
 from msprobe_core.judge.row_findings import SCHEMA, RowRule, described
 from msprobe_core.judge.row_rules import rules_of
 from msprobe_core.judge.uninitialised import uninitialised_rows
@@ -157,7 +167,8 @@ def judge(
         rows = frame_of(prepared)
         found = _described_in_turn(rows, is_other, rules, excuser)
         judged = stored_as(prepared, rows.with_columns(_verdicts(rows, found).get_columns()))
-    absent = [name for name in (SKETCH_ERROR, SKETCH_LOW) if name not in compared.columns]
+    own = (SKETCH_ERROR, SKETCH_LOW, EXTRA_STATISTIC, EXTRA_ERROR, EXTRA_LIMIT)
+    absent = [name for name in own if name not in compared.columns]
     return judged.drop(*_HELPERS, *absent).drop([] if scorer is not None else [*noise_model.SCORES])
 
 
@@ -202,6 +213,9 @@ _ABSENT = {
     FROM_END: pl.Boolean,
     SKETCH_ERROR: pl.Float64,
     SKETCH_LOW: pl.Float64,
+    EXTRA_STATISTIC: pl.String,
+    EXTRA_ERROR: pl.Float64,
+    EXTRA_LIMIT: pl.Float64,
 }
 """Columns that only some comparisons have."""
 
@@ -326,7 +340,12 @@ def _is_plain(*, by_checksum: bool, is_foreign: bool) -> pl.Expr:
         .otherwise(pl.col("score") <= pl.col("score_limit"))
     )
     is_number = ~pl.col("max_target").is_nan() & (pl.col("num_nan_target").fill_null(0) == 0)
-    is_sound = ~has_failed() & pl.col("problem").is_null() & pl.col("exact_target").is_null()
+    is_sound = (
+        ~is_over_in_statistic().fill_null(False)
+        & ~has_failed()
+        & pl.col("problem").is_null()
+        & pl.col("exact_target").is_null()
+    )
     tensors = both(RowKind.TENSOR) & same_dtype & same_shape() & same_grad & is_within & is_number & is_sound
     if by_checksum:
         tensors &= pl.col("checksum_target") == pl.col("checksum_golden")

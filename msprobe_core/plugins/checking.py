@@ -10,7 +10,8 @@ import numpy as np
 
 from msprobe_core.errors import BrokenPluginError, ConfigError, MsprobeError
 from msprobe_core.findings import Finding, Level
-from msprobe_core.guard import checked
+from msprobe_core.fingerprint.arrays import NumpyArrays
+from msprobe_core.guard import checked, plugin_call
 from msprobe_core.model import Digest, Entry, ExecutorOptions, Phase, Stats, TensorMeta, TensorValue
 from msprobe_core.plugins.offers import KINDS
 from msprobe_core.plugins.plugin_codes import PluginCode
@@ -35,6 +36,17 @@ def _try_metric(offer: Any) -> None:
             raise BrokenPluginError(f"the metric '{offer.name}' returned {cell!r}, which is neither number nor text")
 
 
+def _try_statistic(offer: Any) -> None:
+    arrays = NumpyArrays()
+    for dtype in (np.float32, np.float64):
+        values = np.linspace(-1, 1, 6, dtype=dtype)
+        values.flags.writeable = False  # as in a recording
+        with plugin_call(f"the statistic '{offer.name}'", "reduce"):
+            result = offer.reduce(values, arrays)
+        if result is None or isinstance(result, str) or np.ndim(result) != 0:
+            raise BrokenPluginError(f"the statistic '{offer.name}' returned {result!r}, which is no number")
+
+
 def _try_live_check(offer: Any) -> None:
     stats = Stats(max=1.0, min=1.0, mean=1.0, l2_norm=1.0, num_nan=0, num_inf=0)
     value = TensorValue(TensorMeta("Array", "float32", (1,)), Digest(stats))
@@ -52,6 +64,7 @@ _TRIALS: Mapping[str, Callable[[Any], object]] = {
     "msprobe_register_tables": lambda offer: list(offer.titles()),
     "msprobe_register_live_checks": _try_live_check,
     "msprobe_register_metrics": _try_metric,
+    "msprobe_register_statistics": _try_statistic,
     "msprobe_register_run_settings": lambda offer: offer.read(),
     "msprobe_register_checkups": lambda offer: list(offer.examine()),
     "msprobe_register_commands": lambda offer: offer.get_short_help_str() + str(offer.params),

@@ -20,6 +20,7 @@ from msprobe_core.protocols.framework import Framework, FrameworkOffer
 from msprobe_core.protocols.monitoring import MonitorWriter, MonitorWriterFactory
 from msprobe_core.protocols.presentation import Export, ReportFormat, Table, TableFormat
 from msprobe_core.protocols.recording import FeatureOffer
+from msprobe_core.protocols.statistics import Statistic
 from msprobe_core.protocols.storage import Dump, Processor, Reader, Writer, WriterFactory
 from msprobe_core.protocols.trainers import ApiMap, ModuleMap, RunSettings, TrainerStages
 
@@ -56,6 +57,7 @@ class Kind:
 KINDS: Mapping[str, Kind] = {
     "msprobe_register_frameworks": Kind("framework", FrameworkOffer, {"load": Framework}),
     "msprobe_register_processors": Kind("processor", Processor),
+    "msprobe_register_statistics": Kind("statistic", Statistic, is_data=True),  # guarded where it is called
     "msprobe_register_writers": Kind("writer", WriterFactory, {"open": Writer}),
     "msprobe_register_monitor_writers": Kind("monitor's writer", MonitorWriterFactory, {"open": MonitorWriter}),
     "msprobe_register_readers": Kind("reader", Reader, {"read": Dump}),

@@ -25,6 +25,7 @@ from msprobe_core.protocols.framework import FrameworkOffer
 from msprobe_core.protocols.monitoring import MonitorWriterFactory
 from msprobe_core.protocols.presentation import Export, ReportFormat, TableFormat
 from msprobe_core.protocols.recording import FeatureOffer
+from msprobe_core.protocols.statistics import Statistic
 from msprobe_core.protocols.storage import Processor, Reader, WriterFactory
 from msprobe_core.protocols.trainers import ApiMap, ModuleMap, RunSettings, TrainerStages
 
@@ -91,6 +92,10 @@ class Registry:
     def processors(self) -> dict[str, Processor]:
         """Return the processors by name."""
         return self._offers("msprobe_register_processors")
+
+    def statistics(self) -> dict[str, Statistic]:
+        """Return the statistics by name."""
+        return self._offers("msprobe_register_statistics")
 
     def writers(self) -> dict[str, WriterFactory]:
         """Return the writers by name."""

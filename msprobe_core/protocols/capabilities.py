@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from msprobe_core.manifest.facts import Optimizer, RunFacts, Scalar
 from msprobe_core.model import (
@@ -28,7 +28,8 @@ from msprobe_core.protocols.monitoring import BeforeUpdate
 from msprobe_core.protocols.recording import CallRecorder
 
 if TYPE_CHECKING:
-    from msprobe_core.fingerprint.place import Place  # brings NumPy
+    from msprobe_core.fingerprint.arrays import Arrays  # brings NumPy, and so does the next
+    from msprobe_core.fingerprint.place import Place
 
 
 class CallWatcher(Protocol):
@@ -100,6 +101,23 @@ class Fp8Reducer(Protocol):
         Leaves it unset for a tensor that is not floating point or has no elements.
         """
         ...
+
+
+@runtime_checkable
+class ExtraReducer(Protocol):
+    """Optional part of a `Reducer`; needed by the setting ``extra_statistics``."""
+
+    def extra_statistics(self, tensor: Any, digest: Digest, measure: ElementMeasure) -> None:
+        """Set ``digest.extra``, immediately or at the next ``collect``: the names and numbers that ``measure`` returns.
+
+        It is called once, with a vector of the tensor's elements as `Statistic` describes them, and their library. A
+        tensor without elements, or with elements that are not numbers, has none.
+        """
+        ...
+
+
+ElementMeasure: TypeAlias = "Callable[[Any, Arrays], tuple[Sequence[str], Any]]"
+"""Returns names, and a vector of as many numbers in the library and on the device of the elements."""
 
 
 @runtime_checkable

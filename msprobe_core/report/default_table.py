@@ -11,11 +11,11 @@ from collections.abc import Collection, Iterator, Sequence
 import msgspec
 import polars as pl
 
-from msprobe_core.compare import custom_metrics
+from msprobe_core.compare import custom_metrics, extra_statistics
 from msprobe_core.compare.fp8 import FP8_NAMES
 from msprobe_core.compare.result import Mode, UnitResult
 from msprobe_core.compare.tensor_pass import PERCENTILES, TensorMetrics
-from msprobe_core.judge.columns import SKETCH_ERROR
+from msprobe_core.judge.columns import EXTRA_PREFIX, SKETCH_ERROR
 from msprobe_core.judge.limits import Precision
 from msprobe_core.judge.noise.model import SCORES
 from msprobe_core.judge.row_findings import codes
@@ -105,6 +105,8 @@ def _columns(of_rows: Sequence[str]) -> Iterator[tuple[str | None, Column]]:
             yield column, Column(f"{side}_{name}", pl.when(is_tensor).then(pl.col(column)))
     for name in FP8_NAMES:
         yield from _pairwise(name, name)
+    for name in extra_statistics.names_of(of_rows):
+        yield from _pairwise(name, EXTRA_PREFIX + name)
     yield from _pairwise("value", "text")
     yield from _pairwise("checksum", "checksum")
     yield from _pairwise("file", "file_name")
@@ -141,6 +143,8 @@ def _measures(of_rows: Sequence[str]) -> Iterator[tuple[str, Column]]:
         if name.startswith(custom_metrics.PREFIX):
             yield name, Column(name.removeprefix(custom_metrics.PREFIX), pl.col(name))
     yield SKETCH_ERROR, Column("estimated_rel_error", pl.col(SKETCH_ERROR))
+    for name in extra_statistics.names_of(of_rows):
+        yield (column := f"{EXTRA_PREFIX}{name}_diff"), Column(f"{name}_diff", pl.col(column))
     # The four differences of a scalar argument would be equal, and both its values are shown already.
     is_tensor = pl.col("kind_target") == RowKind.TENSOR.value
     for name in STATISTICS:

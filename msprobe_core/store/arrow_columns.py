@@ -221,13 +221,13 @@ class Rows:
 
     def _add(self, part: str, path: str, value: Value) -> None:
         if isinstance(value, TensorValue):
-            fp8 = value.digest.fp8
+            digest = Digest(fp8=value.digest.fp8, extra=value.digest.extra)  # what has no column
             described = value.meta, value.sliced_from, value.failure
-            leaf = self._metas.get(described) if fp8 is None else None
+            is_usual = digest == _NO_DIGEST
+            leaf = self._metas.get(described) if is_usual else None
             if leaf is None:
-                digest = _NO_DIGEST if fp8 is None else Digest(fp8=fp8)
                 leaf = leaf_text(TensorValue(value.meta, digest, sliced_from=value.sliced_from, failure=value.failure))
-                if fp8 is None:
+                if is_usual:
                     self._metas[described] = leaf
             self._append(part, path, leaf, value.digest, value.file_name)
         elif isinstance(value, list):

@@ -55,6 +55,7 @@ COLUMNS: dict[str, Any] = {
     "checksum": pl.String,
     "sketch": pl.Binary,  # 64 little-endian float32; see msprobe_core.fingerprint.sketch
     "fp8": pl.String,  # as JSON: the fields of msprobe_core.model.Fp8Stats
+    "extra": pl.String,  # values of the statistics that plugins offer, as JSON: by name, numbers or null
     "distribution": pl.String,  # of a part, as JSON: device_mesh, placements, …; see msprobe_core.model.Distribution
     "failure": pl.String,  # why the value could not be recorded; null where it was
     "file_name": pl.String,
@@ -381,6 +382,7 @@ def _frame_of_tensors(leaves: Sequence[Leaf]) -> pl.DataFrame:
         "checksum": [leaf.checksum for leaf in leaves],
         "sketch": [leaf.sketch for leaf in leaves],
         "fp8": [None if leaf.fp8 is None else _fp8_text(leaf.fp8) for leaf in leaves],
+        "extra": [None if leaf.extra is None else _extra_text(leaf.extra) for leaf in leaves],
         "failure": [leaf.error for leaf in leaves],
         "file_name": [leaf.data_name if isinstance(leaf.data_name, str) else None for leaf in leaves],
     }
@@ -580,6 +582,7 @@ def _tensor_cells(fields: dict[str, Any]) -> tuple[Any, ...]:
         checksum if isinstance(checksum := get("md5"), str) else None,
         None if (sketch := get("sketch")) is None else _sketch_bytes(sketch),
         None if (fp8 := get("fp8")) is None else _fp8_text(_fp8_of(fp8)),
+        None if (extra := get("extra_statistics")) is None else _extra_text(extra),
         _distribution_text(fields) if "placements" in fields else None,
         get("error"),
         file_name if isinstance(file_name := get("data_name"), str) else None,  # other tools write -1 for no file
@@ -611,6 +614,20 @@ def _fp8_text(stats: Fp8Stats) -> str:
     return msgspec.json.encode(stats).decode()
 
 
+def _extra_text(values: Any) -> str:
+    """Return the values as JSON in which NaN and infinities are text, as `numbers_of` reads them."""
+    if not isinstance(values, dict):
+        raise ValueError(f"its extra statistics are {values!r}")  # noqa: TRY004  # a value in a file, not an argument
+    numbers = {name: _number(value) for name, value in cast("dict[str, Any]", values).items()}
+    return msgspec.json.encode({n: v if v is None or math.isfinite(v) else str(v) for n, v in numbers.items()}).decode()
+
+
+def numbers_of(text: str) -> dict[str, float]:
+    """Return the extra statistics in a cell of the frame, by name; those without a value are left out."""
+    values = cast("dict[str, Any]", msgspec.json.decode(text))
+    return {name: number for name, value in values.items() if (number := _number(value)) is not None}
+
+
 def _exact_text(*values: Any) -> str | None:
     if any(isinstance(value, int) and abs(value) > _LARGEST_EXACT for value in values):
         return " and ".join(map(str, values))
@@ -632,7 +649,7 @@ def _scalar_cells(kind: str, value: Any) -> tuple[Any, ...]:
     dtype = f"<class '{kind}'>" if kind in _PYTHON else "<class 'str'>" if isinstance(value, str) else kind
     return (
         RowKind.SCALAR, kind, dtype, "[]", None, None, number, number, number, number, None, None, str(value), None,
-        None, None, None, None, None, None,
+        None, None, None, None, None, None, None,
     )  # fmt: skip
 
 

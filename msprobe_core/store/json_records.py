@@ -16,7 +16,16 @@ from msprobe_core.model import Fp8Stats
 
 
 class Leaf(
-    msgspec.Struct, gc=False, rename={"high": "Max", "low": "Min", "mean": "Mean", "norm": "Norm", "checksum": "md5"}
+    msgspec.Struct,
+    gc=False,
+    rename={
+        "high": "Max",
+        "low": "Min",
+        "mean": "Mean",
+        "norm": "Norm",
+        "checksum": "md5",
+        "extra": "extra_statistics",
+    },
 ):
     """A tensor, or another value with a type; a frame does not need any other field of a tensor."""
 
@@ -33,6 +42,7 @@ class Leaf(
     checksum: str | None = None
     sketch: Annotated[bytes, Meta(min_length=SIZE_BYTES, max_length=SIZE_BYTES)] | None = None
     fp8: Fp8Stats | None = None
+    extra: dict[str, Any] | None = None
     error: str | None = None
     data_name: str | int | None = None
     placements: Any = UNSET  # only for a part of a distributed tensor

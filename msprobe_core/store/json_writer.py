@@ -14,6 +14,7 @@ from msprobe_core.hookspecs import hookimpl
 from msprobe_core.model import (
     Argument,
     Batch,
+    Digest,
     Distribution,
     Ending,
     Entry,
@@ -250,18 +251,27 @@ def _tensor_json(value: TensorValue) -> dict[str, Any]:
         fields |= _distribution_json(meta.distribution)
     if meta.transforms is not None:
         fields["transforms"] = meta.transforms
-    if value.digest.checksum is not None:
-        fields["md5"] = value.digest.checksum
-    if value.digest.sketch is not None:
-        fields["sketch"] = base64.b64encode(value.digest.sketch).decode()
-    if value.digest.fp8 is not None:
-        fields["fp8"] = value.digest.fp8
+    fields |= _digest_json(value.digest)
     if value.file_name is not None:
         fields["data_name"] = value.file_name
     if value.sliced_from is not None:
         fields["sliced_from"] = value.sliced_from
     if value.failure is not None:
         fields["error"] = clean_text(value.failure)
+    return fields
+
+
+def _digest_json(digest: Digest) -> dict[str, Any]:
+    """Return what a digest has besides statistics."""
+    fields: dict[str, Any] = {}
+    if digest.checksum is not None:
+        fields["md5"] = digest.checksum
+    if digest.sketch is not None:
+        fields["sketch"] = base64.b64encode(digest.sketch).decode()
+    if digest.fp8 is not None:
+        fields["fp8"] = digest.fp8
+    if digest.extra is not None:
+        fields["extra_statistics"] = {name: json_number(number) for name, number in digest.extra.items()}
     return fields
 
 

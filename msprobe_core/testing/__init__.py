@@ -11,8 +11,9 @@ A framework has a `FrameworkContract`, which needs a `TrainingRig`:
         def rig(self) -> MyRig:
             return MyRig()
 
-Formats have a `WriterContract`, metrics a `MetricContract`, executors an `ExecutorContract`, commands a
-`CommandContract`, and the stages of a trainer a `StagesContract`; each needs one fixture, which returns the offer.
+Formats have a `WriterContract`, metrics a `MetricContract`, statistics a `StatisticContract`, executors an
+`ExecutorContract`, commands a `CommandContract`, and the stages of a trainer a `StagesContract`; each needs one
+fixture, which returns the offer.
 Needs pytest (``pip install msprobe-core[testing]``). ``docs/plugins.md`` walks through an example.
 """
 
@@ -32,7 +33,7 @@ pytest.register_assert_rewrite(
 
 from msprobe_core.testing.check_contracts import DumpCheckContract, LiveCheckContract
 from msprobe_core.testing.command_contract import CommandContract, StagesContract
-from msprobe_core.testing.comparison_contracts import ExecutorContract, MetricContract
+from msprobe_core.testing.comparison_contracts import ExecutorContract, MetricContract, StatisticContract
 from msprobe_core.testing.contract import FrameworkContract
 from msprobe_core.testing.manifest_contract import ManifestContract
 from msprobe_core.testing.monitor_contract import MonitorContract
@@ -55,6 +56,7 @@ __all__ = [
     "RaisingContract",
     "ReplayContract",
     "StagesContract",
+    "StatisticContract",
     "TrainingRig",
     "UpdateContract",
     "WriterContract",

@@ -1,4 +1,4 @@
-"""The contracts of metrics and executors, as tests that each inherits."""
+"""The contracts of metrics, statistics and executors, as tests that each inherits."""
 
 from __future__ import annotations
 
@@ -10,9 +10,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from msprobe_core.compare.extra_statistics import merged_extra
+from msprobe_core.fingerprint.arrays import NumpyArrays
 from msprobe_core.guard import missing_members
+from msprobe_core.interception.host_values import real_vector
 from msprobe_core.model import ExecutorOptions
 from msprobe_core.protocols.comparison import Executor, Metric
+from msprobe_core.protocols.statistics import Statistic
+from msprobe_core.store.frame import numbers_of
 
 Array: TypeAlias = NDArray[Any]
 
@@ -72,6 +77,69 @@ class MetricContract:
         with ThreadPoolExecutor(4) as pool:
             cells = [pool.submit(metric.compare, target, golden) for _ in range(32)]
         assert {cell.result() for cell in cells} == {metric.compare(target, golden)}
+
+
+class _OnDevice(np.ndarray[Any, Any]):
+    """An array that stands for one on a device: its numbers are not known before the window ends."""
+
+
+def _wait(*_: object) -> Any:
+    raise AssertionError("it waits for the device: it uses the value of a result")
+
+
+for _name in ("__float__", "__int__", "__bool__", "__index__", "item", "tolist"):
+    setattr(_OnDevice, _name, _wait)
+
+
+class StatisticContract:
+    """Inherit this class and define the fixture ``statistic``."""
+
+    @pytest.fixture
+    def statistic(self) -> Statistic:
+        """Return the offer under test."""
+        raise NotImplementedError("a class that inherits StatisticContract defines the fixture 'statistic'")
+
+    def test_it_says_what_it_is(self, statistic: Statistic) -> None:
+        """In one line."""
+        assert isinstance(statistic, Statistic)
+        assert statistic.summary.strip()
+        assert "\n" not in statistic.summary
+
+    @pytest.mark.parametrize("case", _ARRAYS)
+    def test_it_is_one_number(self, statistic: Statistic, case: str) -> None:
+        """For all kinds of values that tensors have; NaN and Inf are numbers too."""
+        numbers = NumpyArrays().zeros(1)
+        with np.errstate(all="ignore"):
+            result = statistic.reduce(real_vector(_array(case)), NumpyArrays())
+        assert np.ndim(result) == 0, f"it returned {result!r}"
+        assert result is not None
+        numbers[0] = result
+
+    @pytest.mark.parametrize("case", _ARRAYS)
+    def test_elements_stay_as_they_are(self, statistic: Statistic, case: str) -> None:
+        """They may be the memory of the training."""
+        values = real_vector(_array(case)).copy()
+        before = values.copy()
+        with np.errstate(all="ignore"):
+            statistic.reduce(values, NumpyArrays())
+        np.testing.assert_array_equal(values, before)
+
+    def test_it_waits_for_no_device(self, statistic: Statistic) -> None:
+        """No result is used as a number of Python, or decides what is computed."""
+        statistic.reduce(real_vector(_array("float32")).view(_OnDevice), NumpyArrays())
+
+    @pytest.mark.parametrize("sizes", [(5, 5), (1, 9), (3, 3, 4)], ids=str)
+    def test_parts_give_the_whole(self, statistic: Statistic, sizes: Sequence[int]) -> None:
+        """If it declares how they are merged."""
+        if statistic.merge is None:
+            pytest.skip("it cannot be merged")
+        values = np.random.default_rng(3).normal(size=sum(sizes)) * (np.arange(sum(sizes)) % 3 > 0)
+        parts = np.split(values, np.cumsum(sizes)[:-1])
+        texts = [f'{{"{statistic.name}": {float(statistic.reduce(part, NumpyArrays()))!r}}}' for part in parts]
+        whole = merged_extra(texts, sizes, {statistic.name: statistic})
+        assert whole is not None
+        expected = float(statistic.reduce(values, NumpyArrays()))
+        assert numbers_of(whole)[statistic.name] == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
 def _square(number: int) -> int:

@@ -21,13 +21,14 @@ from msprobe_core.capture.window import Model
 from msprobe_core.config import load_config
 from msprobe_core.errors import ConfigError, MsprobeError, ReplayError
 from msprobe_core.fingerprint import fp8
-from msprobe_core.fingerprint.arrays import NumpyArrays
+from msprobe_core.fingerprint.arrays import Arrays, NumpyArrays
 from msprobe_core.fingerprint.hashing import hash_of
 from msprobe_core.fingerprint.sketch import Sketcher
 from msprobe_core.model import Digest, Phase, ReplayCall, Site, SiteKind, Stats
 from msprobe_core.plugins import registry
 from msprobe_core.protocols.capabilities import (
     DeviceReplayingFramework,
+    ExtraReducer,
     Fp8Reducer,
     ScriptingFramework,
     WatchingFramework,
@@ -245,6 +246,27 @@ class FrameworkContract:
         )
         assert found == pytest.approx(wanted, rel=1e-6)
 
+    @pytest.mark.parametrize("case", VALUES)
+    def test_extra_statistics_get_the_elements(self, rig: TrainingRig, case: str) -> None:
+        """As `Statistic` describes them; what they return is the digest's, under the names that they return."""
+        digest, reducer, values = Digest(), rig.framework.reducer(), VALUES[case]
+        if not isinstance(reducer, ExtraReducer):
+            pytest.skip("the framework has no extra statistics")
+        ndims: list[int] = []
+
+        def measure(vector: Any, arrays: Arrays) -> tuple[list[str], Any]:
+            ndims.append(vector.ndim)
+            numbers = arrays.zeros(2)
+            numbers[0], numbers[1] = abs(vector).max(), (vector == 0).sum()
+            return ["absmax", "zeros"], numbers
+
+        reducer.extra_statistics(rig.make_tensor(values), digest, measure)
+        reducer.collect()
+        sizes = np.abs(values).astype(np.float64)
+        expected = {"absmax": float(sizes.max()), "zeros": float((sizes == 0).sum())}
+        assert ndims == [1]
+        assert digest.extra == pytest.approx(expected, rel=1e-6, nan_ok=True)
+
     def test_an_empty_tensor_has_no_sketch_and_the_hash_0(self, rig: TrainingRig) -> None:
         """Requesting them is not an error."""
         digest, reducer = Digest(), rig.framework.reducer()
@@ -253,8 +275,10 @@ class FrameworkContract:
         reducer.sketch(tensor, digest)
         if isinstance(reducer, Fp8Reducer):
             reducer.fp8(tensor, digest)
+        if isinstance(reducer, ExtraReducer):
+            reducer.extra_statistics(tensor, digest, lambda _, arrays: (["zeros"], arrays.zeros(1)))
         reducer.collect()
-        assert (digest.checksum, digest.sketch, digest.fp8) == ("0x0000000000000000", None, None)
+        assert (digest.checksum, digest.sketch, digest.fp8, digest.extra) == ("0x0000000000000000", None, None, None)
 
     def test_a_digest_has_the_values_of_its_moment(self, rig: TrainingRig) -> None:
         """A later write changes the next digest, but not an earlier one that may still wait for its result."""

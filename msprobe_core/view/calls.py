@@ -14,12 +14,13 @@ import msgspec
 import polars as pl
 
 from msprobe_core.compare import custom_metrics
+from msprobe_core.compare.extra_statistics import names_of, with_extra_columns
 from msprobe_core.compare.fp8 import FP8_NAMES, with_fp8_columns
 from msprobe_core.compare.result import UnitResult
 from msprobe_core.compare.structure import structure_dumps
 from msprobe_core.compare.tensor_pass import TensorMetrics
 from msprobe_core.findings import Finding, Level
-from msprobe_core.judge.columns import SKETCH_ERROR, Match
+from msprobe_core.judge.columns import EXTRA_PREFIX, SKETCH_ERROR, Match
 from msprobe_core.judge.flow import identity_of
 from msprobe_core.judge.origins import is_flagged
 from msprobe_core.judge.row_findings import FINDINGS, SCHEMA, findings_of, said
@@ -109,7 +110,8 @@ def calls_of_dump(dump: Dump) -> Calls:
             slot=pl.when("makes").then("what"),
         )
     )  # fmt: skip
-    values, statistics = _values(frame_of(with_fp8_columns(rows, ("target",))), calls, ("target",))
+    rows, _ = with_extra_columns(with_fp8_columns(rows, ("target",)), ("target",))
+    values, statistics = _values(frame_of(rows), calls, ("target",))
     reasons = {
         name: Finding(ViewCode.HOLDS_NOT_FINITE, Level.ERROR, {"slot": slot})
         for name, slot in calls.select("name", "slot").drop_nulls("slot").rows()
@@ -222,8 +224,9 @@ def _values(rows: pl.DataFrame, calls: pl.DataFrame, sides: Sequence[str]) -> tu
     """Return the values in the order of their calls, and the names of the statistics that exist."""
     places = calls.select("entry").with_row_index("call")
     rows = rows.join(places, on="entry", how="left", maintain_order="left").sort("call", maintain_order=True)
-    statistics = (*_SHOWN, *(name for name in FP8_NAMES if f"{name}_target" in rows.columns))
-    shown = {f"{name}_{side}": _statistic(name, side) for side in sides for name in statistics}
+    columns = {name: name for name in (*_SHOWN, *(name for name in FP8_NAMES if f"{name}_target" in rows.columns))}
+    columns |= {name: EXTRA_PREFIX + name for name in names_of(rows.columns)}
+    shown = {f"{name}_{side}": _statistic(column, side) for side in sides for name, column in columns.items()}
     described = {
         f"{title}_{side}": pl.col(f"{name}_{side}")
         for side in sides
@@ -238,10 +241,8 @@ def _values(rows: pl.DataFrame, calls: pl.DataFrame, sides: Sequence[str]) -> tu
     values = rows.select("call", "role", "verdict", FINDINGS, *metrics, **own, **described, **shown)
     floats = [name for name, kind in values.schema.items() if kind == pl.Float64]
     values = values.with_columns(pl.col(floats).round_sig_figs(_NUM_DIGITS)) if floats else values
-    has_any = {
-        name: any(values[f"{name}_{side}"].null_count() < values.height for side in sides) for name in statistics
-    }
-    return values, [name for name in statistics if has_any[name]]
+    has_any = {name: any(values[f"{name}_{side}"].null_count() < values.height for side in sides) for name in columns}
+    return values, [name for name in columns if has_any[name]]
 
 
 def _statistic(name: str, side: str) -> pl.Expr:

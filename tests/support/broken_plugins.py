@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ from msprobe_core.plugin import (
     Health,
     ModuleMap,
     RunSettings,
+    Statistic,
     Table,
     TrainerStages,
 )
@@ -92,6 +94,7 @@ HEALTHY: dict[str, Callable[[], Any]] = {
     "processors": lambda: SimpleNamespace(
         name=NAME, reduce=lambda tensor, digest, reducer: reducer.statistics(tensor, digest)
     ),
+    "statistics": lambda: Statistic(name=NAME, summary="largest magnitude", reduce=lambda values, _: abs(values).max()),
     "writers": writers,
     "monitor_writers": monitor_writers,
     "readers": lambda: SimpleNamespace(name=NAME, recognises=Recognised().recognises, read=Recognised().read),
@@ -118,6 +121,7 @@ HEALTHY: dict[str, Callable[[], Any]] = {
 METHODS = {
     "frameworks": ("load",),
     "processors": ("reduce",),
+    "statistics": ("reduce",),
     "writers": ("check", "open"),
     "monitor_writers": ("open",),
     "readers": ("recognises", "read"),
@@ -190,6 +194,8 @@ def broken_offer(hook: str, method: str, way: str, seconds: float) -> Any:
         time.sleep(seconds)
         return own(*args, **kwargs)
 
+    if isinstance(offer, Statistic):
+        return dataclasses.replace(offer, reduce=WAYS.get(way, slow))
     if isinstance(offer, click.Command):
         offer.callback = WAYS.get(way, slow)
         return offer

@@ -182,7 +182,7 @@ def test_a_dump_without_values_is_read(tmp_path):
 EXAMPLES = {
     Stats: {"max": 2.0, "min": -1.0, "mean": 0.5, "l2_norm": 3.0, "num_nan": 1, "num_inf": 2},
     Digest: {"stats": Stats(max=1.0), "checksum": "0a1b2c3d", "sketch": bytes(range(256)),
-             "fp8": Fp8Stats(amax=2.0, e4m3_scale=224.0, e4m3_underflow=0.25)},
+             "fp8": Fp8Stats(amax=2.0, e4m3_scale=224.0, e4m3_underflow=0.25), "extra": {"zeros": 0.5}},
     TensorMeta: {"type": "a.B", "dtype": "x", "shape": (7,), "requires_grad": False,
                  "distribution": Distribution((0, 1), (Placement("Shard", 0), Placement("Partial", None, "a")), (3,)),
                  "transforms": "BatchedTensor(lvl=1)"},

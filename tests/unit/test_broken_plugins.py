@@ -15,7 +15,7 @@ from msprobe_core.cli.main import _run
 
 BREAKS = [*WAYS, "missing member"]
 BARE = [train_step(model, step) for model in [Network()] for step in range(2)]
-USED = ("frameworks", "processors", "writers", "features", "run_settings", "live_checks", "stages")
+USED = ("frameworks", "processors", "writers", "features", "run_settings", "live_checks", "stages", "statistics")
 """Hooks that a recording asks."""
 
 
@@ -30,7 +30,8 @@ def trained(tmp_path, hook):
 
     mode = NAME if hook == "processors" else "statistics"
     (tmp_path / "c.json").write_text(json.dumps({"statistics": {"summary_mode": mode}}))
-    settings = {"writers": {"writer": NAME}, "live_checks": {"live_checks": [NAME]}}.get(hook, {})
+    asking = {"live_checks": "live_checks", "statistics": "extra_statistics"}
+    settings = {"writer": NAME} if hook == "writers" else {asking[hook]: [NAME]} if hook in asking else {}
     debugger = Debugger(config_path=tmp_path / "c.json", dump_path=tmp_path / "run", level="mix", **settings)
     model, losses = Network(), []
     try:
@@ -69,7 +70,7 @@ def test_a_training_goes_on_unharmed(tmp_path, caplog, hook, method, way):
 @pytest.mark.parametrize(("hook", "method"), PLACES)
 def test_a_slow_plugin_costs_its_time_only(tmp_path, hook, method):
     began = time.monotonic()
-    with plugged(hook, implementation(hook, method, "hangs", 5.0 if method is None or hook != "processors" else 0.05)):
+    with plugged(hook, implementation(hook, method, "hangs", 5.0 if method != "reduce" else 0.05)):
         assert trained(tmp_path, hook) == BARE
     assert time.monotonic() - began < 30
 
@@ -94,10 +95,10 @@ def dumps(tmp_path_factory):
     return found
 
 
-TRIED = {"load", "check", "recognises", "titles", "read", "compare"}
+TRIED = {"load", "check", "recognises", "titles", "read", "compare", "reduce"}
 """Methods that ``msprobe plugins check`` calls."""
 
-UNTRIED = ("dump_checks", "comparison_checks")
+UNTRIED = ("dump_checks", "comparison_checks", "processors")
 """Hooks whose offers need a run to be tried."""
 
 OPTIONS = {"executors": ["--executor", NAME], "tables": ["--compat", NAME], "reports": ["--report", NAME]}

@@ -31,7 +31,7 @@ def finished(environment, tmp_path, *command):
 
 
 def test_there_is_a_template_of_each_kind():
-    assert KINDS == ["check", "command", "executor", "framework", "metric", "trainer", "writer"]
+    assert KINDS == ["check", "command", "executor", "framework", "metric", "statistic", "trainer", "writer"]
 
 
 @pytest.mark.slow

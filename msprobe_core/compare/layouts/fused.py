@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 
 from msprobe_core import names
+from msprobe_core.compare.extra_statistics import merged_extra
 from msprobe_core.compare.layouts.layout_view import LayoutView, Row, sizes_in
 from msprobe_core.compare.layouts.rows import called_in
 from msprobe_core.compare.layouts.rules import FusedRule
@@ -188,7 +189,10 @@ def _assembled_row(made: LayoutView, rows: Sequence[Row], assembly: Assembly) ->
     for name, column in merged.items():
         value = float(column.values[0]) if column.is_known[0] else None
         new[name] = int(value) if name.startswith("num_") and value is not None else value
-    new |= {"checksum": None, "sketch": None, "fp8": None, "exact": None, "file_name": None}
+    new |= {"checksum": None, "sketch": None, "fp8": None, "extra": None, "exact": None, "file_name": None}
+    cells = [rows[piece.part]["extra"] for piece in assembly.pieces]
+    if assembly.reduction is None and None not in cells:
+        new["extra"] = merged_extra(cells, [piece.numel for piece in assembly.pieces])
     if all(counts_as_whole(piece, assembly.shape) for piece in assembly.pieces):
         new["sketch"] = merge_sketches(assembly, [[rows[piece.part]["sketch"]] for piece in assembly.pieces])[0]
     files = [rows[piece.part]["file_name"] for piece in assembly.pieces]

@@ -176,7 +176,7 @@ def _changed_row(made: LayoutView, row: Row, rule: TensorRule, changed: _Changed
     if not changed.keeps_order:
         new |= {"checksum": None, "sketch": row["sketch"] if _keeps_sketch(rule) else None}
     if rule.change is Change.UNPAD:
-        new["fp8"] = None
+        new |= {"fp8": None, "extra": None}
         new |= _without_zeros(row, math.prod(changed.shape)) if rule.is_zero else dict.fromkeys(STATISTICS)
     if row["file_name"] is not None:
         name, inner = str(row["file_name"]), made.opener(str(row["file_name"]))
@@ -186,7 +186,7 @@ def _changed_row(made: LayoutView, row: Row, rule: TensorRule, changed: _Changed
     return new
 
 
-_VALUES = (*STATISTICS, "exact", "checksum", "sketch", "fp8", "file_name")
+_VALUES = (*STATISTICS, "exact", "checksum", "sketch", "fp8", "extra", "file_name")
 
 
 def _keeps_sketch(rule: TensorRule) -> bool:

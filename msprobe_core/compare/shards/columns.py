@@ -31,7 +31,7 @@ class Columns:
     def __post_init__(self) -> None:
         self.is_new = np.zeros(self.size, np.bool_)
         self.numbers = {name: Numbers.unknown(self.size) for name in STATISTICS}
-        self.texts = {name: {} for name in ("checksum", "sketch", "fp8", "file_name", "exact")}
+        self.texts = {name: {} for name in ("checksum", "sketch", "fp8", "extra", "file_name", "exact")}
 
     def put(self, values: Array, numbers: Mapping[str, Numbers]) -> None:
         """Set the statistics of some values."""

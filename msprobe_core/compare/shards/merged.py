@@ -18,6 +18,7 @@ import numpy as np
 import polars as pl
 
 from msprobe_core.compare.compare_codes import CompareCode
+from msprobe_core.compare.extra_statistics import merged_extra
 from msprobe_core.compare.shards.assembly import (
     Assembly,
     CannotMerge,
@@ -261,6 +262,7 @@ class _Merging:
         self._columns.shapes.update(dict.fromkeys(values.tolist(), assembly.shape))
         self._take_fingerprints(values, assembly)
         self._take_exact(values, assembly)
+        self._take_extra(values, assembly)
         self._name_files(values, assembly)
 
     def _are_reduced(self, values: Array) -> Array:
@@ -276,7 +278,7 @@ class _Merging:
         part = assembly.pieces[0].part
         self._columns.put(values, self.union.numbers(part, values))
         self._columns.shapes.update(dict.fromkeys(values.tolist(), assembly.shape))
-        for name in ("checksum", "sketch", "fp8", "exact"):
+        for name in ("checksum", "sketch", "fp8", "extra", "exact"):
             cells = self.union.cells(name, part, values)
             self._columns.texts[name].update(zip(values.tolist(), cells, strict=True))
         self._name_files(values, assembly)
@@ -290,7 +292,7 @@ class _Merging:
             self._assemblies[value] = assembly
             self._columns.put(one, self.union.numbers(part, np.array([result])))
             self._columns.shapes[value] = assembly.shape
-            for name in ("checksum", "sketch", "fp8", "exact"):
+            for name in ("checksum", "sketch", "fp8", "extra", "exact"):
                 self._columns.texts[name][value] = self.union.cells(name, part, np.array([result]))[0]
             self._name_files(one, one_part(part, assembly.shape), result)
 
@@ -336,6 +338,15 @@ class _Merging:
             if any(texts[i] for texts in cells) and None not in found:
                 high, low = max(one[0] for one in found if one), min(one[1] for one in found if one)
                 self._columns.texts["exact"][value] = f"{high} and {low}"
+
+    def _take_extra(self, values: Array, assembly: Assembly) -> None:
+        """Merge the statistics that plugins offer, as far as they declare how."""
+        pieces = [piece for piece in assembly.pieces if piece.numel]
+        cells = [self.union.cells("extra", piece.part, values) for piece in pieces]
+        if not pieces or assembly.reduction is not None or any(cell is None for part in cells for cell in part):
+            return
+        for value, *texts in zip(values.tolist(), *cells, strict=True):
+            self._columns.texts["extra"][value] = merged_extra(texts, [piece.numel for piece in pieces])
 
     # notes
 

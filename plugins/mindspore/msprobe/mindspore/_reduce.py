@@ -15,7 +15,7 @@ from msprobe.mindspore._device import WITH_ARITHMETIC
 from msprobe.mindspore._unwritten import Unwritten
 from msprobe.mindspore.graph.values import GraphValues
 from msprobe_core.interception import BFLOAT16, HostReducer, HostValues
-from msprobe_core.plugin import Digest, Stats, UserCodeError
+from msprobe_core.plugin import Digest, ElementMeasure, Stats, UserCodeError
 
 _NUMPY_KINDS = "biufc"
 
@@ -103,6 +103,10 @@ class MindSporeReducer:
         float8 tensors have none, since NumPy cannot read them.
         """
         self._reduce(tensor, digest, self._host.fp8)
+
+    def extra_statistics(self, tensor: Any, digest: Digest, measure: ElementMeasure) -> None:
+        """Set ``digest.extra``, immediately or at the next ``collect``; float8 tensors have none."""
+        self._reduce(tensor, digest, partial(self._host.extra_statistics, measure=measure))
 
     def _reduce(self, tensor: Any, digest: Digest, reduce: Callable[[HostValues, Digest], None]) -> None:
         if not self._defers or not isinstance(tensor, Tensor):

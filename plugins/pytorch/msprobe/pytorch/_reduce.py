@@ -22,10 +22,12 @@ from msprobe.pytorch._statistics import (
     ProvenKernel,
     host_statistics,
     sparse_statistics,
+    widened,
 )
 from msprobe.pytorch._transforms import is_wrapped, unwrapped
 from msprobe_core.fingerprint import NATIVE_VARIABLE, NumpyArrays, Place, Sketcher, fp8, hash_of, word_text
-from msprobe_core.plugin import Digest, Fp8Stats, Stats
+from msprobe_core.interception import real_vector
+from msprobe_core.plugin import Digest, ElementMeasure, Fp8Stats, PluginError, Stats
 
 HELD_BYTES = 1 << 30
 """Maximum size of copies that wait on a device for checksums; beyond it, the host fetches them within the step."""
@@ -70,6 +72,7 @@ class TorchReducer:
         self._held_bytes = 0
         self._words: dict[torch.device, list[tuple[Digest, Tensor]]] = {}
         self._fp8: dict[torch.device, list[tuple[_WaitingFp8, Tensor]]] = {}
+        self._extra: dict[torch.device, list[tuple[Digest, Sequence[str], Tensor]]] = {}
         self._sketches: dict[torch.device, list[tuple[Digest, Tensor]]] = {}
         self._sketchers: dict[torch.device, Sketcher] = {}
         self._sealed: list[tuple[HostCopy, Callable[[Tensor], None]]] = []
@@ -175,6 +178,25 @@ class TorchReducer:
         else:
             self._fp8.setdefault(values.device, []).append((waiting, numbers))
 
+    def extra_statistics(self, tensor: Any, digest: Digest, measure: ElementMeasure) -> None:
+        """Set ``digest.extra``, now or at the next ``collect``."""
+        values = readable(tensor)
+        if values is None or values.numel() == 0 or values.dtype in WITHOUT_VALUES:
+            return
+        numbers = values.resolve_conj().abs() if values.is_complex() else widened(values)
+        if self._is_on_host(values):
+            names, found = measure(real_vector(HostTensors().floats(numbers.resolve_neg())), NumpyArrays())
+            digest.extra = dict(zip(names, found.tolist(), strict=True))
+            return
+        arrays = DeviceTensors(values.device)
+        is_narrow = numbers.is_floating_point() and numbers.dtype is not torch.float64
+        vector = (numbers.float() if is_narrow else arrays.floats(numbers)).reshape(-1)
+        version = None if vector.is_inference() else vector._version
+        names, found = measure(vector, arrays)
+        self._extra.setdefault(values.device, []).append((digest, names, found))
+        if version is not None and vector._version != version:
+            raise PluginError(f"one of the statistics {', '.join(names)} has written to the tensor that it was given")
+
     def _host_sketch_of(self, values: Tensor) -> bytes:
         sketch = sketch_by_kernels(values, self._sketcher(values))
         if sketch is not None:
@@ -191,7 +213,7 @@ class TorchReducer:
     @property
     def is_complete(self) -> bool:
         """Whether nothing is pending on a device."""
-        waiting = (self._deferred, self._checksums, self._words, self._sketches, self._fp8, self._sealed)
+        waiting = (self._deferred, self._checksums, self._words, self._sketches, self._fp8, self._extra, self._sealed)
         return not any(waiting)
 
     def collect(self) -> None:
@@ -222,6 +244,8 @@ class TorchReducer:
             yield torch.stack([sketch for _, sketch in sketches]), partial(_fill_in_sketches, sketches)
         for fp8s in _drained(self._fp8):
             yield torch.stack([numbers for _, numbers in fp8s]), partial(_fill_in_fp8, fp8s)
+        for extras in _drained(self._extra):
+            yield torch.cat([numbers for *_, numbers in extras]), partial(_fill_in_extra, extras)
 
     def _collect_checksums(self) -> None:
         for digest, copy in self._checksums:
@@ -258,6 +282,12 @@ def _fill_in_fp8(waiting: Sequence[tuple[_WaitingFp8, Tensor]], stacked: Tensor)
     rows: list[list[float]] = stacked.tolist()
     for (digest, _), numbers in zip(waiting, rows, strict=True):
         digest.fill_in(numbers)
+
+
+def _fill_in_extra(waiting: Sequence[tuple[Digest, Sequence[str], Tensor]], joined: Tensor) -> None:
+    numbers = iter(joined.tolist())
+    for digest, names, _ in waiting:
+        digest.extra = {name: next(numbers) for name in names}
 
 
 def fused_kernel(device: torch.device) -> ProvenKernel | None:

@@ -1,0 +1,1 @@
+"""See `msprobe_moments.hooks`."""
