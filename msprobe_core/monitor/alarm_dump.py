@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +43,22 @@ def dump_config(plan: MonitorPlan) -> Config:
     """
     given, where = plan.extensions.dump, f"{plan.source}: 'msprobe': 'dump'"
     if isinstance(given, str):
-        fields, where = read_fields(Path(given)), given
-    else:
-        fields = dict(given)
-    config = check_config({**_DEFAULTS, "dump_path": str(plan.output / DIRECTORY), **fields}, where)
+        return window_config(read_fields(Path(given)), given, plan.output)
+    return window_config(given, where, plan.output)
+
+
+def window_config(fields: Mapping[str, Any], where: str, output: Path) -> Config:
+    """Return what windows record.
+
+    Args:
+        fields: As of a file of `PrecisionDebugger`; level mix and statistics by default.
+        where: What says so, for messages.
+        output: Directory in which dumps are, unless the fields say another.
+
+    Raises:
+        ConfigError: the settings are wrong, or would change the training.
+    """
+    config = check_config({**_DEFAULTS, "dump_path": str(output / DIRECTORY), **fields}, where)
     if config.level not in (Level.L0, Level.L1, Level.MIX):
         raise ConfigError(f"{where}: 'level' is {config.level.value}, but an alarm records L0, L1 or mix")
     if config.task is Task.OVERFLOW_CHECK or config.perturb is not None or config.load is not None:
@@ -59,30 +71,32 @@ class AlarmDump:
 
     def __init__(
         self,
-        plan: MonitorPlan,
+        config: Config,
         framework: Framework,
         models: Sequence[Any],
         on_failure: Callable[[str, Exception], None],
+        *,
+        most: int,
+        cooldown_s: float,
     ) -> None:
         """Begin without a window.
 
         Args:
-            plan: Says what windows record, how many there are, and how far apart.
+            config: What windows record, see `window_config`.
             framework: Of the models.
             models: Those of this process.
             on_failure: Called with what could not be done, and why.
-
-        Raises:
-            ConfigError: see `dump_config`.
+            most: How many windows there may be.
+            cooldown_s: Seconds between two of them.
         """
-        self._config = dump_config(plan)
+        self._config = config
         self._framework = framework
         self._models = models
         self._on_failure = on_failure
         self._board = WindowBoard(
             self._config.directory,
-            most=plan.extensions.max_windows,
-            cooldown_s=plan.extensions.cooldown_s,
+            most=most,
+            cooldown_s=cooldown_s,
             is_shared=framework.rank() is not None,
         )
         self._step = 0

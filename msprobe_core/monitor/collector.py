@@ -14,7 +14,7 @@ import msgspec
 
 from msprobe_core.errors import MsprobeError, SessionError
 from msprobe_core.guard import kept, reason_of
-from msprobe_core.monitor.alarm_dump import AlarmDump
+from msprobe_core.monitor.alarm_dump import AlarmDump, dump_config
 from msprobe_core.monitor.alarm_flight import AlarmFlight
 from msprobe_core.monitor.alarm_log import AlarmLog
 from msprobe_core.monitor.directories import directory_of, step_after
@@ -106,7 +106,12 @@ class Collector:
         self._parts = self._parts_of(self._training, is_on=self._switch is None or self._switch.is_on)
         given = [model for _, model in self._training.models]
         is_dumping = plan.extensions.alarm_action == "dump"
-        self._alarm_dump = AlarmDump(plan, framework, given, self._note_failure) if is_dumping else None
+        self._alarm_dump = (
+            AlarmDump(
+                dump_config(plan), framework, given, self._note_failure, most=plan.extensions.max_windows,
+                cooldown_s=plan.extensions.cooldown_s,
+            ) if is_dumping else None
+        )  # fmt: skip
         is_flight = plan.extensions.alarm_action == "flight"
         self._alarms = AlarmLog(plan, rank, AlarmFlight(plan) if is_flight else self._alarm_dump)
         self._unwatch_updates = _nothing

@@ -4,7 +4,7 @@
 * Files: the structs of a run's files, and functions that read and write them.
 * Weights: `WeightDigests` takes fingerprints of parameters on their device, one by one as they pass;
   `WeightLog` writes those of one hop.
-* Answers: `ResponseGuard` watches what a model answers, while it does.
+* Answers: `ResponseGuard` watches what a model answers, while it does; `ArmedDump` records what goes on then.
 * Names: `FSDP` and `MEGATRON` map modules of training backends to those of serving engines.
 
 Names are imported on first use.
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from msprobe_core.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from msprobe_core.rl.armed_dump import ArmedDump
     from msprobe_core.rl.files import (
         VERSION,
         BatchFile,
@@ -50,6 +51,7 @@ else:
     __getattr__ = lazy_names(
         __name__,
         {
+            "msprobe_core.rl.armed_dump": "ArmedDump",
             "msprobe_core.rl.files": (
                 "BatchFile BatchRow Capability HookStatus PolicyVersions ProcessInfo RLStage Reward RewardWriter "
                 "RunInfo Sampling VERSION WeightsFile announce_policy_version announced_policy_version load_batch "
@@ -76,7 +78,7 @@ __all__ = [  # noqa: RUF022  # by purpose
     "Hop", "Parallel", "PublishedPlaces", "WeightLog", "places_asked_for",
     "WeightDigests", "log_checkpoint", "placements_of", "sizes_of", "tee",
     # Answers
-    "Anomaly", "AnomalyKind", "ResponseGuard",
+    "Anomaly", "AnomalyKind", "ArmedDump", "ResponseGuard",
     # Names
     "FSDP", "MEGATRON",
 ]  # fmt: skip

@@ -6,10 +6,16 @@ how often a healthy text would be called a loop was measured, see `LEAST_TOKENS`
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+
+from msprobe_core.errors import MsprobeError
+from msprobe_core.monitor.alarm_action import AlarmAction
+
+_logger = logging.getLogger(__name__)
 
 MAX_PERIOD = 512
 """Longest period of a loop, in tokens."""
@@ -132,13 +138,21 @@ class _Request:
 class ResponseGuard:
     """Watches answers while they are generated: each token costs about a microsecond, each request a few kilobytes."""
 
-    def __init__(self, *, least_tokens: int = LEAST_TOKENS, garbage_below: float = GARBAGE_BELOW) -> None:
+    def __init__(
+        self,
+        *,
+        least_tokens: int = LEAST_TOKENS,
+        garbage_below: float = GARBAGE_BELOW,
+        action: AlarmAction | None = None,
+    ) -> None:
         """Begin.
 
         Args:
             least_tokens: Length of a loop.
             garbage_below: Mean log-prob of 64 tokens that is too low.
+            action: What an anomaly of a request that goes on does besides, such as `msprobe_core.rl.ArmedDump`.
         """
+        self._action = action
         self._least = max(least_tokens, 2 * _GRAM)
         self._below = garbage_below
         self._requests: dict[Hashable, _Request] = {}
@@ -162,7 +176,22 @@ class ResponseGuard:
             if log_probs is not None and number < len(log_probs):
                 self._level(own, log_probs[number])
             own.count += 1
-        return own.found if before is None else None
+        if own.found is None or before is not None:
+            return None
+        self._act(request, own.found)
+        return own.found
+
+    def _act(self, request: Hashable, found: Anomaly) -> None:
+        """Do what was asked for; a failure of it never reaches the engine."""
+        if self._action is None:
+            return
+        try:
+            answer = self._action.ask()
+        except (MsprobeError, OSError) as error:
+            _logger.warning("request %s %s, and what was to be done about it failed: %s", request, found.text, error)
+            return
+        if answer is not None:
+            _logger.warning("request %s %s; %s", request, found.text, answer.next_step)
 
     def finish(self, request: Hashable) -> Anomaly | None:
         """Forget a request; return what was found of it, or a shorter loop that it ends with."""

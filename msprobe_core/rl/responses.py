@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ import msgspec
 
 from msprobe_core.errors import DamagedDumpError, DumpError, MissingDumpError
 from msprobe_core.judge.verdict import Verdict
+from msprobe_core.rl.drift import MAX_GROWTH, drift_of
 from msprobe_core.rl.files import RUN_FILE, RLStage
 from msprobe_core.rl.outcome import Finding, Outcome, table_of
 from msprobe_core.rl.recorded import open_run
@@ -79,11 +81,21 @@ class ResponseOptions:
         tokens: Field of the token ids or of the text; ``None`` for known names.
         by: Field by which answers are counted; ``None`` for known names of steps.
         max_share: Share of answers that may be anomalous.
+        max_drift: How many times answers may change over all steps; ``None`` if a drift is a warning only.
     """
 
     tokens: str | None = None
     by: str | None = None
     max_share: float = 0.0
+    max_drift: float | None = None
+
+
+class Measure(str, Enum):
+    """What answers are followed by over the steps; a mean over the answers of a step."""
+
+    LENGTH = "tokens of an answer"
+    SURPRISE = "minus the log-prob of a token"
+    REPEATED = "repeated share of sequences of four tokens"
 
 
 def check_responses(path: Path, options: ResponseOptions) -> Outcome:
@@ -98,6 +110,7 @@ def check_responses(path: Path, options: ResponseOptions) -> Outcome:
     counts: Counter[int | None] = Counter()
     rows: list[AnswerRow] = []
     levels: dict[int | None, list[float]] = {}
+    measured: dict[Measure, dict[int, list[float]]] = {measure: {} for measure in Measure}
     total = 0
     for answer in _answers(path, options):
         counts[answer.step] += 1
@@ -105,6 +118,9 @@ def check_responses(path: Path, options: ResponseOptions) -> Outcome:
         known = [value for value in answer.log_probs or () if value is not None and math.isfinite(value)]
         if known:
             levels.setdefault(answer.step, []).append(sum(known) / len(known))
+        if answer.step is not None:
+            for measure, value in _measured(answer, known):
+                measured[measure].setdefault(answer.step, []).append(value)
         guard.feed(answer.place, answer.tokens, answer.log_probs)
         found = guard.finish(answer.place)
         if found is not None:
@@ -113,7 +129,43 @@ def check_responses(path: Path, options: ResponseOptions) -> Outcome:
         raise MissingDumpError(
             f"{path}: holds no answers; give a file of JSON lines with {_TOKENS[0]} or {_TEXTS[0]} in each"
         )
-    return _outcome(path, options, counts, rows, levels, total)
+    return _outcome(path, options, counts, rows, levels, total, _drifted(measured, options))
+
+
+def _measured(answer: Answer, log_probs: Sequence[float]) -> Iterator[tuple[Measure, float]]:
+    tokens = answer.tokens
+    yield Measure.LENGTH, float(len(tokens))
+    if log_probs:
+        yield Measure.SURPRISE, -sum(log_probs) / len(log_probs)
+    if len(tokens) >= _FEWEST_TOKENS:
+        grams = zip(tokens, tokens[1:], tokens[2:], tokens[3:], strict=False)
+        yield Measure.REPEATED, 1 - len(set(grams)) / (len(tokens) - 3)
+
+
+def _drifted(measured: Mapping[Measure, Mapping[int, Sequence[float]]], options: ResponseOptions) -> list[Finding]:
+    """Return what changes over the steps, in either direction, by more than chance."""
+    found: list[Finding] = []
+    allowed = options.max_drift or MAX_GROWTH
+    for measure, of_steps in measured.items():
+        steps = sorted(of_steps)
+        means = [sum(of_steps[step]) / len(of_steps[step]) for step in steps]
+        values = [max(mean, _LEAST[measure]) for mean in means]
+        for is_growth in (True, False):
+            drift = drift_of(steps, values if is_growth else [1 / value for value in values])
+            if drift is not None and drift.is_over(allowed):
+                first, last = (drift.first, drift.last) if is_growth else (1 / drift.first, 1 / drift.last)
+                sentence = (
+                    f"{measure.value}: {'grows' if is_growth else 'falls'} from {first:.3g} to {last:.3g} over "
+                    f"{len(steps)} steps, {drift.growth:.2g} times"
+                )
+                verdict = Verdict.WARNING if options.max_drift is None else Verdict.ERROR
+                found.append(Finding(verdict=verdict, sentence=sentence, place=measure.value))
+    return found
+
+
+_FEWEST_TOKENS = 16
+_LEAST: Mapping[Measure, float] = {Measure.LENGTH: 1.0, Measure.SURPRISE: 1e-2, Measure.REPEATED: 1e-2}
+"""Smaller means count as this: from none to little is no growth."""
 
 
 def _row(answer: Answer, found: Anomaly) -> AnswerRow:
@@ -201,7 +253,7 @@ def _number(value: Any) -> float | None:
 
 def _outcome(
     path: Path, options: ResponseOptions, counts: Counter[int | None], rows: Sequence[AnswerRow],
-    levels: Mapping[int | None, Sequence[float]], total: int,
+    levels: Mapping[int | None, Sequence[float]], total: int, drifts: Sequence[Finding],
 ) -> Outcome:  # fmt: skip
     number = sum(counts.values())
     is_fault = len(rows) > options.max_share * number
@@ -219,9 +271,12 @@ def _outcome(
         since = "" if first is None else f", first in step {first}"
         headline = f"{'DIFFERENT' if is_fault else 'AGREE'}: {len(rows):,} of {number:,} answers are anomalous: "
         headline += f"{kinds}{since}."
+    if drifts and not is_fault and drifts[0].is_fault:
+        headline = f"DIFFERENT: {drifts[0].sentence}."
+    shown = lines if len(lines) <= _MAX_LINES else _changed(lines, by_step)
     return Outcome(
         command="responses", paths=[path], compared=f"Checked {number:,} answers of {total:,} tokens.",
-        headline=headline, findings=findings, lines=lines if len(lines) <= _MAX_LINES else _changed(lines, by_step),
+        headline=headline, findings=[*findings, *drifts], lines=shown,
         numbers={"answers": number, "tokens": total, "anomalous": len(rows)},
         tables={"answers": table_of(AnswerRow, rows)} if rows else {},
     )  # fmt: skip

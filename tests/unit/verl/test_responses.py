@@ -6,6 +6,7 @@ import importlib
 import json
 import math
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -100,3 +101,43 @@ def test_bad_files_are_answered(run, tmp_path: Path, content, sentence):
     code, _, err = run("responses", tmp_path / "a.jsonl", "-o", tmp_path)
     assert code == 2
     assert sentence in err
+
+
+def answers_over_steps(path: Path, change: Callable[[int], tuple[int, float, int]], num_steps: int = 12) -> Path:
+    """Write eight answers a step; the function gives their length, log-prob and vocabulary at a step."""
+    own = random.Random(5)
+    with path.open("w") as file:
+        for step in range(num_steps):
+            length, level, words = change(step)
+            for _ in range(8):
+                count = max(20, round(length * own.uniform(0.8, 1.2)))
+                tokens = [own.randrange(words) for _ in range(count)]
+                values = [level * own.uniform(0.7, 1.3) for _ in tokens]
+                file.write(json.dumps({"step": step, "tokens": tokens, "logprobs": values}) + "\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda step: (60, -1.0, 5000), None),
+        (lambda step: (60 + 20 * step, -1.0, 5000), "tokens of an answer: grows from"),
+        (lambda step: (300 - 20 * step, -1.0, 5000), "tokens of an answer: falls from"),
+        (lambda step: (100, -1.0 - 0.3 * step, 5000), "minus the log-prob of a token: grows from"),
+        (lambda step: (100, -1.0, max(2, 8 - step // 2)), "repeated share of sequences of four tokens: grows from"),
+    ],
+    ids=["steady", "longer", "shorter", "less probable", "repetitive"],
+)
+def test_a_drift_over_the_steps_is_named(run, tmp_path, change, said):
+    path = answers_over_steps(tmp_path / "answers.jsonl", change)
+    code, out, _ = run("responses", path, "-o", tmp_path)
+    assert code == 0
+    assert (said in out) if said else ("times" not in out)
+    code, out, _ = run("responses", path, "-o", tmp_path, "--max-drift", "1.5")
+    assert code == (1 if said else 0)
+    assert out.splitlines()[-1].startswith(f"DIFFERENT: {said}" if said else "AGREE: ")
+
+
+def test_few_steps_have_no_drift(run, tmp_path):
+    path = answers_over_steps(tmp_path / "answers.jsonl", lambda step: (60 * (step + 1), -1.0, 5000), num_steps=5)
+    assert run("responses", path, "-o", tmp_path, "--max-drift", "1.5")[0] == 0
