@@ -21,7 +21,7 @@ from msprobe_core.checkpoint.optimizer_names import kind_of_state, state_name
 from msprobe_core.checkpoint.pieces import damaged, error, unreadable, whole
 from msprobe_core.errors import DumpError, clip
 from msprobe_core.store.joined_tensor import JoinedTensor
-from msprobe_core.store.pt_trees import Key, PtTree, open_pt_tree, path_text
+from msprobe_core.store.pt_trees import Key, Opaque, PtTree, open_pt_tree, path_text
 from msprobe_core.store.tensor_source import StoredTensor
 
 _STATES = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
@@ -91,7 +91,10 @@ def _state_of(tree: PtTree) -> Mapping[Key, Any]:
 
 
 def _stage(tree: PtTree) -> int:
+    """Return the stage: a number, or a member of DeepSpeed's enumeration, which is not made but says its value."""
     stage = _state_of(tree).get("zero_stage")
+    if isinstance(stage, Opaque) and stage.name.endswith(".ZeroStageEnum") and len(stage.args) == 1:
+        stage = stage.args[0]
     return stage if type(stage) is int else 0
 
 
