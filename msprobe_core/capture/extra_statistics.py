@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from msprobe_core.errors import BrokenPluginError
-from msprobe_core.guard import plugin_call, shown
+from msprobe_core.guard import described, kept, shown
 from msprobe_core.model import Digest
 from msprobe_core.plugins import registry
 from msprobe_core.plugins.chosen import choose
@@ -36,7 +35,8 @@ class ExtraStatistics:
         """
         self.name = processor.name
         self._reduce = processor.reduce
-        self._left = list(statistics)
+        who = registry().described  # asked once, as each tensor is measured
+        self._left = [(each, who("statistic", each.name)) for each in statistics]
 
     def reduce(self, tensor: Any, digest: Digest, reducer: Reducer) -> None:
         """Fill in ``digest``, with ``digest.extra``."""
@@ -57,23 +57,23 @@ class ExtraStatistics:
         numbers = arrays.zeros(len(self._left))
         found: list[str] = []
         with np.errstate(all="ignore"):
-            for each in list(self._left):
-                who = registry().described("statistic", each.name)
+            for each, who in tuple(self._left):
                 try:
-                    with plugin_call(who, "reduce"):
-                        numbers[len(found)] = _number(each.reduce(values, arrays), who)
-                except BrokenPluginError as error:
-                    _logger.warning("%s; it is recorded no more, and recording goes on", error)
-                    self._left.remove(each)
+                    numbers[len(found)] = _number(each.reduce(values, arrays))
+                except BaseException as caught:  # noqa: BLE001, PERF203  # a plugin's must not reach the training
+                    kept(caught)  # Ctrl-C is for the program
+                    why = described(caught)
+                    _logger.warning("%s failed at reduce (%s); it is recorded no more, and recording goes on", who, why)
+                    self._left.remove((each, who))
                 else:
                     found.append(each.name)
         return found, numbers[: len(found)]
 
 
-def _number(result: Any, who: str) -> Any:
+def _number(result: Any) -> Any:
     """Return what a statistic returned, if it may be a number; NumPy would take nothing for NaN, and text for one."""
     if result is None or isinstance(result, str):
-        raise BrokenPluginError(f"{who} returned {shown(result)} from reduce, which is no number")
+        raise TypeError(f"it returned {shown(result)}, which is no number")
     return result
 
 

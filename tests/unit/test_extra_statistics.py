@@ -285,6 +285,13 @@ def test_a_limit_by_name_takes_precedence(tmp_path):
     assert (status, row["verdict"]) == (0, "pass")
 
 
+@pytest.mark.parametrize("noise", ["auto", "closed"])
+def test_a_model_of_noise_excuses_nothing_of_it(tmp_path, noise):
+    with offered(statistic(limit=0.01)):
+        status, row = compared(tmp_path, {"own": 2.0}, {"own": 1.0}, "--noise", noise)
+    assert (status, row["verdict"]) == (1, "error")
+
+
 def test_one_that_no_plugin_offers_is_shown_and_not_judged(tmp_path, capsys):
     status, row = compared(tmp_path, {"strange": 2.0, "max": 3.0}, {"strange": 1.0, "max": 4.0})
     assert (status, row["verdict"], row["target_strange"], row["strange_diff"]) == (0, "pass", "2.0", "1.0")
