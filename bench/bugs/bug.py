@@ -37,6 +37,7 @@ class Kind(str, Enum):
     ADAPTER = "adapter"
     OPTIMIZER = "optimizer"
     CLIPPING = "clipping"
+    SCHEDULER = "scheduler"
     DATA_PARALLEL = "data parallel"
     DROPOUT = "dropout"
     SAMPLER = "sampler"

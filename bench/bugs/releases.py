@@ -41,6 +41,11 @@ def peft(version: str) -> tuple[str, ...]:
     return f"peft=={version}", *transformers("4.53.0"), *accelerate("1.1.1")
 
 
+def diffusers(version: str) -> tuple[str, ...]:
+    """Return the requirements of a release of diffusers."""
+    return f"diffusers=={version}", "importlib_metadata==8.5.0", "zipp==3.21.0", "pillow==13.0.0", _HUB
+
+
 def paths_of(requirements: Sequence[str]) -> list[Path]:
     """Return the directories of releases, which are installed if they are missing."""
     return [_installed(requirement) for requirement in requirements]

@@ -10,10 +10,10 @@ from bench.bugs.bug import Bug, Catalogue
 @cache
 def bugs() -> dict[str, Bug]:
     """Return all bugs by name. Their programs import libraries only when they are made."""
-    from bench.bugs.catalogue import jobs, libraries, models, trainings, vision
+    from bench.bugs.catalogue import jobs, libraries, models, optimizers, trainings, vision
 
     catalogue = Catalogue()
-    for module in (models, vision, libraries, trainings, jobs):
+    for module in (models, vision, libraries, optimizers, trainings, jobs):
         module.add_to(catalogue)
     return catalogue.bugs
 

@@ -10,8 +10,8 @@ from torch import nn
 
 from bench.bugs.bug import Bug, Catalogue, Kind, Side
 from bench.bugs.catalogue import in_layers
-from bench.bugs.program import VOCABULARY, Program, language_model, settled, tokens
-from bench.bugs.releases import accelerate, peft
+from bench.bugs.program import VOCABULARY, Program, classifier, language_model, settled, tokens
+from bench.bugs.releases import accelerate, diffusers, peft
 from bench.faults.truth import Truth
 
 
@@ -38,6 +38,56 @@ def _stabilized_adapter(_: Side) -> Program:
         if hasattr(module, "set_scale"):
             module.set_scale("default", 1.0)
     return language_model(model)
+
+
+def _decomposed(_: Side) -> Program:
+    """Return GPT-2, whose layers store their weights transposed, with DoRA on a square one."""
+    from peft import LoraConfig, get_peft_model  # pyright: ignore[reportMissingImports]
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"vocab_size": VOCABULARY, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 32}
+    bare = settled(GPT2LMHeadModel(GPT2Config(**sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)))
+    targets = LoraConfig(target_modules=["attn.c_proj"], r=4, use_dora=True, fan_in_fan_out=True)
+    model = settled(get_peft_model(bare, targets))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "magnitude" in name:  # its name and its beginning are others in other releases
+                parameter.fill_(1.0)
+    return language_model(model)
+
+
+def _scaled_rates(_: Side) -> Program:
+    from peft.optimizers import create_loraplus_optimizer  # pyright: ignore[reportMissingImports]
+
+    model = _adapted("embed_tokens", "q_proj", r=4)
+    optimizer = create_loraplus_optimizer(
+        model, torch.optim.AdamW, lr=1e-3, loraplus_lr_ratio=4.0, loraplus_lr_embedding=1e-5, foreach=False
+    )
+    return language_model(model, optimizer=optimizer)
+
+
+class _Rotated(nn.Module):
+    """Attention on image tokens between a stem and a head, rotated by a positional embedding of a library."""
+
+    def __init__(self, rope: nn.Module) -> None:
+        super().__init__()
+        self.stem, self.rope, self.qkv = nn.Conv2d(3, 16, 4, stride=4), rope, nn.Linear(16, 48)
+        self.head = nn.Linear(16, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x).flatten(2).mT
+        grid = torch.arange(4.0)
+        ids = torch.cartesian_prod(torch.zeros(1), grid, grid)
+        cos, sin = self.rope(ids)
+        q, k, v = self.qkv(x).chunk(3, -1)
+        q, k = (each * cos + torch.stack((-each[..., 1::2], each[..., ::2]), -1).flatten(-2) * sin for each in (q, k))
+        return self.head(nn.functional.scaled_dot_product_attention(q, k, v).mean(1))
+
+
+def _flux_positions(_: Side) -> Program:
+    from diffusers.models.embeddings import FluxPosEmbed  # pyright: ignore[reportMissingImports]
+
+    return classifier(settled(_Rotated(FluxPosEmbed(theta=100, axes_dim=[4, 6, 6]))))
 
 
 class _Small(nn.Module):
@@ -161,5 +211,53 @@ def add_to(catalogue: Catalogue) -> None:
             defective=accelerate("0.29.3"),
             fixed=accelerate("0.30.1"),
             world=2,
+        )
+    )
+    catalogue.add(
+        Bug(
+            "DoRA normalises transposed weights by columns",
+            Kind.ADAPTER,
+            report="huggingface/peft#1588",
+            fix="huggingface/peft#1588",
+            symptom="DoRA of GPT-2 fails on layers that are not square, and trains others wrongly",
+            place="peft.tuners.lora: DoRA of Conv1D",
+            truth=Truth(
+                modules=in_layers(
+                    "base_model.model.transformer.h.{}.attn.c_proj",
+                    "base_model.model.transformer.h.{}.attn.c_proj.lora_magnitude_vector.default",
+                ),
+                directions=("forward",),
+            ),
+            make=_decomposed,
+            defective=peft("0.10.0"),
+            fixed=peft("0.11.1"),
+        )
+    )
+    catalogue.add(
+        Bug(
+            "LoRA+ trains embeddings at the rate of matrices",
+            Kind.OPTIMIZER,
+            report="huggingface/peft#3503",
+            fix="huggingface/peft#3503",
+            symptom="loraplus_lr_embedding has no effect",
+            place="peft.optimizers: create_loraplus_optimizer",
+            truth=Truth(groups=("optimizer",)),
+            make=_scaled_rates,
+            defective=peft("0.20.0"),
+            fixed=peft("0.21.0"),
+        )
+    )
+    catalogue.add(
+        Bug(
+            "Flux rotates by the default base",
+            Kind.ROTARY,
+            report="huggingface/diffusers#10115",
+            fix="huggingface/diffusers#10115",
+            symptom="theta has no effect on positions",
+            place="diffusers.models.embeddings: FluxPosEmbed.forward",
+            truth=Truth(modules=("rope",), directions=("forward",)),
+            make=_flux_positions,
+            defective=diffusers("0.31.0"),
+            fixed=diffusers("0.32.2"),
         )
     )

@@ -106,6 +106,22 @@ def _trainer(_: Side) -> Program:
     return program
 
 
+def _windowed_qwen2(_: Side) -> Program:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    config = Qwen2Config(
+        **_SIZES, attn_implementation="eager", use_sliding_window=True, sliding_window=4, max_window_layers=0
+    )
+    return language_model(settled(Qwen2ForCausalLM(config)))
+
+
+def _windowed_mistral(_: Side) -> Program:
+    from transformers import MistralConfig, MistralForCausalLM
+
+    config = MistralConfig(**_SIZES, attn_implementation="sdpa", sliding_window=4)
+    return language_model(settled(MistralForCausalLM(config)))
+
+
 def add_to(catalogue: Catalogue) -> None:
     """Add the bugs."""
     catalogue.add(
@@ -248,5 +264,33 @@ def add_to(catalogue: Catalogue) -> None:
             make=_trainer,
             defective=(*transformers("4.45.2"), "accelerate==1.0.1", "psutil==7.2.2"),
             fixed=(*transformers("4.46.3"), "accelerate==1.0.1", "psutil==7.2.2"),
+        )
+    )
+    catalogue.add(
+        Bug(
+            "Qwen2's unfused attention without its window",
+            Kind.WINDOW,
+            report="huggingface/transformers#35924",
+            fix="huggingface/transformers#35924",
+            symptom="with eager attention tokens attend past the sliding window, which fused kernels do not allow",
+            place="qwen2: Qwen2Model._update_causal_mask",
+            truth=Truth(modules=("model",), directions=("forward",)),
+            make=_windowed_qwen2,
+            defective=transformers("4.48.1"),
+            fixed=transformers("4.50.3"),
+        )
+    )
+    catalogue.add(
+        Bug(
+            "Mistral's fused attention without its window",
+            Kind.WINDOW,
+            report="huggingface/transformers#28980",
+            fix="huggingface/transformers#30127",
+            symptom="with sdpa tokens attend past the sliding window",
+            place="modeling_attn_mask_utils: _prepare_4d_causal_attention_mask_for_sdpa",
+            truth=Truth(modules=("model",), directions=("forward",)),
+            make=_windowed_mistral,
+            defective=transformers("4.39.3"),
+            fixed=transformers("4.40.1"),
         )
     )

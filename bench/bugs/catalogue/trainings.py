@@ -12,7 +12,8 @@ from bench.bugs.program import VOCABULARY, Program, language_model, settled, tok
 from bench.faults.truth import Truth
 
 
-def _llama(dtype: torch.dtype = torch.float32, *, settles: bool = True, **options: Any) -> Any:
+def llama(dtype: torch.dtype = torch.float32, *, settles: bool = True, **options: Any) -> Any:
+    """Return a Llama of two layers."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -25,7 +26,7 @@ def _llama(dtype: torch.dtype = torch.float32, *, settles: bool = True, **option
 
 
 def _cast_frequencies(side: Side) -> Program:
-    model = _llama()
+    model = llama()
     rotary = model.model.rotary_emb
     frequencies = rotary.inv_freq.clone()
     model.to(torch.bfloat16)
@@ -37,24 +38,24 @@ def _cast_frequencies(side: Side) -> Program:
 
 
 def _clipped(side: Side) -> Program:
-    program = language_model(_llama())
+    program = language_model(llama())
     if side is Side.GOLDEN:
         program.clip = lambda: nn.utils.clip_grad_norm_(program.model.parameters(), 0.1, foreach=False)
     return program
 
 
 def _decayed(side: Side) -> Program:
-    model = _llama()
+    model = llama()
     kind = torch.optim.Adam if side is Side.GOLDEN else torch.optim.AdamW
     return language_model(model, optimizer=kind(model.parameters(), lr=1e-2, weight_decay=0.1, foreach=False))
 
 
 def _resumed(side: Side) -> Program:
     """Return a training that two steps and a checkpoint came before; the defect drops what is saved of moments."""
-    before = language_model(_llama())
+    before = language_model(llama())
     for step in range(100, 102):
         before.step(step)
-    after = language_model(_llama())
+    after = language_model(llama())
     after.model.load_state_dict(before.model.state_dict())
     if side is Side.GOLDEN:
         after.optimizer.load_state_dict(before.optimizer.state_dict())
@@ -62,13 +63,13 @@ def _resumed(side: Side) -> Program:
 
 
 def _tied(side: Side) -> Program:
-    model = _llama(tie_word_embeddings=side is Side.GOLDEN)
+    model = llama(tie_word_embeddings=side is Side.GOLDEN)
     return language_model(model)
 
 
 def _resized(side: Side) -> Program:
     """Return a model whose vocabulary grows, and whose class initializes again what it does not know."""
-    model = _llama(tie_word_embeddings=False)
+    model = llama(tie_word_embeddings=False)
     model.resize_token_embeddings(VOCABULARY + 8, mean_resizing=False)
     head = model.lm_head.weight
     with torch.no_grad():
@@ -76,6 +77,31 @@ def _resized(side: Side) -> Program:
         if side is Side.TARGET:
             head.copy_(0.02 * torch.randn(head.shape, generator=torch.Generator().manual_seed(5)))
     return language_model(model)
+
+
+def _warmed_up(side: Side) -> Program:
+    """Return a training whose learning rate rises over five steps; the defect counts the warm-up one step too long."""
+    model = llama()
+    number = 5 + (side is Side.TARGET)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / number))
+    optimizer.register_step_post_hook(lambda *_: schedule.step())
+    return language_model(model, optimizer=optimizer)
+
+
+def _packed(side: Side) -> Program:
+    """Return a training on two texts in one row, which do not attend to each other; the defect counts on positions."""
+    model = llama(attn_implementation="eager")
+    half = torch.ones(8, 8, dtype=torch.bool).tril()
+    mask = torch.block_diag(half, half).bool()
+    mask = torch.zeros(16, 16).masked_fill(~mask, torch.finfo(torch.float32).min)[None, None]
+    positions = torch.arange(16) if side is Side.TARGET else torch.arange(8).repeat(2)
+
+    def batches(step: int) -> list[dict[str, Any]]:
+        ids = tokens(step, 1)
+        return [{"input_ids": ids, "labels": ids.clone(), "attention_mask": mask, "position_ids": positions[None]}]
+
+    return language_model(model, batches=batches)
 
 
 def add_to(catalogue: Catalogue) -> None:
@@ -154,5 +180,29 @@ def add_to(catalogue: Catalogue) -> None:
             truth=Truth(modules=("lm_head",), directions=("forward",)),
             make=_resized,
             checks=("checkpoint",),
+        )
+    )
+    catalogue.add(
+        Bug(
+            "warm-up one step too long",
+            Kind.SCHEDULER,
+            report="pytorch/torchtitan#1213",
+            fix="pytorch/torchtitan#1261",
+            symptom="learning rates of the warm-up are too small, and its end is reached a step late",
+            place="lr_scheduler (linear warm-up)",
+            truth=Truth(groups=("optimizer",)),
+            make=_warmed_up,
+        )
+    )
+    catalogue.add(
+        Bug(
+            "positions count on over packed texts",
+            Kind.CACHE,
+            report="hiyouga/LlamaFactory#7318",
+            fix="hiyouga/LlamaFactory#7318",
+            symptom="texts that are packed into one row are rotated otherwise than alone, and losses differ",
+            place="the collator (position_ids)",
+            truth=Truth(modules=("model.rotary_emb", "model", ""), directions=("forward",)),
+            make=_packed,
         )
     )
