@@ -16,11 +16,12 @@ import msgspec
 from msprobe_core.capture.custom_apis import CustomApis
 from msprobe_core.capture.kernel_dump import KernelSession
 from msprobe_core.capture.manifests import Manifests
-from msprobe_core.capture.measure import Measurement, current_order
+from msprobe_core.capture.measure import Measurement, current_order, end_process
 from msprobe_core.capture.no_session import NoSession
 from msprobe_core.capture.session import Session
 from msprobe_core.capture.window import Window
 from msprobe_core.config import Config, ConfigWatch, load_config
+from msprobe_core.config.window_order import current_window
 from msprobe_core.errors import BrokenPluginError, ConfigError, MsprobeError
 from msprobe_core.guard import described, kept
 from msprobe_core.model import EndState, Level
@@ -72,6 +73,7 @@ class Controller:
         self._find_framework = find_framework
         self._on_forked = on_forked
         self._measurement = None if order is None else Measurement(order, config_path, given)
+        self._window_order = current_window()
         # The configuration of the edited file, until the step from which it is valid begins.
         self._edited: Config | None = None
         self._has_switched = False
@@ -101,6 +103,8 @@ class Controller:
         """
         if self.session is None:
             self.session = self._opened(model)
+            if self._window_order is not None:
+                self.session.begin_at(self._window_order.begin)
             if hasattr(os, "register_at_fork"):
                 os.register_at_fork(after_in_child=self._abandon)
         return self.session
@@ -177,6 +181,9 @@ class Controller:
             session.step()
             if self._measurement is not None:
                 self._measurement.end_step(has_given_up=session.is_finished)
+            if self._window_order is not None and session.is_finished:
+                self.close()
+                end_process()  # what follows in the program, such as saving a checkpoint, belongs to no ordered step
             return
         window = session.running_window
         session.stop()

@@ -8,6 +8,7 @@ import click
 
 from msprobe_core.cli.acc_check import acc_check, multi_acc_check, multi_run_ut, run_ut
 from msprobe_core.cli.api_precision_compare import api_precision_compare
+from msprobe_core.cli.bisect_steps import bisect_steps
 from msprobe_core.cli.calibrate import calibrate
 from msprobe_core.cli.check import check
 from msprobe_core.cli.checkpoint import checkpoint
@@ -50,6 +51,7 @@ def msprobe_register_commands() -> Sequence[click.Command]:
     return [
         acc_check,
         api_precision_compare,
+        bisect_steps,
         calibrate,
         check,
         checkpoint,

@@ -382,7 +382,7 @@ LAYERS = [
     {"twin"},
     {"report", "estimate"},
     {"calibrate", "view", "compat", "rl"},
-    {"exports", "doctor", "migrate", "rl_page"},
+    {"bisect_steps", "exports", "doctor", "migrate", "rl_page"},
     {"cli", "testing"},
     {"__main__", "comparison", "plugin", "recording"},
 ]

@@ -1,0 +1,78 @@
+"""The checkpoints of two trainings, by step, and how far apart two of them are."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from msprobe_core.checkpoint.contents import Kind
+from msprobe_core.checkpoint.matching import match_tensors
+from msprobe_core.checkpoint.opening import open_checkpoint
+from msprobe_core.checkpoint.pair_pass import compare_pair
+from msprobe_core.compare.tensor_metrics import Workspace
+from msprobe_core.errors import CompareError
+
+PLACE = "{step}"
+"""Stands for the number of the step in the pattern of a path."""
+
+
+def checkpoints_of(pattern: str) -> Mapping[int, Path]:
+    """Return the existing paths of a pattern by step, ascending.
+
+    Args:
+        pattern: A path with ``{step}`` in its last part, such as ``run/checkpoint-{step}``; zeros in front do not
+            count.
+
+    Raises:
+        CompareError: the pattern has no such place, or no path fits it.
+    """
+    path = Path(pattern)
+    begin, mark, end = path.name.partition(PLACE)
+    if not mark or PLACE in end or PLACE in str(path.parent):
+        raise CompareError(f"{pattern}: needs {PLACE} once, in its last part, such as run/checkpoint-{PLACE}")
+    name = re.compile(rf"{re.escape(begin)}0*(\d{{1,15}}){re.escape(end)}")
+    try:
+        found = {int(match[1]): each for each in path.parent.iterdir() if (match := name.fullmatch(each.name))}
+    except OSError as error:
+        raise CompareError(f"{path.parent}: cannot be read ({error.strerror}); it is to hold {path.name}") from error
+    if not found:
+        raise CompareError(f"{path.parent}: holds no {path.name}, where {PLACE} is the number of a step")
+    return dict(sorted(found.items()))
+
+
+def distance_of(target: Path, golden: Path) -> float:
+    """Return how far apart the weights of two checkpoints are, relative to the golden ones that differ.
+
+    Returns: Euclidean distance of all weights over the golden norm of those that differ; 0 if all are equal, Inf if a
+        tensor is on one side only, has another shape, or NaN elsewhere.
+
+    Raises:
+        DumpError: a checkpoint cannot be read.
+        CompareError: they have no weights in common.
+    """
+    kinds = [Kind.WEIGHT, Kind.BUFFER]
+    pairs = match_tensors(open_checkpoint(target), open_checkpoint(golden), kinds).pairs
+    workspace = Workspace()
+    squares = norms = 0.0
+    num_compared = 0
+    for pair in pairs:
+        if pair.target is None or pair.golden is None:
+            lone = pair.target or pair.golden
+            if lone is not None and lone.tensor.kind is Kind.WEIGHT:
+                return math.inf
+            continue
+        if pair.target.tensor.shape != pair.golden.tensor.shape:
+            return math.inf
+        numbers = compare_pair(pair.target.tensor, pair.golden.tensor, workspace)
+        num_compared += 1
+        if numbers.is_same:
+            continue
+        if numbers.has_other_nan:
+            return math.inf
+        squares += numbers.l2**2
+        norms += numbers.norms[1] ** 2
+    if not num_compared:
+        raise CompareError(f"{target} and {golden} have no weights in common; compare them with `msprobe checkpoint`")
+    return math.sqrt(squares / norms) if norms else (math.inf if squares else 0.0)
