@@ -623,7 +623,7 @@ msprobe.__path__.append({str(REPOSITORY / "plugins" / "pytorch" / "msprobe")!r})
 from msprobe.pytorch import PrecisionDebugger
 """
     done = run_blocked(program)
-    assert "PluginError: the package 'msprobe' in" in done.stderr
+    assert "HiddenPackageError: the package 'msprobe' in" in done.stderr
 
 
 def test_the_plugin_for_verl_boots_without_torch_and_without_verl():
