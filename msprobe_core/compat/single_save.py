@@ -192,7 +192,7 @@ class Similarity:
         equal: Share of equal elements, where NaN equals NaN.
         first: Index of the first other element, of the flattened arrays; ``None`` if there is none.
         max_abs: Largest absolute difference; infinite where only one side is NaN.
-        max_rel: Largest ``|a - b| / max(|a|, |b|)``; infinite likewise.
+        max_rel: Largest ``|a - b| / max(|a|, |b|)``; infinite in the same case.
         within_thousandth: Share of elements whose relative difference is at most 0.001.
         within_hundredth: The same for 0.01.
     """

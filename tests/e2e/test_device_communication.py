@@ -47,7 +47,7 @@ def test_all_kinds_of_communication_are_recorded_as_on_the_host(tmp_path):
     names = {entry.split(".")[1] for entry in dumps["npu"][0] if entry.startswith("Distributed.")}
     assert len(names) >= 7
     assert "output" in dumps["npu"][0]["Distributed.all_reduce.1.forward"]
-    assert "output" not in dumps["npu"][0]["Distributed.all_reduce.3.forward"]  # nobody waited for it
+    assert "output" not in dumps["npu"][0]["Distributed.all_reduce.3.forward"]  # no one waited for it
 
 
 @pytest.mark.slow

@@ -101,7 +101,7 @@ class SimulatedTensor(Tensor):
     ) -> Any:
         """Run an operator on the device of its arguments."""
         if any(issubclass(kind, Tensor) and not issubclass(kind, SimulatedTensor | nn.Parameter) for kind in types):
-            return NotImplemented  # for wrappers, such as results of communication that nobody has waited for
+            return NotImplemented  # for wrappers, such as results of communication that no one has waited for
         if func.namespace not in _OF_KERNELS:  # made of PyTorch's operators, as communication is
             return func.redispatch(_OF_DEVICE, *args, **(kwargs or {}))
         owner = next(item.owner for item in tree_iter((args, kwargs)) if isinstance(item, SimulatedTensor))

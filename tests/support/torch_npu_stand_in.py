@@ -42,7 +42,10 @@ _STATE = "*, Tensor(a!) var, Tensor(b!) m, Tensor(c!) v) -> (Tensor(a!), Tensor(
 
 def _attention(suffix: str = "") -> str:
     masks, keep, precise, rest = _ATTENTION
-    star, rope, window, kind = ("*, ", _ROPE, "tokens", _TYPE) if suffix else ("", "", "tockens", "")
+    if suffix:
+        star, rope, window, kind = "*, ", _ROPE, "tokens", _TYPE
+    else:
+        star, rope, window, kind = "", "", "tockens", ""  # codespell:ignore tockens
     return (
         f"npu_fusion_attention{suffix}(Tensor query, Tensor key, Tensor value, int head_num, str input_layout, {star}"
         f"{masks}{rope}, float scale=1., {keep}, int pre_{window}={_MOST}, int next_{window}={_MOST}, {precise}, "
@@ -52,7 +55,10 @@ def _attention(suffix: str = "") -> str:
 
 def _attention_grad(suffix: str = "") -> str:
     masks, keep, precise, rest = _ATTENTION
-    rope, window, kind, more = (_ROPE, "tokens", _TYPE, ", Tensor, Tensor") if suffix else ("", "tockens", "", "")
+    if suffix:
+        rope, window, kind, more = _ROPE, "tokens", _TYPE, ", Tensor, Tensor"
+    else:
+        rope, window, kind, more = "", "tockens", "", ""  # codespell:ignore tockens
     return (
         f"npu_fusion_attention_grad{suffix}(Tensor query, Tensor key, Tensor value, Tensor dy, int head_num, "
         f"str input_layout, *, {masks}, {_SAVED}{rope}, float scale_value=1., {keep}, int pre_{window}={_MOST}, "
