@@ -1,13 +1,17 @@
-"""Writes the corpus of a release: small runs of every kind, which later releases must be able to read.
+"""Writes the corpus of a release: small files of every kind, which later releases must be able to read.
 
 python tests/support/release_corpus.py tests/data/releases/VERSION           with PyTorch
+python tests/support/release_corpus.py tests/data/releases/VERSION measured  what commands measure, also with PyTorch
 python tests/support/release_corpus.py tests/data/releases/VERSION mindspore
+python tests/support/release_corpus.py tests/data/releases/VERSION verl      where verl is installed; takes minutes
 
-Run it once for a release, and never change what it wrote. Paths of this machine are replaced by /env and /home/user.
+Run each once for a release, and never change what it wrote. Paths of this machine are replaced by /env and /home/user.
 """
 
 import json
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -67,6 +71,20 @@ debugger.stop()
 debugger.step()
 """
 
+WEIGHTS = """
+import sys
+import torch
+from torch import nn
+
+torch.manual_seed(7)
+model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 2)).state_dict()
+if sys.argv[1] == "target":
+    model["0.weight"] = model["0.weight"].flip(0)
+torch.save(model, f"{sys.argv[1]}.pt")
+"""
+
+VERL = {"steps": [1], "level": "L0", "stages": ["trainer", "update_weights_send", "update_weights_recv"]}
+
 KINDS = {
     "statistics": {"level": "mix", "step": [0]},
     "files": {"task": "tensor", "level": "L1", "step": [0], "tensor": {"list": ["linear", "layer_norm"]}},
@@ -101,6 +119,42 @@ def write(directory: Path, framework: str) -> None:
         replace_paths(directory, {place: "/home/user"})
 
 
+def write_measured(directory: Path) -> None:
+    """Write what commands measure of runs and weights: a noise profile, and fingerprints of checkpoints."""
+    with tempfile.TemporaryDirectory() as place:
+        here = Path(place)
+        (here / "train.py").write_text(TORCH)
+        (here / "weights.py").write_text(WEIGHTS)
+        (here / "config.json").write_text(json.dumps(KINDS["statistics"]))
+        golden = directory / "noise" / "golden"
+        run(here, golden, "statistics", "golden")
+        program = shlex.join([sys.executable, "train.py", str(golden), "statistics", "golden"])
+        msprobe(here, "calibrate", str(golden), "-k", "2", "--run", program)
+        shutil.rmtree(golden / "calibration")  # the profile, beside the run, has what they say
+        (directory / "checkpoint").mkdir()
+        for side in ("golden", "target"):
+            subprocess.run([sys.executable, "weights.py", side], cwd=here, check=True)
+            fingerprint = directory / "checkpoint" / f"{side}.fingerprint.arrow"
+            msprobe(here, "checkpoint", "fingerprint", f"{side}.pt", "-o", str(fingerprint))
+        replace_paths(directory / "noise", {place: "/home/user"})
+        replace_paths(directory / "checkpoint", {place: "/home/user"})
+
+
+def write_verl(directory: Path) -> None:
+    """Write a run of verl whose serving engine misses one weight."""
+    with tempfile.TemporaryDirectory() as place:
+        record = Path(place) / "record.yaml"
+        record.write_text(json.dumps(VERL | {"out": str(directory / "verl")}))
+        program = Path(__file__).parents[2] / "examples" / "verl_cpu" / "train.py"
+        command = [sys.executable, str(program), "--work", place, "--record", str(record), "--fault", "skip_layer"]
+        subprocess.run([*command, "--workers", "1", "--steps", "1"], check=True)
+        replace_paths(directory / "verl", {place: "/home/user"})
+
+
+def msprobe(here: Path, *arguments: str) -> None:
+    subprocess.run([sys.executable, "-m", "msprobe_core", *arguments], cwd=here, check=True)
+
+
 def run(here: Path, out: Path, kind: str, side: str) -> None:
     kept = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
     environment = {name: os.environ[name] for name in kept if name in os.environ}
@@ -124,4 +178,10 @@ def replace_paths(directory: Path, places: dict[str, str]) -> None:
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]).absolute(), (*sys.argv, "torch")[2])
+    directory, what = Path(sys.argv[1]).absolute(), (*sys.argv, "torch")[2]
+    if what == "measured":
+        write_measured(directory)
+    elif what == "verl":
+        write_verl(directory)
+    else:
+        write(directory, what)

@@ -51,12 +51,16 @@ COMMANDS = {
     "gradients": (0, "gradients compare {r}/gradients/golden {r}/gradients/golden -o {o}", "written"),
     "monitor compare": (0, "monitor compare {r}/monitor {r}/monitor", "72 values are equal to the last digit"),
     "monitor to-db": (0, "monitor to-db {r}/monitor -o {o}", "monitor_data.trend.db"),
+    "locate by noise": (1, "locate {r}/statistics/target {r}/noise/golden -o {o}", "measured on 2 repetitions"),
+    "config_check": (1, "config_check -c {r}/statistics/golden {r}/statistics/target -o {o}", "eps is 0.01 instead of"),
+    "checkpoint compare": (1, "checkpoint compare {prints}", "reordered: 1"),
     "checkpoint inspect": (0, "checkpoint inspect {r}/shards/golden/step0/*/dump_tensor_data", "Functional.layer_norm"),
 }  # fmt: skip
 """By name: exit status, command with the release's directory and that of results, and what is among what it says."""
 
 SIDES = {
     "{pair}": "-tp {r}/statistics/target/step0 -gp {r}/statistics/golden/step0",
+    "{prints}": "{r}/checkpoint/target.fingerprint.arrow {r}/checkpoint/golden.fingerprint.arrow",
     "{cross}": "-tp {r}/mindspore/golden/step0 -gp {r}/statistics/golden/step0",
 }
 
@@ -96,4 +100,4 @@ def test_every_command_reads_what_a_release_wrote(release, name, tmp_path, capsy
 def test_this_release_is_among_them_and_all_are_small():
     assert __version__ in [release.name for release in RELEASES]
     for release in RELEASES:
-        assert sum(path.stat().st_size for path in release.rglob("*") if path.is_file()) < 500_000
+        assert sum(path.stat().st_size for path in release.rglob("*") if path.is_file()) < 800_000
