@@ -16,11 +16,12 @@ import sys
 import sysconfig
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
-from msprobe_core.rl.response_guard import ResponseGuard
+from msprobe_core.rl.response_guard import LEAST_COPIES, Anomaly, LoopDetector, ResponseGuard
 
 PIECE = re.compile(r" ?[^\W\d_]{1,5}|\d{1,3}|\s{1,8}|([^\w\s])\1{0,3}|_")
 LENGTH = 512
@@ -93,26 +94,52 @@ def planted(healthy: Sequence[int], period: int, own: random.Random) -> list[int
     return [*healthy[: own.randint(period, 2 * period)], *(unit * (1024 // period + 4))[: max(256, 4 * period)]]
 
 
+def longest_loop(answer: Sequence[int]) -> int:
+    """Return the length of the longest loop, of at least as many copies as the guard wants."""
+    loop = LoopDetector()
+    return max((n for token in answer if (n := loop.feed(token)) >= LEAST_COPIES * loop.period), default=0)
+
+
+@dataclass
+class Half:
+    """One half of the corpus: a threshold that is chosen by one is measured on the other."""
+
+    answers: int = 0
+    alarms: int = 0
+    loops: list[int] = field(default_factory=list)
+
+    def add(self, found: Anomaly | None, loop: int) -> None:
+        """Count an answer, and keep the longest loops."""
+        self.answers, self.alarms = self.answers + 1, self.alarms + (found is not None)
+        self.loops = sorted([*self.loops, loop], reverse=True)[:6]
+
+
 def main() -> None:
     """Print the rates."""
     scale = float(sys.argv[1]) if len(sys.argv) > 1 else 1.0
     guard, own = ResponseGuard(), random.Random(2)
     total = answers = alarms = 0
     spent, some = 0.0, list[list[int]]()
+    halves = [Half(), Half()]
     for kind, texts in corpus(scale).items():
         count = wrong = 0
-        for answer in answers_of(texts):
-            begin = time.process_time()
-            found = guard.feed(0, answer)
-            at_end = guard.finish(0)
-            spent += time.process_time() - begin
-            count, wrong = count + len(answer), wrong + (found is not None or at_end is not None)
-            answers += 1
-            if len(answer) == LENGTH and own.random() < 0.1:
-                some.append(answer)
+        for number, text in enumerate(texts):  # by whole files, so that the halves have none in common
+            half = halves[number % 2]
+            for answer in answers_of([text]):
+                begin = time.process_time()
+                found = guard.feed(0, answer) or guard.finish(0)
+                guard.finish(0)
+                spent += time.process_time() - begin
+                count, wrong = count + len(answer), wrong + (found is not None)
+                answers += 1
+                half.add(found, longest_loop(answer))
+                if len(answer) == LENGTH and own.random() < 0.1:
+                    some.append(answer)
         print(f"{kind:16} {count:9,} tokens, {wrong} alarms")
         total, alarms = total + count, alarms + wrong
     print(f"{alarms} alarms in {answers:,} answers of {total:,} tokens; {spent / total * 1e6:.2f} us of CPU per token")
+    for name, half in zip(("first", "second"), halves, strict=True):
+        print(f"{name} half: {half.alarms} alarms in {half.answers:,} answers, longest loops {half.loops}")
     found = 0
     for number in range(1000):
         answer = planted(own.choice(some), own.choice([1, 2, 3, 4, 7, 12, 30, 64, 150, 300, 500]), own)

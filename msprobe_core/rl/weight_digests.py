@@ -76,13 +76,12 @@ class WeightDigests:
         casts: dict[str, Digest] = {}
         turned: dict[str, Digest] = {}
         if self._is_sender and hasattr(tensor, "to"):  # a tensor of PyTorch
-            dtype, is_matrix = _plain(meta), len(meta.shape) == 2
-            for other in (dtype, *other_dtypes(dtype)):
-                values = tensor if other == dtype else cast(tensor, other)
-                if other != dtype:
-                    casts[other] = self._hash(values)
-                if is_matrix:
-                    turned[other] = self._hash(values.T.contiguous())  # several times as fast on the host
+            dtype = _plain(meta)
+            for other in other_dtypes(dtype):
+                casts[other] = self._hash(cast(tensor, other))
+            if len(meta.shape) == 2:
+                for other, values in turned_values(tensor, dtype):
+                    turned[other] = self._hash(values)
         self._taken.append(_Taken(key, name, meta, own, casts, turned))
 
     def _hash(self, tensor: Any) -> Digest:
@@ -116,6 +115,18 @@ class WeightDigests:
 
 def _plain(meta: TensorMeta) -> str:
     return meta.dtype.rpartition(".")[2]
+
+
+def turned_values(tensor: Any, dtype: str) -> Generator[tuple[str, Any], None, None]:
+    """Yield a transposed matrix in each dtype that it may be cast to, its own first.
+
+    It is copied once, since a transposed copy takes several times as long as a cast of it, and a hash of what is not
+    contiguous takes longer still.
+    """
+    values = tensor.detach().T.contiguous()
+    yield dtype, values
+    for other in other_dtypes(dtype):
+        yield other, cast(values, other)
 
 
 def cast(tensor: Any, dtype: str) -> Any:

@@ -35,7 +35,7 @@ from msprobe_core.names import without_wrappers
 from msprobe_core.plugins import registry
 from msprobe_core.protocols.capabilities import ShardReducer
 from msprobe_core.rl.weight_digests import cast as cast_tensor
-from msprobe_core.rl.weight_digests import sizes_of
+from msprobe_core.rl.weight_digests import sizes_of, turned_values
 from msprobe_core.store.layout import make_directory
 
 
@@ -235,12 +235,11 @@ class WeightLog:
         self._reducer.statistics(tensor, pending.own)
         self._digest(tensor, pending.own, place, has_sketch=True)
         if hasattr(tensor, "to"):  # a tensor of PyTorch
-            for other in (dtype, *other_dtypes(dtype)):
-                values = tensor if other == dtype else cast_tensor(tensor, other)
-                if other != dtype:
-                    self._digest(values, pending.casts.setdefault(other, Digest()), place)
-                if not part and len(meta.shape) == 2 and self._hop is Hop.SENT:
-                    self._digest(values.T.contiguous(), pending.turned.setdefault(other, Digest()), None)
+            for other in other_dtypes(dtype):
+                self._digest(cast_tensor(tensor, other), pending.casts.setdefault(other, Digest()), place)
+            if not part and len(meta.shape) == 2 and self._hop is Hop.SENT:
+                for other, values in turned_values(tensor, dtype):
+                    self._digest(values, pending.turned.setdefault(other, Digest()), None)
         self._pending.append(pending)
 
     def _digest(self, tensor: Any, digest: Digest, place: Place | None, *, has_sketch: bool = False) -> None:
