@@ -2,7 +2,7 @@
 
 import os
 import sys
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import device_runs
@@ -125,6 +125,45 @@ def test_memory_of_results_does_not_depend_on_the_size_of_tensors(on_device, bar
         more.append(run.left[0] - bare(**settings).left[0])
     assert more[0] == more[1]
     assert 0 < more[0] < 3 << 20
+
+
+SIZES = {"statistics": (6, 32), "hash": (1, 8), "xor": (1, 8), "sketch": (1, 256), "fp8": (1, 40)}
+"""Of the results of a tensor: blocks, and bytes once they are combined."""
+
+
+@pytest.mark.parametrize("mode", ["statistics", "hash", slow("xor"), slow("sketch"), slow("fp8")])
+def test_memory_of_results_is_bounded_whatever_the_number_of_tensors(on_device, mode):
+    blocks, size = SIZES[mode]
+    limits = {"most_separate": 16, "result_bytes": 32 * size}
+    few, many = (on_device(device_runs.reduce_many, mode, count, limits) for count in (60, 300))
+    assert few.same
+    assert many.same
+    assert many.waits == []
+    assert many.unordered == []
+    assert many.most_blocks <= few.most_blocks <= 17 * blocks + 4 + TABLES.get(mode, 0)
+    assert many.most_bytes == few.most_bytes
+
+
+TABLES = {"sketch": 8}
+"""Blocks that all tensors share."""
+
+
+def test_results_that_the_device_cannot_send_by_itself_are_fetched_when_there_are_too_many(on_device):
+    bare, limited = (
+        on_device(partial(device_runs.reduce_many, pins=False), "statistics", 100, {"most_separate": 16, **limits})
+        for limits in ({}, {"result_bytes": 32 * 32})
+    )
+    assert bare.waits == []
+    assert len(limited.waits) == 6
+    assert limited.same
+
+
+@pytest.mark.parametrize("mode", ["statistics", slow("hash"), slow("sketch")])
+def test_results_of_several_streams_are_combined_by_their_own(on_device, mode):
+    run = on_device(partial(device_runs.reduce_many, streams=2), mode, 60, {"most_separate": 16, "result_bytes": 0})
+    assert run.unordered == []
+    assert run.waits == []
+    assert run.same
 
 
 @pytest.mark.slow

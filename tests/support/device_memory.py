@@ -24,6 +24,11 @@ class DeviceMemory:
         self._pinned_memory: set[int] = set()
         self._lock = threading.RLock()
 
+    @property
+    def num_blocks(self) -> int:
+        """How many blocks of memory are in use."""
+        return len(self._num_tensors)
+
     def hold(self, tensor: object, held: Tensor) -> None:
         """Count the memory of a tensor until it and all others in this memory are freed."""
         storage = held.untyped_storage()

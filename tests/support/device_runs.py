@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from device_clock import Wait
+from msgspec.structs import astuple
 from simulated_device import simulated_device
 from torch import Tensor, nn
 from torch.nn import functional
@@ -272,6 +273,79 @@ def reduced_integers() -> list[tuple[str, Any, Any]]:
         reducer.collect()
         found.append((name, *(digest.stats for digest in digests)))
     return found
+
+
+@dataclass
+class Bounded:
+    """What reductions of many tensors have shown.
+
+    Attributes:
+        most_blocks: The most blocks of memory in use, above those before.
+        most_bytes: The most bytes in use, above those before, when a further tensor is reduced.
+        waits: By what the host has waited.
+        unordered: Operators that read too early what another stream has written.
+        same: Whether the digests are those that the host computes.
+    """
+
+    most_blocks: int = 0
+    most_bytes: int = 0
+    waits: list[str] = field(default_factory=list)
+    unordered: list[str] = field(default_factory=list)
+    same: bool = True
+
+
+def reduce_many(mode: str, count: int, limits: Mapping[str, int], *, pins: bool = True, streams: int = 1) -> Bounded:
+    """Reduce tensors on the device, alternating between streams."""
+    from msprobe.pytorch import _arrivals
+    from msprobe.pytorch._reduce import TorchReducer
+
+    from msprobe_core.plugin import Digest
+
+    device, found = simulated_device(), Bounded()
+    clock, memory = device.clock, device.memory
+    clock.lag, device.lacks = 0, set()
+    before = _arrivals.pinned_like
+    if pins:
+        _arrivals.pinned_like = memory.pinned_like
+    torch.manual_seed(5)
+    values = [torch.randint(-9, 9, (8,)).float() for _ in range(count)]
+    queues = [torch.npu.Stream() for _ in range(streams)] if streams > 1 else [torch.npu.current_stream()]
+    there: list[Tensor] = []
+    for number, each in enumerate(values):
+        with torch.npu.stream(queues[number % streams]):
+            there.append(each.to("npu") * 1)
+    reducer, host = TorchReducer(**limits), TorchReducer()
+    digests = [Digest() for _ in values], [Digest() for _ in values]
+    gc.collect()
+    blocks, used = memory.num_blocks, memory.used
+    clock.waits.clear()
+    clock.unordered.clear()
+    try:
+        for number, tensor in enumerate(there):
+            with torch.npu.stream(queues[number % streams]):
+                getattr(reducer, mode)(tensor, digests[0][number])
+            found.most_blocks = max(found.most_blocks, memory.num_blocks - blocks)
+            found.most_bytes = max(found.most_bytes, memory.used - used)
+        found.waits = [wait.reason for wait in clock.waits]
+        reducer.collect()
+    finally:
+        _arrivals.pinned_like = before
+    found.unordered = [*clock.unordered]
+    for each, digest in zip(values, digests[1], strict=True):
+        getattr(host, mode)(each, digest)
+    # In single precision, as this device sums.
+    found.same = all(
+        np.allclose(_numbers_of(one), _numbers_of(other), rtol=1e-5, atol=1e-6)
+        and (one.checksum, one.stats is None) == (other.checksum, other.stats is None)
+        for one, other in zip(*digests, strict=True)
+    )
+    return found
+
+
+def _numbers_of(digest: Any) -> list[float]:
+    sketch = [] if digest.sketch is None else np.frombuffer(digest.sketch, "<f4").tolist()
+    parts = [astuple(part) for part in (digest.stats, digest.fp8) if part is not None]
+    return [*sketch, *(float(each) for part in parts for each in part if each is not None)]
 
 
 def seeded(options: Mapping[str, bool]) -> Mapping[str, bool]:

@@ -3,10 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+
+class Queue(NamedTuple):
+    """Where work is enqueued: a device and one of its streams, ``None`` if it has none."""
+
+    device: torch.device
+    stream: Any
+
+
+def queue_of(device: torch.device) -> Queue:
+    """Return the queue into which this thread's work on a device goes."""
+    streams: Any = _streams_of(device)
+    return Queue(device, streams.current_stream(device) if hasattr(streams, "current_stream") else None)
+
+
+def on(queue: Queue) -> AbstractContextManager[Any]:
+    """Return what enqueues the work of a block into a queue."""
+    return nullcontext() if queue.stream is None else _streams_of(queue.device).stream(queue.stream)
+
+
+def _streams_of(device: torch.device) -> Any:
+    """Return what has the streams of a device: ``torch.cuda``, and what other devices have like it."""
+    return None if device.type == "cpu" else getattr(torch, device.type, None)
 
 
 class HostCopy:
@@ -21,8 +45,8 @@ class HostCopy:
         """
         self._values = values
         self._event: Any = None
-        streams: Any = getattr(torch, values.device.type, None)  # torch.cuda, and what other devices have like it
-        if not starts or values.device.type == "cpu" or not hasattr(streams, "Event"):
+        streams = _streams_of(values.device)
+        if not starts or not hasattr(streams, "Event"):
             return
         try:
             host = pinned_like(values)
@@ -63,8 +87,8 @@ def note_stream(copy: Tensor) -> Tensor:
 
     Each thread begins with the device's default stream, which runs ahead of the stream of a program that has its own.
     """
-    streams: Any = getattr(torch, copy.device.type, None)
-    if copy.device.type != "cpu" and hasattr(streams, "Event"):
+    streams = _streams_of(copy.device)
+    if hasattr(streams, "Event"):
         event = streams.Event()
         event.record(streams.current_stream(copy.device))
         vars(copy)[_COPIED] = event

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import Any, NamedTuple, TypeVar, cast
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from msprobe.pytorch._arrivals import HostCopy
+from msprobe.pytorch._arrivals import HostCopy, Queue, on, queue_of
 from msprobe.pytorch._checksums import bytes_of, crc32_of, xor_of, xor_on_device
 from msprobe.pytorch._fingerprints import DeviceTensors, HostTensors
 from msprobe.pytorch._native import hash_by_kernels, sketch_by_kernels
@@ -32,6 +31,12 @@ from msprobe_core.plugin import Digest, ElementMeasure, Fp8Stats, PluginError, S
 HELD_BYTES = 1 << 30
 """Maximum size of copies that wait on a device for checksums; beyond it, the host fetches them within the step."""
 
+MOST_SEPARATE = 1024
+"""How many tensors' results of one kind stay tensors of their own, for which allocators take 512 bytes or more."""
+
+RESULT_BYTES = 16 << 20
+"""Maximum size of combined results on devices; beyond it, they go to the host, which waits if it cannot pin memory."""
+
 
 _WITHOUT_LOSSES = WITHOUT_VALUES | {getattr(torch, name) for name in ("float8_e8m0fnu",) if hasattr(torch, name)}
 """Dtypes that are not quantised: their elements are not numbers, or are scales themselves."""
@@ -48,34 +53,75 @@ class _WaitingFp8(NamedTuple):
         self.digest.fp8 = self.read(numbers, self.numel)
 
 
+class _Separate:
+    """Results of one shape, or vectors, that wait on a device, each a tensor of its own."""
+
+    def __init__(
+        self, fill_in: Callable[[Sequence[Any], Tensor], None], join: Callable[[list[Tensor]], Tensor] = torch.stack
+    ) -> None:
+        self._fill_in, self._join = fill_in, join
+        self._targets: list[Any] = []
+        self._results: list[Tensor] = []
+
+    def __len__(self) -> int:
+        return len(self._targets)
+
+    def add(self, result: Tensor, target: Any) -> None:
+        self._targets.append(target)
+        self._results.append(result)
+
+    def finish(self) -> Tensor | None:
+        joined = self._join(self._results)
+        self._results.clear()
+        return joined
+
+    def fill_in(self, stacked: Tensor) -> None:
+        self._fill_in(self._targets, stacked)
+
+
+class _Combined(NamedTuple):
+    """Results in one tensor, which waits on a device or is on its way."""
+
+    queue: Queue
+    copy: HostCopy
+    fill_in: Callable[[Tensor], None]
+
+
 class TorchReducer:
     """See `msprobe_core.plugin.Reducer`.
 
     Tensors on the host are reduced immediately. For a tensor on a device the reductions are enqueued, their results
-    stay on the device, and ``collect`` fetches all of them in one transfer.
+    stay on the device, and ``collect`` fetches them in few transfers. Whatever is done with the results is enqueued
+    into the stream that computes them, so that it needs no order between streams.
     """
 
     def __init__(
-        self, *, defer_host: bool = False, find_kernel: Callable[[torch.device], ProvenKernel | None] | None = None
+        self,
+        *,
+        defer_host: bool = False,
+        find_kernel: Callable[[torch.device], ProvenKernel | None] | None = None,
+        most_separate: int = MOST_SEPARATE,
+        result_bytes: int = RESULT_BYTES,
     ) -> None:
         """Begin empty.
 
         Args:
             defer_host: Treat tensors on the host like those on a device; for testing that path without one.
             find_kernel: Returns a kernel that reduces device tensors in one launch; by default Triton's for GPUs.
+            most_separate: See `MOST_SEPARATE`.
+            result_bytes: See `RESULT_BYTES`.
         """
+        self._most_separate, self._result_bytes = most_separate, result_bytes
         self._defer_host = defer_host
         self._find_kernel = find_kernel or fused_kernel
-        self._kernels: dict[torch.device, ProvenKernel | None] = {}
-        self._deferred: dict[torch.device, DeferredStatistics] = {}
+        self._kernels: dict[torch.device, tuple[Queue, ProvenKernel | None]] = {}
+        self._separate: dict[tuple[str, Queue], DeferredStatistics | _Separate] = {}
+        self._combined: list[_Combined] = []
+        self._combined_bytes = 0
         self._checksums: list[tuple[Digest, Tensor]] = []
         self._held_bytes = 0
-        self._words: dict[torch.device, list[tuple[Digest, Tensor]]] = {}
-        self._fp8: dict[torch.device, list[tuple[_WaitingFp8, Tensor]]] = {}
-        self._extra: dict[torch.device, list[tuple[Digest, Sequence[str], Tensor]]] = {}
-        self._sketches: dict[torch.device, list[tuple[Digest, Tensor]]] = {}
-        self._sketchers: dict[torch.device, Sketcher] = {}
-        self._sealed: list[tuple[HostCopy, Callable[[Tensor], None]]] = []
+        self._sketchers: dict[Queue, Sketcher] = {}
+        self._sealed: list[_Combined] = []
 
     def statistics(self, tensor: Any, digest: Digest) -> None:
         """Set ``digest.stats``, now or at the next ``collect``."""
@@ -88,15 +134,50 @@ class TorchReducer:
         elif self._is_on_host(values):
             digest.stats = host_statistics(values)
         else:
-            self._deferred_on(values.device).add(values, digest)
+            self._waiting_on("statistics", values.device, self._deferred_on).add(values, digest)
 
-    def _deferred_on(self, device: torch.device) -> DeferredStatistics:
-        deferred = self._deferred.get(device)
-        if deferred is None:
-            if device not in self._kernels:
-                self._kernels[device] = self._find_kernel(device)
-            deferred = self._deferred[device] = DeferredStatistics(self._kernels[device])
-        return deferred
+    def _waiting_on(
+        self, kind: str, device: torch.device, make: Callable[[Queue], DeferredStatistics | _Separate]
+    ) -> Any:
+        """Return where results of a kind wait that this thread's stream computes, with room for one more."""
+        queue = queue_of(device)
+        waiting = self._separate.get((kind, queue))
+        if waiting is not None and len(waiting) >= self._most_separate:
+            self._combine(queue, self._separate.pop((kind, queue)))
+            if self._combined_bytes > self._result_bytes:
+                self._send(may_wait=True)
+            waiting = None
+        if waiting is None:
+            waiting = self._separate[kind, queue] = make(queue)
+        return waiting
+
+    def _deferred_on(self, queue: Queue) -> DeferredStatistics:
+        if queue.device not in self._kernels:
+            self._kernels[queue.device] = queue, self._find_kernel(queue.device)
+        first, kernel = self._kernels[queue.device]  # its buffer is of one stream
+        return DeferredStatistics(kernel if queue == first else None)
+
+    def _combine(self, queue: Queue, waiting: DeferredStatistics | _Separate) -> None:
+        with on(queue):
+            vector = waiting.finish()
+        if vector is not None:
+            self._combined.append(_Combined(queue, HostCopy(vector, starts=False), waiting.fill_in))
+            self._combined_bytes += vector.nbytes
+
+    def _combine_all(self) -> None:
+        separate, self._separate = self._separate, {}
+        for (_, queue), waiting in separate.items():
+            self._combine(queue, waiting)
+
+    def _send(self, *, may_wait: bool) -> None:
+        """Start to copy what is combined to the host, and free it: at once, where the host cannot but wait for it."""
+        combined, self._combined, self._combined_bytes = self._combined, [], 0
+        for queue, kept, fill_in in combined:
+            with on(queue):
+                copy = HostCopy(kept.values())
+                if may_wait and not copy.is_watched:
+                    copy = HostCopy(kept.values().cpu())
+            self._sealed.append(_Combined(queue, copy, fill_in))
 
     def checksum(self, tensor: Any, digest: Digest) -> None:
         """Set ``digest.checksum``, now or at the next ``collect``."""
@@ -119,7 +200,7 @@ class TorchReducer:
         if self._is_on_host(values):
             digest.checksum = xor_of(values)
         else:
-            self._words.setdefault(values.device, []).append((digest, xor_on_device(bytes_of(values))))
+            self._words_on(values.device).add(xor_on_device(bytes_of(values)), digest)
 
     def hash(self, tensor: Any, digest: Digest) -> None:
         """Set ``digest.checksum``, now or at the next ``collect``."""
@@ -137,7 +218,7 @@ class TorchReducer:
                 digest.checksum = word_text(int(hash_of(values, HostTensors(), place)[0]))
         else:
             word = hash_of(values, DeviceTensors(values.device), place)[0]
-            self._words.setdefault(values.device, []).append((digest, word))
+            self._words_on(values.device).add(word, digest)
 
     def sketch(self, tensor: Any, digest: Digest) -> None:
         """Set ``digest.sketch``, now or at the next ``collect``."""
@@ -155,7 +236,8 @@ class TorchReducer:
                 digest.sketch = self._sketcher(values).sketch(values, place).astype("<f4").tobytes()
         else:
             sketch = self._sketcher(values).sketch(values, place)
-            self._sketches.setdefault(values.device, []).append((digest, sketch))
+            waiting = self._waiting_on("sketches", values.device, lambda _: _Separate(_fill_in_sketches))
+            waiting.add(sketch, digest)
 
     def fp8(self, tensor: Any, digest: Digest) -> None:
         """Set ``digest.fp8``, now or at the next ``collect``."""
@@ -176,7 +258,10 @@ class TorchReducer:
         if is_on_host:
             waiting.fill_in(numbers.tolist())
         else:
-            self._fp8.setdefault(values.device, []).append((waiting, numbers))
+            self._waiting_on("fp8", values.device, lambda _: _Separate(_fill_in_fp8)).add(numbers, waiting)
+
+    def _words_on(self, device: torch.device) -> _Separate:
+        return self._waiting_on("words", device, lambda _: _Separate(_fill_in_words))
 
     def extra_statistics(self, tensor: Any, digest: Digest, measure: ElementMeasure) -> None:
         """Set ``digest.extra``, now or at the next ``collect``."""
@@ -193,7 +278,9 @@ class TorchReducer:
         vector = (numbers.float() if is_narrow else arrays.floats(numbers)).reshape(-1)
         version = None if vector.is_inference() else vector._version
         names, found = measure(vector, arrays)
-        self._extra.setdefault(values.device, []).append((digest, names, found))
+        self._waiting_on("extra", values.device, lambda _: _Separate(_fill_in_extra, torch.cat)).add(
+            found, (digest, names)
+        )
         if version is not None and vector._version != version:
             raise PluginError(f"one of the statistics {', '.join(names)} has written to the tensor that it was given")
 
@@ -204,48 +291,35 @@ class TorchReducer:
         return self._sketcher(values).sketch(values).astype("<f4").tobytes()
 
     def _sketcher(self, values: Tensor) -> Sketcher:
-        sketcher = self._sketchers.get(values.device)
+        queue = queue_of(values.device)  # its tables are made there
+        sketcher = self._sketchers.get(queue)
         if sketcher is None:
             arrays = HostTensors() if self._is_on_host(values) else DeviceTensors(values.device)
-            sketcher = self._sketchers[values.device] = Sketcher(arrays)
+            sketcher = self._sketchers[queue] = Sketcher(arrays)
         return sketcher
 
     @property
     def is_complete(self) -> bool:
         """Whether nothing is pending on a device."""
-        waiting = (self._deferred, self._checksums, self._words, self._sketches, self._fp8, self._extra, self._sealed)
-        return not any(waiting)
+        return not any((self._separate, self._checksums, self._combined, self._sealed))
 
     def collect(self) -> None:
-        """Fetch all results, one transfer per device and kind of result."""
+        """Fetch all results: one transfer per device and kind of result, and for each 1024 tensors."""
         self._collect_checksums()
-        sealed, self._sealed = self._sealed, []
-        for copy, fill_in in sealed:
-            fill_in(copy.values())
-        for stacked, fill_in in self._transfers():
-            fill_in(stacked)
+        self._combine_all()
+        combined, self._sealed, self._combined, self._combined_bytes = [*self._sealed, *self._combined], [], [], 0
+        for queue, copy, fill_in in combined:
+            with on(queue):
+                fill_in(copy.values())
 
     def seal(self) -> Callable[[], bool] | None:
         """Start to copy all results into memory of the host, but those of `checksum`."""
-        self._sealed += [(HostCopy(stacked), fill_in) for stacked, fill_in in self._transfers()]
-        copies = [copy for copy, _ in self._sealed]
+        self._combine_all()
+        self._send(may_wait=False)
+        copies = [copy for _, copy, _ in self._sealed]
         if not all(copy.is_watched for copy in copies):
             return None
         return lambda: all(copy.has_arrived() for copy in copies)
-
-    def _transfers(self) -> Iterator[tuple[Tensor, Callable[[Tensor], None]]]:
-        """Yield what is to be transferred, and what fills in the digests from it."""
-        for deferred in _drained(self._deferred):
-            if (vector := deferred.finish()) is not None:
-                yield vector, deferred.fill_in
-        for words in _drained(self._words):
-            yield torch.stack([word for _, word in words]), partial(_fill_in_words, words)
-        for sketches in _drained(self._sketches):
-            yield torch.stack([sketch for _, sketch in sketches]), partial(_fill_in_sketches, sketches)
-        for fp8s in _drained(self._fp8):
-            yield torch.stack([numbers for _, numbers in fp8s]), partial(_fill_in_fp8, fp8s)
-        for extras in _drained(self._extra):
-            yield torch.cat([numbers for *_, numbers in extras]), partial(_fill_in_extra, extras)
 
     def _collect_checksums(self) -> None:
         for digest, copy in self._checksums:
@@ -257,36 +331,26 @@ class TorchReducer:
         return values.is_cpu and not self._defer_host
 
 
-_Waiting = TypeVar("_Waiting")
-
-
-def _drained(waiting: dict[torch.device, _Waiting]) -> list[_Waiting]:
-    """Return what waits on each device, and forget it."""
-    found = list(waiting.values())
-    waiting.clear()
-    return found
-
-
-def _fill_in_words(waiting: Sequence[tuple[Digest, Tensor]], stacked: Tensor) -> None:
+def _fill_in_words(digests: Sequence[Digest], stacked: Tensor) -> None:
     words: list[int] = stacked.tolist()
-    for (digest, _), word in zip(waiting, words, strict=True):
+    for digest, word in zip(digests, words, strict=True):
         digest.checksum = word_text(word)
 
 
-def _fill_in_sketches(waiting: Sequence[tuple[Digest, Tensor]], stacked: Tensor) -> None:
-    for (digest, _), sketch in zip(waiting, stacked.cpu().numpy().astype("<f4"), strict=True):
+def _fill_in_sketches(digests: Sequence[Digest], stacked: Tensor) -> None:
+    for digest, sketch in zip(digests, stacked.cpu().numpy().astype("<f4"), strict=True):
         digest.sketch = sketch.tobytes()
 
 
-def _fill_in_fp8(waiting: Sequence[tuple[_WaitingFp8, Tensor]], stacked: Tensor) -> None:
+def _fill_in_fp8(waiting: Sequence[_WaitingFp8], stacked: Tensor) -> None:
     rows: list[list[float]] = stacked.tolist()
-    for (digest, _), numbers in zip(waiting, rows, strict=True):
-        digest.fill_in(numbers)
+    for one, numbers in zip(waiting, rows, strict=True):
+        one.fill_in(numbers)
 
 
-def _fill_in_extra(waiting: Sequence[tuple[Digest, Sequence[str], Tensor]], joined: Tensor) -> None:
+def _fill_in_extra(waiting: Sequence[tuple[Digest, Sequence[str]]], joined: Tensor) -> None:
     numbers = iter(joined.tolist())
-    for digest, names, _ in waiting:
+    for digest, names in waiting:
         digest.extra = {name: next(numbers) for name in names}
 
 

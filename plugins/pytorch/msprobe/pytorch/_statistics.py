@@ -181,7 +181,7 @@ class ProvenKernel:
         self._kernel: Kernel | None = kernel
         self._dtypes = dtypes
         self._proven: set[torch.dtype] = set()
-        self._added: list[_Fused] = []
+        self._added: list[Fused] = []
 
     def add(self, values: Tensor, digest: Digest) -> bool:
         """Enqueue the reduction of a tensor; return whether it will fill in the digest."""
@@ -198,31 +198,31 @@ class ProvenKernel:
                 "tensors on %s are reduced by several operators, as the kernel fails: %s", dense.device, error
             )
             return False
-        self._added.append(_Fused(digest, dtype, values.numel(), added, is_recorded=dtype in self._proven))
+        self._added.append(Fused(digest, dtype, values.numel(), added, is_recorded=dtype in self._proven))
         return dtype in self._proven
 
-    def finish(self) -> list[Tensor]:
-        """Return the vectors to transfer: one, or none."""
-        if not self._added or self._kernel is None:
-            return []
+    def finish(self) -> tuple[list[Tensor], list[Fused]]:
+        """Return the vectors to transfer, one or none, and the tensors whose numbers it has."""
+        added, self._added = self._added, []
+        if not added or self._kernel is None:
+            return [], []
         try:
-            for one in self._added:
+            for one in added:
                 one.place = self._kernel.place_of(one.added)
-            return [self._kernel.finish()]
+            return [self._kernel.finish()], added
         except Exception as error:  # noqa: BLE001  # as in ``add``; tensors that only the kernel reduced have no statistics
             self._kernel = None
             _logger.warning("some statistics of tensors on a device are lost, as their kernel fails: %s", error)
-            for one in self._added:
+            for one in added:
                 if one.is_recorded:
                     one.digest.stats = Stats()
-            self._added.clear()
-            return []
+            return [], []
 
-    def fill_in(self, numbers: list[float]) -> None:
+    def fill_in(self, added: Sequence[Fused], numbers: list[float]) -> None:
         """Fill in digests from the vector, and compare it with those that operators have filled in."""
         wrong: set[torch.dtype] = set()
         seen: set[torch.dtype] = set()
-        for one in self._added:
+        for one in added:
             high, low, total, squares, num_nan, num_inf = numbers[one.place : one.place + 6]
             norm = math.nan if num_nan else math.sqrt(squares)
             stats = _to_stats(one.dtype, one.numel, [high, low, total, norm, num_nan, num_inf])
@@ -232,7 +232,6 @@ class ProvenKernel:
                 seen.add(one.dtype)
                 if not _is_same(stats, one.digest.stats, one.numel):
                     wrong.add(one.dtype)
-        self._added.clear()
         self._proven |= seen - wrong
         if wrong:
             self._dtypes -= wrong
@@ -241,7 +240,9 @@ class ProvenKernel:
 
 
 @dataclass
-class _Fused:
+class Fused:
+    """A tensor that the kernel reduces, and the place of its numbers."""
+
     digest: Digest
     dtype: torch.dtype
     numel: int
@@ -284,13 +285,20 @@ class DeferredStatistics:
 
     def __init__(self, kernel: ProvenKernel | None = None) -> None:
         self._kernel = kernel
+        self._size = 0
+        self._fused: list[Fused] = []
         self._digests: list[tuple[Digest, torch.dtype, int, bool]] = []
         self._results: dict[torch.dtype, list[Tensor]] = {}
         self._places: list[tuple[tuple[torch.dtype, int], ...]] = []
-        self._kept: list[torch.dtype] = []
+        self._kept: dict[torch.dtype, int] = {}
+
+    def __len__(self) -> int:
+        """Return the number of tensors."""
+        return self._size
 
     def add(self, values: Tensor, digest: Digest) -> None:
         """Enqueue the reductions of one tensor."""
+        self._size += 1
         dtype = values.dtype
         values = widened(values)
         if self._kernel is not None and self._kernel.add(values, digest):
@@ -331,8 +339,9 @@ class DeferredStatistics:
         Its numbers are float64, or the bits of float32 and int64 as int32 if the device lacks that.
         """
         stacked = {dtype: torch.stack(results) for dtype, results in self._results.items()}
-        self._kept = list(stacked)
-        fused = [] if self._kernel is None else self._kernel.finish()
+        self._kept = {dtype: len(results) for dtype, results in self._results.items()}
+        self._results.clear()
+        fused, self._fused = ([], []) if self._kernel is None else self._kernel.finish()
         if any(each.device.type in WITHOUT_DOUBLE for each in stacked.values()):
             parts = [each.to(_carrier(dtype)).view(torch.int32) for dtype, each in stacked.items()]
         else:
@@ -346,8 +355,8 @@ class DeferredStatistics:
         bits = vector.cpu() if has_bits else None
         numbers: dict[torch.dtype, list[float]] = {}
         start = 0
-        for dtype in self._kept:
-            stop = start + len(self._results[dtype]) * (_carrier(dtype).itemsize // 4 if has_bits else 1)
+        for dtype, count in self._kept.items():
+            stop = start + count * (_carrier(dtype).itemsize // 4 if has_bits else 1)
             # A view as int64 must be aligned.
             numbers[dtype] = (
                 every[start:stop] if bits is None else bits[start:stop].clone().view(_carrier(dtype)).tolist()
@@ -360,7 +369,7 @@ class DeferredStatistics:
                 found = [high, low, *sums_of_integers(int(total), int(squares), rounded, norm), 0, 0]
             digest.stats = _to_stats(dtype, numel, found)
         if self._kernel is not None:
-            self._kernel.fill_in(every[start:])
+            self._kernel.fill_in(self._fused, every[start:])
 
 
 def _carrier(dtype: torch.dtype) -> torch.dtype:
