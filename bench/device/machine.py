@@ -49,6 +49,10 @@ class Machine(ABC):
     def peak_bytes(self, step: Step) -> int | None:
         """Run a step; return the most memory in use, or ``None`` if that cannot be told."""
 
+    def collectives(self) -> str:
+        """Return the name of the backend with which its processes communicate."""
+        return "gloo"
+
     def with_silu(self, kernel: Callable[..., Any]) -> AbstractContextManager[Any]:
         """Return what has ``kernel(original, *args)`` compute SiLU in forward passes of a block."""
         return _WithSilu(kernel)
@@ -90,6 +94,10 @@ class Cuda(Machine):
     def name(self) -> str:
         """Of the card."""
         return f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
+
+    def collectives(self) -> str:
+        """See `Machine`."""
+        return "nccl"
 
     def synchronize(self) -> None:
         """See `Machine`."""
@@ -159,6 +167,11 @@ class Simulated(Machine):
     def name(self) -> str:
         """What it is."""
         return "the simulated device of the test suite, for a dry run"
+
+    def collectives(self) -> str:
+        """See `Machine`; a stand-in of HCCL."""
+        importlib.import_module("device_collectives").register()
+        return "hccl"
 
     def with_silu(self, kernel: Callable[..., Any]) -> AbstractContextManager[Any]:
         """See `Machine`."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+import tempfile
+from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
 import torch
@@ -70,6 +71,35 @@ def _compiled(training: Training, around: Around) -> None:
     _plain(training, around)
 
 
+def _sharded(training: Training, around: Around) -> None:
+    """Train with FSDP of one process: gathers, reductions and freed parameters are those of many."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    kind = training.machine.kind
+    mesh = init_device_mesh(kind, (1,))
+    for module in training.model.modules():
+        if type(module).__name__.endswith("DecoderLayer"):
+            fully_shard(module, mesh=mesh)
+    fully_shard(training.model, mesh=mesh)
+    training.renew_optimizer()
+    _plain(training, around)
+
+
+@contextmanager
+def _one_process(machine: Machine) -> Generator[None, None, None]:
+    """Be a job of one process."""
+    from torch import distributed
+
+    with tempfile.TemporaryDirectory() as directory:
+        place = f"file://{directory}/rendezvous"
+        distributed.init_process_group(machine.collectives(), init_method=place, rank=0, world_size=1)
+        try:
+            yield
+        finally:
+            distributed.destroy_process_group()
+
+
 def _recomputed(training: Training, around: Around) -> None:
     model = training.model
     model.gradient_checkpointing_enable({"use_reentrant": False})  # pyright: ignore[reportCallIssue]
@@ -114,6 +144,11 @@ def _programs(machine: Machine) -> dict[str, Train]:
     return found
 
 
+def _compare_sharded(make: Make, kinds: list[Kind], proof: Proof) -> Outcome:
+    with _one_process(proof.machine):
+        return _compare(make, _sharded, kinds, proof)
+
+
 def _cases(proof: Proof) -> Iterator[Case]:
     machine = proof.machine
     names = ARCHITECTURES[:2] if proof.is_small else ARCHITECTURES
@@ -123,6 +158,9 @@ def _cases(proof: Proof) -> Iterator[Case]:
     for program, train in _programs(machine).items():
         make = partial(tiny, "llama", "bfloat16", machine)
         yield Case(f"llama, bfloat16, {program}", partial(_compare, make, train, kinds, proof))
+    for dtype in ("float32", "bfloat16"):
+        make = partial(tiny, "llama", dtype, machine)
+        yield Case(f"llama, {dtype}, FSDP of one process", partial(_compare_sharded, make, kinds, proof))
 
 
 NEUTRALITY = Chapter(

@@ -37,8 +37,12 @@ class Training:
     losses: list[Tensor] = field(default_factory=list[Tensor])
 
     def __post_init__(self) -> None:
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        self.renew_optimizer()
         self.call: Callable[..., Any] = self.model
+
+    def renew_optimizer(self) -> None:
+        """Begin with the parameters that the model has now."""
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
 
     def step(self) -> Tensor:
         """Train one step; return the loss."""
@@ -65,7 +69,8 @@ class Training:
 
 
 def _digest(tensor: Tensor) -> str:
-    values = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+    local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor  # pyright: ignore[reportAttributeAccessIssue]
+    values = local.detach().cpu().contiguous().flatten().view(torch.uint8)
     return hashlib.blake2b(values.numpy().tobytes(), digest_size=16).hexdigest()
 
 
