@@ -302,13 +302,19 @@ def _listing_lines(found: Listing, most: int) -> Iterator[str]:
 def resume(*, before: Path, after: Path) -> int:
     """Print what a job lost that loaded the checkpoint BEFORE and saved AFTER: moments, steps, data position.
 
+    AFTER may also be a manifest of the job, or the directory that it is recorded to: then step counts, learning rates
+    and random states are compared, and the job need not save first.
+
     Exit status: 0 if nothing was lost, 1 if something was, 2 if a checkpoint cannot be read.
     """
     from msprobe_core.checkpoint.opening import open_checkpoint
     from msprobe_core.checkpoint.resume import compare_resumed
+    from msprobe_core.checkpoint.resume_running import compare_running, find_manifests
     from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT
 
-    found = compare_resumed(open_checkpoint(before), open_checkpoint(after))
+    manifests = find_manifests(after)
+    loaded = open_checkpoint(before)
+    found = compare_running(loaded, after, manifests) if manifests else compare_resumed(loaded, open_checkpoint(after))
     show(lambda console: _print_lines(_resume_lines(found), console), "redirect it")
     return EXIT_AGREES if found.is_sound else EXIT_DIFFERENT
 

@@ -157,12 +157,17 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, g
         defaults: Its defaults.
         groups: Its groups.
         state_dtypes: Dtypes of its state, by the name of the state: ``exp_avg``: ``float32``.
+        steps: Number of steps that its state counts when the first recorded step has ended, the most of all parameters;
+            ``None`` if it counts none.
+        first_rates: Learning rates of the groups when that step began; empty if they were not seen.
     """
 
     type: str
     defaults: dict[str, Scalar] = {}
     groups: tuple[ParameterGroup, ...] = ()
     state_dtypes: dict[str, str] = {}
+    steps: int | None = None
+    first_rates: tuple[float, ...] = ()
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

@@ -1,11 +1,13 @@
 """msprobe checkpoint on files of real libraries: a sound conversion is the same model, a planted bug is named."""
 
+import gc
 import json
 
 import pytest
 import torch
 import transformers
 from megatron_layout import shape_of, write_megatron
+from msprobe.pytorch import PrecisionDebugger
 from safetensors.torch import save_file
 
 from msprobe_core.cli import main
@@ -199,3 +201,82 @@ def test_what_cannot_be_read_is_an_error(run, saved, tmp_path):
     bad = tmp_path / "map.yaml"
     bad.write_text("[1, 2]")
     assert run("compare", saved, saved, "--map", bad)[0] == 2
+
+
+# --- a job that has not saved yet -----------------------------------------------------------------------------------
+
+
+def record(job, path, num_steps=1):
+    """Go on with a training, of which the first step is recorded."""
+    gc.collect()  # the optimizers of other tests
+    debugger = PrecisionDebugger(dump_path=str(path), task="structure", level="L0", step=[0])
+    for _ in range(num_steps):
+        debugger.start(job.model)
+        job.train(1)
+        debugger.stop()
+        debugger.step()
+    debugger.close()
+    return path
+
+
+def resumed(before, *, without=()):
+    """Make a job that loads a checkpoint, but for some of what it holds."""
+    state = torch.load(before, weights_only=False)
+    job = Job()
+    job.model.load_state_dict(state["model"])
+    job.step = state["step"]
+    if "optimizer" not in without:
+        job.optimizer.load_state_dict(state["optimizer"])
+    if "lr_scheduler" not in without:
+        job.schedule.load_state_dict(state["lr_scheduler"])
+    if "rng_state" not in without:
+        torch.set_rng_state(state["rng_state"])
+    else:
+        torch.manual_seed(7)
+    return job
+
+
+def test_a_running_job_that_lost_nothing(run, tmp_path):
+    before = Job().train(10).save(tmp_path / "before.pt")
+    record(resumed(before), tmp_path / "run")
+    code, out, _ = run("resume", before, tmp_path / "run")
+    assert code == 0, out
+    assert "1 steps: nothing was lost" in out
+    assert "step counts and learning rates are those of the checkpoint" in out
+    assert "random" not in out
+    assert run("resume", before, next((tmp_path / "run").glob("step0/*/manifest.json")))[0] == 0
+
+
+def test_a_running_job_that_lost_the_state_of_its_optimizer_is_found(run, tmp_path):
+    before = Job().train(10).save(tmp_path / "before.pt")
+    record(resumed(before, without={"optimizer", "rng_state"}), tmp_path / "run")
+    code, out, _ = run("resume", before, tmp_path / "run")
+    assert code == 1
+    assert "the optimizer counts 1 step, and 10 in the checkpoint: its state was not loaded" in out
+    assert "state of PyTorch's random generator is none of the checkpoint" in out
+
+
+def test_a_running_job_that_loaded_an_older_or_a_later_checkpoint_is_found(run, tmp_path):
+    job = Job().train(10)
+    older, before = job.save(tmp_path / "older.pt"), job.train(5).save(tmp_path / "before.pt")
+    record(resumed(older), tmp_path / "behind")
+    code, out, _ = run("resume", before, tmp_path / "behind")
+    assert (code, "the optimizer counts 11 steps, and 15 in the checkpoint" in out) == (1, True)
+    record(resumed(before), tmp_path / "ahead")
+    code, out, _ = run("resume", older, tmp_path / "ahead")
+    assert (code, "counts 16 steps, 6 more than the checkpoint" in out) == (0, True)
+
+
+@pytest.mark.parametrize(("rate", "code", "said"), [
+    ("initial", 1, "group 0 is 0.01, with which its schedule began, and 0.00349 in the checkpoint"),
+    (0.002, 1, "group 0 is 0.002, and 0.00349 in the checkpoint"),
+    # The rate is the optimizer's until the schedule steps.
+    (None, 0, "group 0 went from 0.00349 to 0.009 within the first recorded step"),
+])  # fmt: skip
+def test_a_running_job_whose_schedule_began_again_is_found(run, tmp_path, rate, code, said):
+    before = Job().train(10).save(tmp_path / "before.pt")
+    job = resumed(before, without={"lr_scheduler"} if rate is None else ())
+    for group in job.optimizer.param_groups if rate is not None else ():
+        group["lr"] = group["initial_lr"] if rate == "initial" else rate
+    found = run("resume", before, record(job, tmp_path / "run"))
+    assert (found[0], said in found[1]) == (code, True), found[1]

@@ -129,6 +129,7 @@ def _described(optimizer: Any, names: Mapping[int, str], trainers: Sequence[Any]
         defaults=defaults,
         groups=tuple(described),
         state_dtypes=_state_dtypes(optimizer),
+        steps=_steps(optimizer),
     )
 
 
@@ -244,6 +245,16 @@ def _state_dtypes(optimizer: Any) -> dict[str, str]:
         if any(each.shape for each in states[:_SAMPLED]):  # not the steps of each parameter
             found[name] = ", ".join(sorted(set(map(dtypes.of, states))))
     return found
+
+
+def _steps(optimizer: Any) -> int | None:
+    """Return how many steps it counts; `mindspore.mint.optim` counts them for each parameter."""
+    count: Any = getattr(optimizer, "global_step", None)
+    if not _is_number(count):
+        states: Any = getattr(optimizer, "state_step", ())
+        count = states[0] if isinstance(states, tuple | list) and states else count  # pyright: ignore[reportUnknownVariableType]
+    number = _number(count) if _is_number(count) else None
+    return int(number) if isinstance(number, int | float) else None
 
 
 def _named(parameters: Any, names: Mapping[int, str]) -> tuple[str, ...]:

@@ -45,12 +45,17 @@ class SteppedOptimizers:
     def __init__(self) -> None:
         """Begin without any."""
         self._found: dict[int, weakref.ref[Any]] = {}
+        self._rates: dict[int, tuple[float, ...]] = {}
         self._handle: Any = None
 
     def watch(self) -> SteppedOptimizers:
         """Begin. Not if something may be compiled: a compiler would compile again what a new hook is in."""
         if self._handle is None and _EVAL_FRAME not in sys.modules:
             self._handle = register_optimizer_step_pre_hook(self._note)
+        elif self._handle is None and not self.all and not _has_wrappers():
+            # They are searched for now instead of when the window ends: now their learning rates are the first ones.
+            for one in _existing()[0]:
+                self._see(one)
         return self
 
     def detach(self) -> None:
@@ -66,15 +71,31 @@ class SteppedOptimizers:
         """Do nothing: no gradients are reported."""
 
     def _note(self, optimizer: Any, *_: Any) -> None:
-        self.add(optimizer)
+        self._see(optimizer)
         scaler = _scaler_above(sys._getframe(1))
         if scaler is not None:
             self.add(scaler)
 
+    def _see(self, one: Any) -> None:
+        """Remember one that is about to step for the first time."""
+        if not self._is_known(one):
+            self.add(one)
+            if isinstance(one, torch.optim.Optimizer):
+                self._rates[id(one)] = _rates(one)
+
     def add(self, one: Any) -> None:
         """Remember one, as if it had stepped."""
-        if id(one) not in self._found:
+        if not self._is_known(one):
             self._found[id(one)] = weakref.ref(one)
+            self._rates.pop(id(one), None)  # of one that no longer exists
+
+    def _is_known(self, one: Any) -> bool:
+        reference = self._found.get(id(one))
+        return reference is not None and reference() is one
+
+    def first_rates(self, one: Any) -> tuple[float, ...]:
+        """Return the learning rates of an optimizer when it was seen first; empty if they are unknown."""
+        return self._rates.get(id(one), ()) if self._is_known(one) else ()
 
     @property
     def all(self) -> list[Any]:
@@ -110,7 +131,7 @@ def optimizers_of(models: Sequence[NamedModel], stepped: SteppedOptimizers | Non
             if stepped is not None:
                 stepped.add(one)  # so that they are not searched again when the step ends
     names = _Names(models, roots)
-    found = [_described(one, names) for one in _distinct(roots)]
+    found = [_described(one, names, stepped) for one in _distinct(roots)]
     if not is_whole or any(any(group.parameters) for one in found for group in one.groups):
         # An optimizer of another model, such as a discriminator's that is not recorded, does not count.
         found = [one for one in found if not one.groups or any(any(group.parameters) for group in one.groups)]
@@ -205,7 +226,7 @@ class _Names:
         return {key: ", ".join(names) for key, names in found.items()}
 
 
-def _described(one: Any, names: _Names) -> Optimizer:
+def _described(one: Any, names: _Names, stepped: SteppedOptimizers | None) -> Optimizer:
     kind: Any = type(one)
     name = f"{kind.__module__}.{kind.__qualname__}"
     if not isinstance(one, torch.optim.Optimizer):
@@ -221,7 +242,14 @@ def _described(one: Any, names: _Names) -> Optimizer:
         )
         for group in one.param_groups
     )
-    return Optimizer(type=name, defaults=defaults, groups=groups, state_dtypes=_state_dtypes(one))
+    return Optimizer(
+        type=name,
+        defaults=defaults,
+        groups=groups,
+        state_dtypes=_state_dtypes(one),
+        steps=_steps(one),
+        first_rates=() if stepped is None else stepped.first_rates(one),
+    )
 
 
 def _own_scalars(one: Any) -> dict[str, Scalar]:
@@ -257,3 +285,23 @@ def _state_dtypes(optimizer: torch.optim.Optimizer) -> dict[str, str]:
                 if isinstance(value, Tensor):
                     found.setdefault(str(name), set()).add(str(value.dtype).removeprefix("torch."))
     return {name: ", ".join(sorted(dtypes)) for name, dtypes in sorted(found.items())}
+
+
+def _steps(optimizer: torch.optim.Optimizer) -> int | None:
+    """Return how many steps the states count; a count on a device is fetched, of the first parameter only."""
+    states: Any = optimizer.state
+    counts: list[int] = []
+    for state in list(states.values()):
+        count: Any = cast("Mapping[Any, Any]", state).get("step") if isinstance(state, Mapping) else None
+        if isinstance(count, int | float):
+            counts.append(int(count))
+        elif isinstance(count, Tensor) and count.numel() == 1 and (count.device.type == "cpu" or not counts):
+            counts.append(int(count.item()))
+    return max(counts, default=None)
+
+
+def _rates(optimizer: torch.optim.Optimizer) -> tuple[float, ...]:
+    """Return the learning rate of each group; empty if one has none, or is on a device."""
+    rates = [_scalars({"lr": group.get("lr")}).get("lr") for group in optimizer.param_groups]
+    numbers = tuple(float(rate) for rate in rates if isinstance(rate, int | float))
+    return numbers if len(numbers) == len(rates) else ()
