@@ -148,7 +148,8 @@ def write_verl(directory: Path) -> None:
         program = Path(__file__).parents[2] / "examples" / "verl_cpu" / "train.py"
         command = [sys.executable, str(program), "--work", place, "--record", str(record), "--fault", "skip_layer"]
         subprocess.run([*command, "--workers", "1", "--steps", "1"], check=True)
-        replace_paths(directory / "verl", {place: "/home/user"})
+        own = {os.environ["RAY_TMPDIR"]: "/tmp/ray"} if "RAY_TMPDIR" in os.environ else {}
+        replace_paths(directory / "verl", {place: "/home/user", **own})
 
 
 def msprobe(here: Path, *arguments: str) -> None:

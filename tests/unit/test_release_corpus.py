@@ -53,6 +53,9 @@ COMMANDS = {
     "monitor to-db": (0, "monitor to-db {r}/monitor -o {o}", "monitor_data.trend.db"),
     "locate by noise": (1, "locate {r}/statistics/target {r}/noise/golden -o {o}", "measured on 2 repetitions"),
     "config_check": (1, "config_check -c {r}/statistics/golden {r}/statistics/target -o {o}", "eps is 0.01 instead of"),
+    "rl compare weights": (1, "rl compare weights {r}/verl -o {o}", "down_proj.weight is not synchronised"),
+    "rl compare logprob": (0, "rl compare logprob {r}/verl -o {o}", "AGREE"),
+    "rl check": (0, "rl check {r}/verl -o {o}", "Checked 12 invariants in step 1"),
     "checkpoint compare": (1, "checkpoint compare {prints}", "reordered: 1"),
     "checkpoint inspect": (0, "checkpoint inspect {r}/shards/golden/step0/*/dump_tensor_data", "Functional.layer_norm"),
 }  # fmt: skip
