@@ -25,7 +25,9 @@ TIMEOUT_S = 600
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed; 0.19.8 is known to work"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed; 0.19.8 is known to work"
+    ),
 ]
 
 
