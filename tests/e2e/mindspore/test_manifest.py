@@ -207,6 +207,18 @@ def test_groups_of_a_classic_optimizer():
     assert found.state_dtypes == {"moments1": "float32", "moments2": "float32"}
 
 
+@pytest.mark.parametrize(("make", "steps"), [
+    (lambda own: nn.Adam(own, 0.01), 2), (lambda own: nn.SGD(own, 0.1), 2), (lambda own: optim.Adam(own, 0.01), 2),
+    (lambda own: optim.SGD(own, 0.01), None),
+])  # fmt: skip
+def test_an_optimizer_says_how_many_steps_it_has_made(make, steps):
+    net = nn.Dense(2, 2)
+    optimizer = make(list(net.trainable_params()))
+    for _ in range(2):
+        optimizer(tuple(ops.ones_like(parameter) for parameter in net.trainable_params()))
+    assert optimizer_of(net, optimizer).steps == steps
+
+
 def test_a_name_may_exclude_a_parameter_from_decay():
     net = make_net()
     found = optimizer_of(net, nn.Adam(net.trainable_params(), 0.01, weight_decay=0.2, loss_scale=4.0))

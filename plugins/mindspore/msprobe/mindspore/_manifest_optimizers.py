@@ -248,12 +248,12 @@ def _state_dtypes(optimizer: Any) -> dict[str, str]:
 
 
 def _steps(optimizer: Any) -> int | None:
-    """Return how many steps it counts; `mindspore.mint.optim` counts them for each parameter."""
-    count: Any = getattr(optimizer, "global_step", None)
-    if not _is_number(count):
-        states: Any = getattr(optimizer, "state_step", ())
-        count = states[0] if isinstance(states, tuple | list) and states else count  # pyright: ignore[reportUnknownVariableType]
-    number = _number(count) if _is_number(count) else None
+    """Return how many steps it counts; unknown of those of `mindspore.mint`, which count from -1."""
+    name = "state_step" if isinstance(optimizer, optim.Optimizer) else "global_step"
+    count: Any = getattr(optimizer, name, None)
+    if type(optimizer).__module__.startswith("mindspore.mint.") or not _is_number(count):
+        return None
+    number = _number(count)
     return int(number) if isinstance(number, int | float) else None
 
 
