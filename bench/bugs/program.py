@@ -92,6 +92,20 @@ def text(step: int) -> list[Batch]:
     return [{"input_ids": ids, "labels": ids.clone()}]
 
 
+def scheduled(program: Program, factor: Callable[[int], float]) -> Program:
+    """Return a training whose learning rate is multiplied by a factor of the step, also when a step is repeated."""
+    groups, batches = program.optimizer.param_groups, program.batches
+    rates = [group["lr"] for group in groups]
+
+    def at_step(step: int) -> Sequence[Batch]:
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate * factor(step)
+        return batches(step)
+
+    program.batches = at_step
+    return program
+
+
 def images(step: int, *, height: int = 16, width: int = 16) -> list[Batch]:
     """Return one micro-batch of images [4, 3, height, width] with their classes."""
     generator = torch.Generator().manual_seed(1000 + step)

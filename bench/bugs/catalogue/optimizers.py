@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.bugs.bug import Bug, Catalogue, Kind, Side
 from bench.bugs.catalogue.trainings import llama
-from bench.bugs.program import Program, language_model
+from bench.bugs.program import Program, language_model, scheduled
 from bench.faults.truth import Truth
 
 _NAME = "pytorch_optimizer"
@@ -39,17 +39,12 @@ def _parameter_free(_: Side) -> Program:
 
 
 def _scheduled(_: Side) -> Program:
-    import torch
     from pytorch_optimizer.lr_scheduler.chebyshev import (  # pyright: ignore[reportMissingImports]
         get_chebyshev_schedule,
     )
 
-    model = llama()
     factors = get_chebyshev_schedule(6)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: float(factors[step]))
-    optimizer.register_step_post_hook(lambda *_: schedule.step())
-    return language_model(model, optimizer=optimizer)
+    return scheduled(language_model(llama()), lambda step: float(factors[step]))
 
 
 def add_to(catalogue: Catalogue) -> None:

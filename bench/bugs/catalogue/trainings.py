@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from bench.bugs.bug import Bug, Catalogue, Kind, Side
-from bench.bugs.program import VOCABULARY, Program, language_model, settled, tokens
+from bench.bugs.program import VOCABULARY, Program, language_model, scheduled, settled, tokens
 from bench.faults.truth import Truth
 
 
@@ -81,12 +81,8 @@ def _resized(side: Side) -> Program:
 
 def _warmed_up(side: Side) -> Program:
     """Return a training whose learning rate rises over five steps; the defect counts the warm-up one step too long."""
-    model = llama()
     number = 5 + (side is Side.TARGET)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / number))
-    optimizer.register_step_post_hook(lambda *_: schedule.step())
-    return language_model(model, optimizer=optimizer)
+    return scheduled(language_model(llama()), lambda step: min(1.0, (step + 1) / number))
 
 
 def _packed(side: Side) -> Program:
