@@ -18,7 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 
@@ -34,6 +34,9 @@ class Case:
         num_equal: Number of checksums out of ten that are equal on both sides.
         num_ranks: Number of dumps on each side; with more than one, the two sides are step directories.
         shuffles: Whether one side has neighbouring calls in another order.
+        lacks: Whether one side lacks a call in the middle.
+        is_foreign: Whether the golden side is of MindSpore.
+        is_calibrated: Whether a noise profile is measured before, from one repetition of the golden side.
     """
 
     name: str
@@ -43,7 +46,13 @@ class Case:
     num_equal: int = 0
     num_ranks: int = 1
     shuffles: bool = False
+    lacks: bool = False
+    is_foreign: bool = False
+    is_calibrated: bool = False
 
+
+LONG = 100_000
+"""Number of calls of dumps whose rows are kept in files; they have three rows each."""
 
 CASES = (
     Case("statistics to csv"),
@@ -54,6 +63,13 @@ CASES = (
     Case("md5, a tenth differs", checksum=True, num_equal=9),
     Case("fuzzy, 8,000 APIs", ("-fm",), num_apis=8000, shuffles=True),
     Case("-da, 4 ranks x 2,000", ("-da",), num_apis=2000, num_ranks=4),
+    Case("long, a call lacks", num_apis=LONG, lacks=True),
+    Case("long, --compat c", ("--compat", "c"), num_apis=LONG),
+    Case("long, --compat a", ("--compat", "a"), num_apis=LONG),
+    Case("long, -da, 2 ranks", ("-da",), num_apis=LONG, num_ranks=2),
+    Case("long, --noise closed", ("--noise", "closed"), num_apis=LONG),
+    Case("long, --noise measured", ("--noise", "measured"), num_apis=LONG, is_calibrated=True),
+    Case("long, two frameworks", num_apis=LONG, is_foreign=True),
 )
 
 
@@ -68,11 +84,22 @@ def write_side(root: Path, case: Case, num_apis: int, seed: int) -> None:
             seed=seed + 10 * rank,
             num_equal=case.num_equal,
             shuffles=case.shuffles and seed == 1,
+            lacks=case.lacks and seed == 1,
+            is_foreign=case.is_foreign and seed != 1,
         )
 
 
 def write_dump(
-    path: Path, num_apis: int, *, noise: float, checksum: bool, seed: int, num_equal: int = 0, shuffles: bool = False
+    path: Path,
+    num_apis: int,
+    *,
+    noise: float,
+    checksum: bool,
+    seed: int,
+    num_equal: int = 0,
+    shuffles: bool = False,
+    lacks: bool = False,
+    is_foreign: bool = False,
 ) -> None:
     """Write a dump of ``num_apis`` calls whose values differ between seeds by a relative ``noise``."""
     shared, own = random.Random(0), random.Random(seed)
@@ -81,7 +108,8 @@ def write_dump(
         return shared.uniform(-3, 3) * (1 + noise * own.uniform(-1, 1))
 
     def tensor() -> dict:
-        fields = {"type": "torch.Tensor", "dtype": "torch.float32", "shape": [2, 256, 1024]}
+        types = ("mindspore.Tensor", "Float32") if is_foreign else ("torch.Tensor", "torch.float32")
+        fields = {"type": types[0], "dtype": types[1], "shape": [2, 256, 1024]}
         fields |= {
             "Max": abs(value()),
             "Min": -abs(value()),
@@ -95,10 +123,14 @@ def write_dump(
         return fields
 
     names = ["Functional.linear", "Tensor.__add__", "Tensor.__mul__", "Functional.softmax", "Torch.matmul"]
+    if is_foreign:
+        names = ["MintFunctional.linear", "Tensor.__add__", "Tensor.__mul__", "MintFunctional.softmax", "Mint.matmul"]
     data = {}
     for i in range(num_apis):
         record = {"input_args": [tensor(), tensor()], "input_kwargs": {}, "output": [tensor()]}
         data[f"{names[i % len(names)]}.{i // len(names)}.forward"] = record
+    if lacks:
+        del data[list(data)[num_apis // 2]]
     if shuffles:
         entries = list(data.items())
         for i in range(0, len(entries), 40):
@@ -109,7 +141,7 @@ def write_dump(
     header = {
         "task": "statistics",
         "level": "L1",
-        "framework": "pytorch",
+        "framework": "mindspore" if is_foreign else "pytorch",
         "dump_data_dir": None,
         "data": data,
     }
@@ -135,6 +167,8 @@ def main() -> None:
     parser.add_argument("--apis", type=int, default=20_000)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--against", help="another msprobe command")
+    parser.add_argument("--only", default="", help="cases whose names have this text")
+    parser.add_argument("--long-apis", type=int, help=f"calls of the long dumps, {LONG:,} by default")
     arguments = parser.parse_args()
 
     ours = shutil.which("msprobe", path=str(Path(sys.executable).parent))
@@ -147,13 +181,28 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch)
         for i, case in enumerate(CASES):
+            if arguments.only not in case.name:
+                continue
+            if case.num_apis == LONG and arguments.long_apis:
+                case = replace(case, num_apis=arguments.long_apis)  # noqa: PLW2901  # the same case
             sides = [root / f"case{i}" / side for side in ("target", "golden")]
             for seed, side in enumerate(sides, 1):
                 # In another process: the peak memory of a child starts at that of its parent.
-                writer = spawn.Process(target=write_side, args=(side, case, case.num_apis or arguments.apis, seed))
+                place = side / "step0" if case.is_calibrated else side
+                writer = spawn.Process(target=write_side, args=(place, case, case.num_apis or arguments.apis, seed))
                 writer.start()
                 writer.join()
-            given = sides if case.num_ranks > 1 else [side / "rank0" / "dump.json" for side in sides]
+            if case.is_calibrated:
+                repeat = root / f"case{i}" / "repeat"
+                writer = spawn.Process(
+                    target=write_side, args=(repeat / "step0", case, case.num_apis or arguments.apis, 3)
+                )
+                writer.start()
+                writer.join()
+                run([ours, "calibrate", str(sides[1]), str(repeat)], repeat)
+            given = (
+                sides if case.num_ranks > 1 or case.is_calibrated else [side / "rank0" / "dump.json" for side in sides]
+            )
             paths = ["-tp", str(given[0]), "-gp", str(given[1])]
             times: dict[str, list[float]] = {name: [] for name in commands}
             cpu: dict[str, list[float]] = {name: [] for name in commands}

@@ -8,6 +8,8 @@ fault, the file names the first row that is suspicious by the rules of generatio
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from typing import cast
 
 import polars as pl
 
@@ -16,8 +18,10 @@ from msprobe_core.compare.result import Mode, UnitResult
 from msprobe_core.compat.verdicts import RESULT, compat_a
 from msprobe_core.errors import printable
 from msprobe_core.judge.fault import Fault
+from msprobe_core.judge.joining import by_entry, filtered
 from msprobe_core.model import Phase, Role
 from msprobe_core.protocols.presentation import Companion
+from msprobe_core.store.stored_rows import Rows
 
 SUSPICIOUS = ("No", "Different", "Warning")
 """Results of generation A that make a row suspicious."""
@@ -80,12 +84,14 @@ class Advice:
 
 def advice_file(unit: UnitResult) -> Companion:
     """Return the file of advice that goes with the table of generation A."""
-    results = compat_a(unit.rows, by_checksum=unit.mode is Mode.CHECKSUM)[RESULT]
-    lines = advise(unit.rows, results, unit.first_fault).lines()
+    by_checksum = unit.mode is Mode.CHECKSUM
+    work = partial(compat_a, by_checksum=by_checksum)
+    results = by_entry(unit.judged, unit.judged.columns, lambda part: work(part).select(RESULT))[RESULT]
+    lines = advise(unit.judged, results, unit.first_fault).lines()
     return Companion("advisor", "txt", "".join(f"{printable(line)}\n" for line in lines).encode())
 
 
-def advise(rows: pl.DataFrame, results: pl.Series, fault: Fault | None = None) -> Advice:
+def advise(rows: Rows, results: pl.Series, fault: Fault | None = None) -> Advice:
     """Return advice on the call where the dumps diverge, or on the first suspicious row if there is no such call.
 
     Args:
@@ -93,21 +99,32 @@ def advise(rows: pl.DataFrame, results: pl.Series, fault: Fault | None = None) -
         results: The result of each row, from `msprobe_core.compat.verdicts.compat_a`.
         fault: The call where the dumps diverge.
     """
-    named = (
-        rows.select("entry", "role", "phase", name=pl.coalesce("name_target", "name_golden"))
-        .with_columns(results.is_in(SUSPICIOUS).alias(RESULT))
-        .with_row_index("line", offset=2)
-    )
-    own = named.clear() if fault is None else named.filter(pl.col("entry") == fault.entry)
+    is_suspicious = results.is_in(SUSPICIOUS)
+    entry = "" if fault is None else fault.entry
+    own = _with_names(filtered(rows, _SHOWN, pl.col("entry") == entry, "number"))
+    own = own.with_columns(is_suspicious.gather(own["number"]).alias(RESULT))
     telling = own if fault is None else own.filter(pl.col("name").is_in([name for name, _ in fault.findings]))
-    suspicious = [rows.filter(pl.col(RESULT)) for rows in (telling, own)]
-    candidates = [*suspicious, telling, own, named.filter(pl.col(RESULT))]
-    found = next((rows.row(0) for rows in candidates if rows.height), None)
+    candidates = [telling.filter(RESULT), own.filter(RESULT), telling, own]
+    if is_suspicious.any():
+        first = cast("int", is_suspicious.arg_max())
+        of_first = rows.slice(first, 1).select(_SHOWN).with_columns(number=pl.lit(first))
+        candidates.append(_with_names(of_first))
+    found = next(
+        (rows.select("number", "entry", "role", "phase", "name").row(0) for rows in candidates if rows.height), None
+    )
     if found is None:
         return Advice(None, None, _ALL_GOOD)
-    line, entry, role, phase, name, _ = found
+    number, entry, role, phase, name = found
+    line = number + 2
     special = _text_of(fault, str(role)) if fault is not None and telling.height else None
     return Advice(line, name, special or _text(str(entry), str(role), str(phase), str(name)))
+
+
+_SHOWN = ("entry", "role", "phase", "name_target", "name_golden")
+
+
+def _with_names(rows: pl.DataFrame) -> pl.DataFrame:
+    return rows.with_columns(name=pl.coalesce("name_target", "name_golden"))
 
 
 def _text_of(fault: Fault, role: str) -> str | None:

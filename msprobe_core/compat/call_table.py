@@ -51,12 +51,12 @@ _STACKS = Column("NPU_Stack_Info", pl.col(STACK_COLUMN).cast(pl.String), width=W
 
 
 def _table_of(result: UnitResult, generation: Generation, *, has_stacks: bool, has_highlights: bool = False) -> Table:
-    rows = add_verdicts(result, generation, has_highlights=has_highlights)
-    columns = _columns(result.mode, generation, result.rows.schema)
+    rows = result.judged
+    columns = _columns(result.mode, generation, rows.schema)
     if has_stacks and result.stacks:
-        stacks = with_stacks(result, result.rows, lambda frames: str(list(frames)))
-        rows = rows.hstack([stacks[STACK_COLUMN]])
+        rows = with_stacks(result, rows, lambda frames: str(list(frames)))
         columns.insert(len(columns) - (result.mode is Mode.TENSOR), _STACKS)  # the names of files come last
+    rows = add_verdicts(rows, result.mode, generation, has_highlights=has_highlights)
     colours = Colours(COLOUR, FILLS) if COLOUR in rows.columns else None
     return Table([_filled(column) for column in columns], rows, colours)
 

@@ -6,8 +6,10 @@ They have the layout of ``mindstudio-probe`` 26.x. `msprobe_core.compare.diverge
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from time import time_ns
 from typing import Any
@@ -85,23 +87,54 @@ def _write_calls(unit: UnitResult, table_path: Path) -> Path:
     Raises:
         StoreError: it cannot be written.
     """
+    (path,) = unused_paths(table_path.parent, table_path.stem.removeprefix("debug_"), ["json"])
+    with whole_file(path) as file:
+        file.write(b"{")
+        # One call in a line, so that a few can be read again without the others.
+        for number, (entry, call) in enumerate(_calls(unit)):
+            file.write((b",\n" if number else b"\n") + encode_json({entry: call})[1:-1])
+        file.write(b"\n}")
+    return path
+
+
+def _calls(unit: UnitResult) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each call with its rows, one after the other if the rows of calls are consecutive."""
+    if isinstance(unit.judged, pl.DataFrame) or not unit.judged.has_whole_entries:
+        calls: dict[str, dict[str, Any]] = {}
+        for row in _cells(unit):
+            _append(calls.setdefault(row["api_origin_name"], _new_call()), row)
+        yield from calls.items()
+        return
+    for entry, rows in groupby(_cells(unit), itemgetter("api_origin_name")):
+        call = _new_call()
+        for row in rows:
+            _append(call, row)
+        yield entry, call
+
+
+def _cells(unit: UnitResult) -> Iterator[dict[str, Any]]:
     table = table_of_c(unit)
-    cells = table.rows.select(
+    columns = [
         *[column.value.cast(pl.String).fill_null("N/A").alias(column.header) for column in table.columns],
         pl.col("role").cast(pl.String).alias("state"),
         pl.col("entry").alias("api_origin_name"),
         pl.col("verdict").is_in(_FAILED).alias("_differs"),
-    )
-    calls: dict[str, dict[str, Any]] = {}
-    for row in cells.iter_rows(named=True):
-        call = calls.setdefault(row["api_origin_name"], {"is_same": True, "op_items": []})
-        if row.pop("_differs"):
-            call["is_same"] = False
-        call["op_items"].append(row)
-    (path,) = unused_paths(table_path.parent, table_path.stem.removeprefix("debug_"), ["json"])
-    with whole_file(path) as file:
-        file.write(encode_json(calls))
-    return path
+    ]
+    for part in table.rows.iter_slices(_SLICE):
+        yield from part.select(columns).iter_rows(named=True)
+
+
+_SLICE = 1 << 13
+"""Number of rows whose cells are made at a time."""
+
+
+def _new_call() -> dict[str, Any]:
+    return {"is_same": True, "op_items": []}
+
+
+def _append(call: dict[str, Any], row: dict[str, Any]) -> None:
+    call["is_same"] = not row.pop("_differs") and call["is_same"]
+    call["op_items"].append(row)
 
 
 def _write_first_differences(
@@ -134,12 +167,18 @@ def _rank_of(unit: UnitSummary) -> str:
 
 
 def _rows_of(path: Path, fault: Fault) -> Sequence[Mapping[str, str]]:
+    wanted = [fault.entry, *([f"{fault.entry}{FOREIGN}"] if fault.only_on == "golden" else [])]
+    begins = tuple(encode_json({name: 0})[1:-2] for name in wanted)
+    content: dict[str, dict[str, Any]] = {}
     try:
-        content: dict[str, dict[str, Any]] = msgspec.json.decode(path.read_bytes())
+        with path.open("rb") as lines:
+            for line in lines:
+                if line.startswith(begins):
+                    content |= msgspec.json.decode(b"{" + line.rstrip(b",\n") + b"}")
     except (OSError, msgspec.DecodeError) as error:
         raise StoreError(f"{path}: was written a moment ago and cannot be read ({error})") from error
-    foreign = content.get(f"{fault.entry}{FOREIGN}") if fault.only_on == "golden" else None
-    return (foreign or content.get(fault.entry, {})).get("op_items", [])
+    found = [content[name]["op_items"] for name in reversed(wanted) if name in content]
+    return found[0] if found else []
 
 
 def _call(entry: str, rows: Sequence[Mapping[str, str]]) -> dict[str, Any]:

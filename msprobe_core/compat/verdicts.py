@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 
 from msprobe_core import names
-from msprobe_core.compare.result import Mode, UnitResult
+from msprobe_core.compare.result import Mode
 from msprobe_core.compare.tensor_pass import SHAPE_UNMATCHED, UNSUPPORTED
 from msprobe_core.compat.highlight import COLOUR, MAX_ROWS, add_highlights
 from msprobe_core.compat.highlight import MESSAGES as COLOUR_MESSAGES
@@ -25,6 +25,7 @@ from msprobe_core.judge.statistics_columns import STATISTICS
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.model import Phase, Role
 from msprobe_core.store.frame import RowKind
+from msprobe_core.store.stored_rows import Rows, frame_of
 
 RESULT, MESSAGES = "result", "messages"
 """The columns that `compat_a` and `compat_c` return: a text, and a list of texts."""
@@ -53,29 +54,40 @@ class Generation(Enum):
     C = "c"
 
 
-def add_verdicts(result: UnitResult, generation: Generation, *, has_highlights: bool) -> pl.DataFrame:
+def add_verdicts(rows: Rows, mode: Mode, generation: Generation, *, has_highlights: bool) -> Rows:
     """Return the rows of a result with ``compat_result`` and ``compat_messages``, and with ``colour`` if wanted.
 
     Args:
-        result: The judged rows.
+        rows: The judged rows.
+        mode: What was compared.
         generation: Whose verdicts.
         has_highlights: Whether to colour suspicious rows by the rules of generation A, which add messages. Rows of
             checksums and of tables with more than `MAX_ROWS` rows are never coloured.
     """
-    by_checksum = result.mode is Mode.CHECKSUM
-    rounded = with_metrics_of_tables(result.rows)
-    if generation is Generation.A:
-        rows, judged = rounded, compat_a(rounded, by_checksum=by_checksum)
-    else:
-        rows, judged = rows_of_c(rounded), compat_c(rounded, by_checksum=by_checksum)
-    rows = rows.with_columns(judged[RESULT].alias(COMPAT_RESULT), judged[MESSAGES].alias(COMPAT_MESSAGES))
-    if not has_highlights or by_checksum or rows.height > MAX_ROWS:
-        return rows
-    coloured = add_highlights(result.rows)
-    return rows.with_columns(
-        coloured[COLOUR],
-        pl.concat_list(COMPAT_MESSAGES, pl.lit(coloured[COLOUR_MESSAGES])).alias(COMPAT_MESSAGES),
-    )
+    by_checksum = mode is Mode.CHECKSUM
+    is_coloured = has_highlights and not by_checksum and rows.height <= MAX_ROWS
+
+    def judged(part: pl.DataFrame) -> pl.DataFrame:
+        rounded = with_metrics_of_tables(part)
+        if generation is Generation.A:
+            shown, found = rounded, compat_a(rounded, by_checksum=by_checksum)
+        else:
+            shown, found = rows_of_c(rounded), compat_c(rounded, by_checksum=by_checksum)
+        shown = shown.with_columns(found[RESULT].alias(COMPAT_RESULT), found[MESSAGES].alias(COMPAT_MESSAGES))
+        if not is_coloured:
+            return shown
+        coloured = add_highlights(part)
+        messages = pl.concat_list(COMPAT_MESSAGES, pl.lit(coloured[COLOUR_MESSAGES]))
+        return shown.with_columns(coloured[COLOUR], messages.alias(COMPAT_MESSAGES))
+
+    if isinstance(rows, pl.DataFrame) or not rows.has_whole_entries:
+        return judged(frame_of(rows))
+    same = [name for name in _SAME if name in rows.columns]  # they need not be written again
+    return rows.with_each(lambda part: judged(part).drop(same))
+
+
+_SAME = ("key", "entry", "name_target", "role", "phase", "messages", "findings", "stack_info")
+"""Some columns that no generation changes, of those with the longest texts."""
 
 
 _SIDES = ("target", "golden")

@@ -1,5 +1,6 @@
 """Rows in files: the same answers as of the frame that they were, and the same result of a comparison."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -10,9 +11,12 @@ from polars.testing import assert_frame_equal
 from msprobe_core.compare import CompareOptions
 from msprobe_core.compare.pairs import UnitPair
 from msprobe_core.compare.unit import compare_unit
+from msprobe_core.compat.call_table import table_of_a, table_of_c
+from msprobe_core.compat.first_differences import DifferenceFiles, _rows_of
 from msprobe_core.errors import StoreError
 from msprobe_core.judge.joining import any_of, by_entry, filtered, joined, of_entry, with_added, with_marks
 from msprobe_core.judge.noise import NoiseModel
+from msprobe_core.report.files import TableOptions
 from msprobe_core.store import stored_rows
 from msprobe_core.store.stored_rows import StoredRows, frame_of, has_any, narrowed, stored
 
@@ -113,3 +117,25 @@ def test_a_comparison_in_files_has_the_result_of_one_in_memory(pair, options, mo
     assert_frame_equal(found.entries, own.entries)
     assert_frame_equal(found.weigh().rows, own.weigh().rows, check_column_order=False)
     assert_frame_equal(found.weigh().nodes, own.weigh().nodes)
+
+
+@pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
+def test_tables_of_other_tools_are_those_of_rows_in_memory(pair, monkeypatch, tmp_path):
+    unit = UnitPair("", None, None, *pair)
+    choices = TableOptions(stamp="1", has_stacks=True, has_highlights=True, has_advice=True)
+    own = compare_unit(unit)
+    for name in ("PART_ROWS", "LONG_ROWS", "LONG_BYTES"):
+        monkeypatch.setattr(stored_rows, name, 10)
+    found = compare_unit(unit, in_files=True)
+    for table_of in (table_of_a, table_of_c):
+        tables = [table_of(each, choices) for each in (own, found)]
+        assert isinstance(tables[1].rows, StoredRows) == found.judged.has_whole_entries
+        assert_frame_equal(*[pl.concat(table.cells()) for table in tables])
+        assert tables[0].companions == tables[1].companions
+    files = [
+        DifferenceFiles(tmp_path / name, TableOptions(stamp="1")).write_unit(each).calls
+        for name, each in (("own", own), ("found", found))
+    ]
+    assert json.loads(files[0].read_bytes()) == json.loads(files[1].read_bytes())
+    if (fault := own.first_fault) is not None:
+        assert _rows_of(files[0], fault) == _rows_of(files[1], fault) != []
