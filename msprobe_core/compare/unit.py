@@ -222,12 +222,12 @@ def compare_unit(
 
 def _scorer(
     noise: NoiseModel | None, golden: Path, notes: list[Finding], operations: Operations | None
-) -> Callable[[pl.DataFrame], pl.DataFrame] | None:
+) -> Callable[[Rows], Rows] | None:
     """Return a function that scores rows and appends its messages to ``notes``."""
     if noise is None:
         return None
 
-    def score(rows: pl.DataFrame) -> pl.DataFrame:
+    def score(rows: Rows) -> Rows:
         scored, own = noise.score(rows, golden, operations)
         notes.extend(own)
         return scored

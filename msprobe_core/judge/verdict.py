@@ -77,7 +77,7 @@ from msprobe_core.store.stored_rows import Rows, frame_of, roots_of, stored_as
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    Scorer = Callable[[pl.DataFrame], pl.DataFrame]
+    Scorer = Callable[[Rows], Rows]
     """Adds the columns of `msprobe_core.judge.noise.model.SCORES` and its helpers to judged rows."""
 
     Excuser = Callable[[pl.DataFrame, pl.DataFrame], pl.DataFrame]
@@ -195,7 +195,7 @@ def _verdicts(rows: pl.DataFrame, found: pl.DataFrame) -> pl.DataFrame:
 
 def _with_scores(rows: Rows, scorer: Scorer | None) -> Rows:
     if scorer is not None:
-        return stored_as(rows, scorer(frame_of(rows)))
+        return scorer(rows)
     return rows.with_columns(pl.lit(None, kind).alias(name) for name, kind in noise_model.SCORES.items()).with_columns(
         **{name: pl.lit(None) for name in noise_model.HELPERS if name != "num_flips"}, num_flips=pl.lit(0)
     )

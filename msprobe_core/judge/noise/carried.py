@@ -19,6 +19,7 @@ from msprobe_core.judge.initial import initial_values
 from msprobe_core.judge.noise.measures import MEASURES, Measure
 from msprobe_core.judge.rounding_rules import RoundingRule
 from msprobe_core.model import Role
+from msprobe_core.store.stored_rows import Rows
 
 AMPLIFICATION = 8.0
 """Distance of values divided by the distance of the parameters that they are computed with.
@@ -39,7 +40,7 @@ _MOST = 0.5
 """Share of differing parameters from which the runs count as different before this step."""
 
 
-def carried_distance(rows: pl.DataFrame, *, is_foreign: bool = False, is_measured: bool = False) -> float:
+def carried_distance(rows: Rows, *, is_foreign: bool = False, is_measured: bool = False) -> float:
     """Return how far values may differ because of their parameters; 0 if the runs begin with equal parameters.
 
     Args:

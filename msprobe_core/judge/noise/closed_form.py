@@ -15,11 +15,13 @@ import math
 
 import polars as pl
 
+from msprobe_core.judge.joining import with_added
 from msprobe_core.judge.noise.divisions import with_divisions
 from msprobe_core.judge.noise.measures import MEASURES, Measure
 from msprobe_core.judge.noise.null_distribution import ScoreDistribution, ScoreDistributions
 from msprobe_core.judge.noise.operations import Operations
 from msprobe_core.judge.noise.rounding import least
+from msprobe_core.store.stored_rows import Rows, frame_of, roots_of, stored_as
 
 ROUNDINGS = 0.35
 """Share of each call's rounding, in unit round-offs, that reaches the end."""
@@ -46,7 +48,7 @@ def closed_distance(roundoff: float, depth: int) -> float:
     return roundoff * max(1.0, ROUNDINGS * math.sqrt(depth))
 
 
-def with_closed_form(rows: pl.DataFrame, operations: Operations | None = None) -> pl.DataFrame:
+def with_closed_form(rows: Rows, operations: Operations | None = None) -> Rows:
     """Return aligned rows with a column ``closed_{measure}`` for each floor; null for dtypes that are not floats.
 
     Args:
@@ -59,17 +61,19 @@ def with_closed_form(rows: pl.DataFrame, operations: Operations | None = None) -
     if operations is not None:
         from msprobe_core.judge.noise.flow import SHIFT, SPREAD, with_flow  # unused within one framework
 
-        rows = with_flow(rows, operations)
+        rows = stored_as(rows, with_flow(frame_of(rows), operations))
         distance, shift = pl.max_horizontal(distance, SPREAD), pl.col(SHIFT).fill_null(0.0)
     rows = with_divisions(rows.with_columns(closed_distance=distance, closed_shift=shift), "closed_distance")
-    return rows.with_columns(
+    floors = [
         (
             least(measure, pl.col("closed_distance")) * _AVERAGED + pl.col("closed_shift")
             if measure.averages
             else pl.max_horizontal(pl.col("closed_distance"), pl.col("roundoff")) + pl.col("closed_shift")
         ).alias(closed(measure))
         for measure in MEASURES
-    ).drop("closed_distance", "closed_shift")
+    ]
+    raised = with_added(rows, lambda part: part.select(floors), roots_of(*floors))
+    return raised.drop("closed_distance", "closed_shift")
 
 
 def closed(measure: Measure) -> str:

@@ -18,8 +18,10 @@ from __future__ import annotations
 import polars as pl
 
 from msprobe_core import names
+from msprobe_core.judge.joining import filtered
 from msprobe_core.judge.rounding_rules import RoundingRule
 from msprobe_core.model import Role
+from msprobe_core.store.stored_rows import Rows
 
 _APIS = ("addcdiv", "addcdiv_", "_foreach_addcdiv", "_foreach_addcdiv_")
 _NUMERATOR, _DIVISOR, _VALUE = "1", "2", "3"
@@ -36,7 +38,10 @@ The smallest of ``n`` normal elements is below it in 8 % of all tensors.
 """
 
 
-def with_divisions(rows: pl.DataFrame, distance: str) -> pl.DataFrame:
+_READ = ("entry", "key", "role", "norm_golden", "numel_golden", "min_golden", "max_golden")
+
+
+def with_divisions(rows: Rows, distance: str) -> Rows:
     """Return rows with the column ``distance`` raised, for results of ``addcdiv``, to what small divisors explain.
 
     Args:
@@ -46,7 +51,7 @@ def with_divisions(rows: pl.DataFrame, distance: str) -> pl.DataFrame:
     if not RoundingRule.SMALL_DIVISORS.is_on:
         return rows
     is_call = pl.col("entry").str.contains(names.forward_of_any(_APIS))
-    calls = rows.with_row_index("row").filter(is_call)
+    calls = filtered(rows, [name for name in (*_READ, distance) if name in rows.columns], is_call, "row")
     if calls.is_empty():
         return rows
     calls = calls.with_columns(pl.col("key").str.extract(_PLACE, group).alias(f"at_{group}") for group in (1, 2))
@@ -74,8 +79,14 @@ def with_divisions(rows: pl.DataFrame, distance: str) -> pl.DataFrame:
     length = pl.coalesce("factor", "common", pl.lit(1.0)) * pl.col("above") / pl.col("below") * number.sqrt()
     moved = length * _turned(pl.col(distance), pl.col("smallest") / pl.col("below"), number) / pl.col("norm_golden")
     raised = results.select("row", moved=pl.when(moved.is_finite()).then(moved))
-    joined = rows.with_row_index("row").join(raised, on="row", how="left", maintain_order="left")
-    return joined.with_columns(pl.max_horizontal(distance, "moved").alias(distance)).drop("row", "moved")
+    of_all = pl.select(row=pl.int_range(rows.height, dtype=pl.UInt32)).join(
+        raised, on="row", how="left", maintain_order="left"
+    )
+    return (
+        rows.with_columns(of_all["moved"])
+        .with_columns(pl.max_horizontal(distance, "moved").alias(distance))
+        .drop("moved")
+    )
 
 
 def _turned(error: pl.Expr, smallest: pl.Expr, number: pl.Expr) -> pl.Expr:

@@ -25,6 +25,8 @@ from enum import Enum
 import polars as pl
 
 from msprobe_core.judge.columns import SKETCH_ERROR
+from msprobe_core.judge.joining import with_added
+from msprobe_core.store.stored_rows import Rows, frame_of, roots_of
 
 
 class Measure(str, Enum):
@@ -73,14 +75,28 @@ def with_measures(rows: pl.DataFrame) -> pl.DataFrame:
         rows: Rows with the differences of `msprobe_core.judge.statistics_columns`, and ``euclidean`` or
             ``sketch_error`` if tensors or sketches were compared.
     """
+    return frame_of(with_stored_measures(rows))
+
+
+def with_stored_measures(rows: Rows) -> Rows:
+    """As `with_measures`, of rows that may be in files."""
     norm = pl.col("norm_golden")
     size = pl.max_horizontal(pl.col("max_golden").abs(), pl.col("min_golden").abs())
     whole = {Measure.NORM: norm, Measure.MEAN: norm / pl.col("numel_golden").cast(pl.Float64).sqrt()}
-    rows = rows.with_columns(
-        _ratio(pl.col(f"{name}_diff"), whole.get(measure, size)).alias(measure.column)
-        for measure, name in _PART_STATISTICS.items()
-    ).with_columns(_distance(rows.columns, norm).alias(Measure.REL_L2.column))
-    return rows.with_columns(_scale(rows.columns).alias(Measure.SCALE.column))
+    measures = [
+        *(
+            _ratio(pl.col(f"{name}_diff"), whole.get(measure, size)).alias(measure.column)
+            for measure, name in _PART_STATISTICS.items()
+        ),
+        _distance(rows.columns, norm).alias(Measure.REL_L2.column),
+        _scale(rows.columns).alias(Measure.SCALE.column),
+    ]
+    return with_added(rows, lambda part: _all(part, measures), roots_of(*measures))
+
+
+def _all(part: pl.DataFrame, columns: list[pl.Expr]) -> pl.DataFrame:
+    """Return columns for each row, also if none of them names any."""
+    return part.with_columns(columns).select(column.meta.output_name() for column in columns)
 
 
 def _ratio(difference: pl.Expr, whole: pl.Expr) -> pl.Expr:

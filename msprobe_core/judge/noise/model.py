@@ -11,15 +11,17 @@ import polars as pl
 
 from msprobe_core.errors import NoNoiseError
 from msprobe_core.findings import Finding
+from msprobe_core.judge.joining import filtered, filtered_parts, joined, with_added
 from msprobe_core.judge.judge_codes import JudgeCode
 from msprobe_core.judge.noise import student, turned
 from msprobe_core.judge.noise.carried import carried_distance, is_parameter
 from msprobe_core.judge.noise.closed_form import CLOSED_NULLS, closed, with_closed_form
-from msprobe_core.judge.noise.measures import MEASURES, WORDS, Measure, with_measures
+from msprobe_core.judge.noise.measures import MEASURES, WORDS, Measure, with_stored_measures
 from msprobe_core.judge.noise.null_distribution import EXTREME_LIMIT
 from msprobe_core.judge.noise.operations import Operations
 from msprobe_core.judge.noise.profile import NoiseProfile, UnitNoise, find_profile
 from msprobe_core.judge.noise.rounding import least, with_sizes
+from msprobe_core.store.stored_rows import Rows, narrowed, roots_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,9 +67,7 @@ class NoiseModel:
     profile: Path | None = None
     alpha: float = ALPHA
 
-    def score(
-        self, rows: pl.DataFrame, golden: Path, operations: Operations | None = None
-    ) -> tuple[pl.DataFrame, list[Finding]]:
+    def score(self, rows: Rows, golden: Path, operations: Operations | None = None) -> tuple[Rows, list[Finding]]:
         """Return aligned rows with `SCORES` and `HELPERS`, and notes.
 
         ``score`` is ``error / floor`` of the measure that exceeds its limit most, or is closest to it; 0 if the two
@@ -82,7 +82,7 @@ class NoiseModel:
             CompareError: the profile cannot be read.
         """
         found = NoiseProfile(self.profile).unit(golden) if self.profile is not None else None
-        prepared = with_closed_form(with_sizes(with_measures(rows)), operations)
+        prepared = with_closed_form(with_sizes(with_stored_measures(rows)), operations)
         measured = found if isinstance(found, UnitNoise) else None
         prepared = _with_profile(prepared, measured)
         if operations is not None:
@@ -99,7 +99,7 @@ class NoiseModel:
         if carried:
             prepared = _with_carried(prepared, carried)
         scored, told = _scored_behind_turned(prepared, measured, self.alpha)
-        return scored.select(*rows.columns, *SCORES, *HELPERS), [*_notes(scored, found, carried), *told]
+        return narrowed(scored, [*rows.columns, *SCORES, *HELPERS]), [*_notes(scored, found, carried), *told]
 
 
 def load_noise(golden: Path) -> NoiseModel:
@@ -126,7 +126,7 @@ def measured_noise(golden: Path) -> NoiseModel:
     return model
 
 
-def _with_profile(rows: pl.DataFrame, measured: UnitNoise | None) -> pl.DataFrame:
+def _with_profile(rows: Rows, measured: UnitNoise | None) -> Rows:
     """Add ``floor_{measure}`` from the profile, null if it has none, and the profile's other columns."""
     if measured is None:
         return rows.with_columns(
@@ -139,7 +139,7 @@ def _with_profile(rows: pl.DataFrame, measured: UnitNoise | None) -> pl.DataFram
         pl.col("flips").alias("num_flips"),
         *[pl.col(measure.value).cast(pl.Float64).alias(_floor(measure)) for measure in MEASURES],
     )
-    return rows.join(known, on="name_golden", how="left", maintain_order="left").with_columns(
+    return joined(rows, known, on="name_golden").with_columns(
         pl.col("num_flips").fill_null(0), num_repeats=pl.lit(measured.repeats, pl.Int64)
     )
 
@@ -157,7 +157,7 @@ _AVERAGED = 2.0
 """Factor by which averaged measures may exceed the estimate for independent rows, for error carried into the step."""
 
 
-def _with_carried(rows: pl.DataFrame, distance: float) -> pl.DataFrame:
+def _with_carried(rows: Rows, distance: float) -> Rows:
     """Raise all floors to the effect of different parameters; parameters themselves are judged by limits."""
     rows = rows.with_columns(roundoff=pl.when(~is_parameter()).then("roundoff"))
     lowest = {m: least(m, pl.lit(distance)) * _AVERAGED if m.averages else pl.lit(distance) for m in MEASURES}
@@ -172,9 +172,7 @@ def _floor(measure: Measure) -> str:
     return f"floor_{measure.value}"
 
 
-def _scored_behind_turned(
-    rows: pl.DataFrame, measured: UnitNoise | None, alpha: float
-) -> tuple[pl.DataFrame, list[Finding]]:
+def _scored_behind_turned(rows: Rows, measured: UnitNoise | None, alpha: float) -> tuple[Rows, list[Finding]]:
     """Score rows; if rectifiers have turned single elements, score later rows by that effect."""
     scored = _scored_as_a_run(rows, measured, alpha)
     notes: dict[str, Finding] = {}
@@ -193,7 +191,7 @@ def _scored_behind_turned(
     return scored, list(notes.values())
 
 
-def _scored_as_a_run(rows: pl.DataFrame, measured: UnitNoise | None, alpha: float) -> pl.DataFrame:
+def _scored_as_a_run(rows: Rows, measured: UnitNoise | None, alpha: float) -> Rows:
     """Score rows, and allow for a run that differs more than the repetitions as a whole.
 
     The effect of rounding on an update depends on the few elements whose gradient is rounding noise, and propagates to
@@ -204,16 +202,17 @@ def _scored_as_a_run(rows: pl.DataFrame, measured: UnitNoise | None, alpha: floa
     scored = _scored(rows, measured, alpha)
     if measured is None or not measured.parameters_vary:
         return scored
-    most_rows = scored.filter(~is_parameter())["score"].quantile(_MOST_ROWS) or 0.0
+    most_rows = filtered(scored, ["score"], ~is_parameter())["score"].quantile(_MOST_ROWS) or 0.0
     of_run = min(most_rows / _USUAL, student.limit_of(alpha, measured.repeats))
     return _scored(rows, measured, alpha, of_run) if of_run > 1 else scored
 
 
-def _scored(rows: pl.DataFrame, measured: UnitNoise | None, alpha: float, of_run: float = 1.0) -> pl.DataFrame:
+def _scored(rows: Rows, measured: UnitNoise | None, alpha: float, of_run: float = 1.0) -> Rows:
     nulls = None if measured is None else measured.nulls
     is_judged = pl.col("judged_error").is_not_null() & pl.col("roundoff").is_not_null()
-    cells = rows.filter(is_judged).select(pl.col(measure.column).count() for measure in MEASURES)
-    share = alpha / max(sum(cells.row(0)), 1)
+    of_measures = [measure.column for measure in MEASURES]
+    judged = filtered_parts(rows, of_measures, is_judged)
+    share = alpha / max(sum(sum(part.select(pl.col(of_measures).count()).row(0)) for part in judged), 1)
     is_measured = {measure: pl.col(_floor(measure)).is_not_null() for measure in MEASURES}
 
     def by_null(measure: Measure, value: Callable[[ScoreDistribution], float]) -> pl.Expr:
@@ -232,40 +231,43 @@ def _scored(rows: pl.DataFrame, measured: UnitNoise | None, alpha: float, of_run
 
     floors = {measure: pl.coalesce(_floor(measure), closed(measure)) for measure in MEASURES}
     scores = {measure: _score(pl.col(measure.column), floors[measure]) for measure in MEASURES}
-    rows = rows.with_columns(
+    of_excess = [
         pl.when(is_judged).then(scores[measure] / limits[measure]).alias(f"excess_{measure.value}")
         for measure in MEASURES
-    )
+    ]
     excesses = [pl.col(f"excess_{measure.value}") for measure in MEASURES]
-    rows = rows.with_columns(worst=pl.max_horizontal(excesses))
-    rows = rows.with_columns(
-        score_measure=_first(
-            MEASURES, lambda m: pl.col(f"excess_{m.value}") == pl.col("worst"), lambda m: pl.lit(m.value)
-        )
-    )
+    of_measure = _first(MEASURES, lambda m: pl.col(f"excess_{m.value}") == pl.col("worst"), lambda m: pl.lit(m.value))
 
     def of_worst(value: Callable[[Measure], pl.Expr]) -> pl.Expr:
         return _first(MEASURES, lambda m: pl.col("score_measure") == m.value, value)
 
-    rows = rows.with_columns(
-        noise_floor=of_worst(floors.__getitem__),
-        score=of_worst(scores.__getitem__),
-        score_limit=of_worst(limits.__getitem__),
-        score_error=of_worst(lambda m: pl.col(m.column)),
-        score_word=of_worst(lambda m: pl.lit(WORDS[m])),
-        noise_source=of_worst(
+    told = {
+        "noise_floor": of_worst(floors.__getitem__),
+        "score": of_worst(scores.__getitem__),
+        "score_limit": of_worst(limits.__getitem__),
+        "score_error": of_worst(lambda m: pl.col(m.column)),
+        "score_word": of_worst(lambda m: pl.lit(WORDS[m])),
+        "noise_source": of_worst(
             lambda m: (
                 pl.when(is_measured[m])
                 .then(pl.lit(NoiseSource.MEASURED.value))
                 .otherwise(pl.lit(NoiseSource.CLOSED_FORM.value))
             )
         ),
-    )
+    }
     evidence = pl.lit("weak")
     for word, rarer in reversed(EVIDENCE):
         beyond = as_a_run * of_worst(lambda m, rarer=rarer: by_null(m, lambda null: null.rarer(share, rarer)))
         evidence = pl.when(pl.col("score") > beyond).then(pl.lit(word)).otherwise(evidence)
-    return rows.with_columns(evidence=evidence)
+
+    def scored(part: pl.DataFrame) -> pl.DataFrame:
+        part = part.with_columns(of_excess).with_columns(worst=pl.max_horizontal(excesses))
+        part = part.with_columns(score_measure=of_measure).with_columns(**told)
+        return part.select("worst", "score_measure", *told, evidence=evidence)
+
+    own = ("worst", "score_measure", *told, *[excess.meta.output_name() for excess in excesses])
+    reads = [name for name in roots_of(*of_excess, as_a_run, *told.values(), evidence) if name not in own]
+    return with_added(rows, scored, reads)
 
 
 def _score(error: pl.Expr, floor: pl.Expr) -> pl.Expr:
@@ -279,8 +281,8 @@ def _first(
     return pl.coalesce([pl.when(condition(measure)).then(value(measure)) for measure in measures])
 
 
-def _notes(rows: pl.DataFrame, found: UnitNoise | str | None, carried: float) -> list[Finding]:
-    judged = rows.filter(pl.col("score").is_not_null())
+def _notes(rows: Rows, found: UnitNoise | str | None, carried: float) -> list[Finding]:
+    judged = filtered(rows, ["noise_source"], pl.col("score").is_not_null())
     by_formula = judged.filter(pl.col("noise_source") == NoiseSource.CLOSED_FORM.value).height
     if isinstance(found, UnitNoise):
         code = JudgeCode.MEASURED_IN_PART if by_formula else JudgeCode.MEASURED

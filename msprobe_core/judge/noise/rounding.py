@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import polars as pl
 
+from msprobe_core.judge.joining import with_added
 from msprobe_core.judge.limits import roundoff_of
 from msprobe_core.judge.noise.measures import Measure
+from msprobe_core.store.stored_rows import Rows, roots_of
 
 RESOLUTION = 2.0**-23
 """Relative error of statistics that were summed in float32, for tensors in float32 or coarser formats."""
@@ -30,7 +32,7 @@ distance over the square root of the number of rows in half of the tensors, up t
 """
 
 
-def with_sizes(rows: pl.DataFrame) -> pl.DataFrame:
+def with_sizes(rows: Rows) -> Rows:
     """Return aligned rows with ``roundoff``, the unit round-off of the row's precision, and ``num_rows``.
 
     ``num_rows`` is the number of elements over the last dimension; 1 for a vector, and for the result of a reduction
@@ -40,10 +42,11 @@ def with_sizes(rows: pl.DataFrame) -> pl.DataFrame:
     numel = pl.col("numel_golden").cast(pl.Float64)
     is_float = pl.col("precision").is_not_null()
     numel = pl.when(last > 1).then(numel).otherwise(last)
-    return rows.with_columns(
-        roundoff=pl.when(is_float).then(roundoff_of(pl.col("precision"))),
-        num_rows=pl.when(is_float).then(pl.max_horizontal(numel / last, pl.lit(1.0)).fill_nan(1.0).fill_null(1.0)),
-    )
+    added = {
+        "roundoff": pl.when(is_float).then(roundoff_of(pl.col("precision"))),
+        "num_rows": pl.when(is_float).then(pl.max_horizontal(numel / last, pl.lit(1.0)).fill_nan(1.0).fill_null(1.0)),
+    }
+    return with_added(rows, lambda part: part.select(**added), roots_of(*added.values()))
 
 
 def least(measure: Measure, distance: pl.Expr) -> pl.Expr:

@@ -16,10 +16,12 @@ from __future__ import annotations
 import polars as pl
 
 from msprobe_core import names
+from msprobe_core.judge.joining import any_of
 from msprobe_core.judge.noise.measures import Measure
 from msprobe_core.judge.noise.null_distribution import LEAST_LIMITS
 from msprobe_core.judge.rounding_rules import RoundingRule
 from msprobe_core.model import Phase, Role
+from msprobe_core.store.stored_rows import Rows
 
 MOST_TURNED = 3
 """Maximum number of turned elements in one call. With more, repetitions have turned some too, and floors show it."""
@@ -33,14 +35,14 @@ _SLACK = 1.05
 _LATE = (Phase.BACKWARD.value, Phase.PARAMETERS_GRAD.value)
 
 
-def turned_at(rows: pl.DataFrame) -> tuple[str, float] | None:
+def turned_at(rows: Rows) -> tuple[str, float] | None:
     """Return the first backward rectifier that has turned elements, and the distance by which its gradient changed.
 
     Args:
         rows: Scored rows with ``worst``, the largest ratio of a score and its limit, ``is_kink``, and ``source_size``.
             The result is ``None`` unless a row exceeds its limit.
     """
-    if not RoundingRule.TURNED_ELEMENTS.is_on or not (rows["worst"] > 1).any():
+    if not RoundingRule.TURNED_ELEMENTS.is_on or not any_of(rows, pl.col("worst") > 1):
         return None
     size, numel = pl.col("source_size"), pl.col("numel_golden").cast(pl.Float64)
     # Both in units of the maximum effect of one element.
@@ -60,13 +62,13 @@ def turned_at(rows: pl.DataFrame) -> tuple[str, float] | None:
     return None
 
 
-def _is_given_what_is_right(rows: pl.DataFrame, entry: str) -> bool:
+def _is_given_what_is_right(rows: Rows, entry: str) -> bool:
     calls = [entry, names.forward_of(entry)]
     given = rows.filter(pl.col("entry").is_in(calls) & (pl.col("role") == Role.INPUT.value))
     return not (given["worst"] > 1).any()
 
 
-def with_downstream(rows: pl.DataFrame, entry: str) -> pl.DataFrame:
+def with_downstream(rows: Rows, entry: str) -> Rows:
     """Return rows with ``is_behind_turned``: whether they are computed from the result of a backward call.
 
     Forwards that precede a later backward belong to another micro-batch; rows after the last backward are an update.
