@@ -10,7 +10,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import ops
 
-from msprobe.mindspore._device import COMPLEX, FLOATING, is_host
+from msprobe.mindspore._device import COMPLEX, FLOATING, copied, is_host
 from msprobe_core.interception import sums_of_integers
 from msprobe_core.plugin import Digest, Stats
 
@@ -127,7 +127,7 @@ class DeferredCopies:
 
     def add(self, tensor: Any, digest: Digest, reduce: Callable[[Any, Digest], None]) -> None:
         """Copy the current values of a tensor; ``reduce`` receives the copy and the digest when it is fetched."""
-        self._waiting.append((reduce, tensor.copy(), digest))
+        self._waiting.append((reduce, copied(tensor), digest))
         self.num_bytes += tensor.nbytes
 
     def collect(self) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import mindspore as ms
 
 from msprobe_core.plugin import ConfigError
@@ -15,6 +17,14 @@ def is_host() -> bool:
 def device_target() -> str:
     """Return the kind of device of this process, such as ``Ascend``."""
     return str(ms.get_context("device_target"))
+
+
+def copied(tensor: Any) -> Any:
+    """Return a tensor with the same elements, made where they are.
+
+    A ``Parameter`` copies itself into another one, for which MindSpore fetches its elements.
+    """
+    return ms.Tensor.copy(tensor)
 
 
 def check_target(name: str) -> None:

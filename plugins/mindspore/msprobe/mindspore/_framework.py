@@ -17,7 +17,7 @@ from mindspore.communication import GlobalComm, get_rank
 from msprobe.mindspore._calls import SPARSE, ApiCalls
 from msprobe.mindspore._cells import CellHooks, CellWatch
 from msprobe.mindspore._communication import CommunicationPatches
-from msprobe.mindspore._device import WITH_ARITHMETIC, check_target, device_target, is_host
+from msprobe.mindspore._device import WITH_ARITHMETIC, check_target, copied, device_target, is_host
 from msprobe.mindspore._functions import ApiPatches
 from msprobe.mindspore._gradients import takes_gradient, watch_gradient
 from msprobe.mindspore._jit import JitPatches, is_tracing
@@ -306,7 +306,7 @@ class MindSporeFramework(Monitoring, Measuring, Describing):
         """Return a contiguous copy on the tensor's device; ``None`` if it has no plain elements."""
         if self._defers and isinstance(tensor, Tensor):
             with RecordingGuard():
-                return tensor.copy() if tensor.dtype in WITH_ARITHMETIC else None
+                return copied(tensor) if tensor.dtype in WITH_ARITHMETIC else None
         values = values_of(tensor)
         return None if values is None else values.copy()
 

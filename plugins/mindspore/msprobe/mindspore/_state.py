@@ -9,6 +9,7 @@ from typing import Any
 import mindspore as ms
 from mindspore import Parameter, Tensor, nn
 
+from msprobe.mindspore._device import copied
 from msprobe.mindspore._dropout import is_removed
 from msprobe.mindspore._optimizer_calls import watch_every_optimizer
 from msprobe.mindspore._quiet import RecordingGuard
@@ -40,7 +41,7 @@ class NetState:
                     raise TypeError(f"{type(each).__name__} is no Cell, and holds no parameters")
                 self._known |= {id(cell) for _, cell in each.cells_and_names()} if isinstance(each, nn.Cell) else set()
                 for parameter in _parameters_in(each):
-                    self._values[id(parameter)] = parameter, parameter.copy()
+                    self._values[id(parameter)] = parameter, copied(parameter)
             self._drawn = ms.get_rng_state().copy()
         self._random = RandomStates()
         self._stepped: list[str] = []
