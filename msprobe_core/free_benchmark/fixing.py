@@ -81,11 +81,11 @@ class FixedResults(Feature):
     def attach(
         self,
         attachments: Attachments,
-        models: Sequence[NamedModel],  # noqa: ARG002
+        models: Sequence[NamedModel],
         forwards: ForwardWindow | None,  # noqa: ARG002
     ) -> None:
         """See `Feature`."""
-        attachments.put_in_place(self._framework.fix_calls, self)
+        attachments.put_in_place(self._framework.fix_calls, self, models)
 
     def end_window(self, *, was_running: bool) -> None:  # noqa: ARG002
         """Write which calls were fixed, if there are new ones."""

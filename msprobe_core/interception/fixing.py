@@ -56,7 +56,7 @@ class FixingCalls(ABC):
 
     def _replaced(self, result: Any, fine: Any) -> Any | None:
         own, others = self.tensors_in(result), self.tensors_in(fine)
-        if [tuple(each.shape) for each in own] != [tuple(each.shape) for each in others]:
+        if not own or [tuple(each.shape) for each in own] != [tuple(each.shape) for each in others]:
             return None
         left = iter(others)
 

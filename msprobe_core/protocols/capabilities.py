@@ -339,10 +339,11 @@ class CallFixer(Protocol):
 class FixingFramework(Protocol):
     """Optional; needed by ``handler_type`` ``fix`` of the task ``free_benchmark``, which changes the training."""
 
-    def fix_calls(self, fixer: CallFixer) -> Removable:
+    def fix_calls(self, fixer: CallFixer, models: Sequence[NamedModel]) -> Removable:
         """Replace what the calls return that the fixer wants, in their own formats, until it is removed.
 
-        Not replaced are calls that write to their arguments, return views of them, or draw random numbers.
+        Calls are those of any code; ``models`` are what was given to ``start``, for operators that modules hold. Not
+        replaced are calls that write to their arguments, return views of them, or draw random numbers.
         """
         ...
 

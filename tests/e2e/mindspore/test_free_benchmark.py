@@ -191,6 +191,36 @@ def test_what_is_no_computation_is_not_fixed(fixed):
     assert any("draws random numbers" in why for why in said["not_fixed"].values())
 
 
+class Layers(nn.Cell):
+    """Calls functions, and Cells that hold operators; one of them draws, and one writes to its statistics."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense, self.norm, self.drop = nn.Dense(4, 3).to_float(ms.float16), nn.BatchNorm1d(3), nn.Dropout(p=0.5)
+
+    def construct(self, x):
+        scores = self.dense(x).astype(ms.float32)
+        return ops.softmax(self.drop(self.norm(scores)).astype(ms.float16), -1)
+
+
+def test_operators_that_cells_hold_are_fixed_but_for_those_that_draw_or_write(tmp_path):
+    net = Layers().set_train()
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"task": "free_benchmark", "free_benchmark": {"handler_type": "fix"}}))
+    debugger = PrecisionDebugger(str(path), dump_path=str(tmp_path / "run"))
+    debugger.start(net)
+    x = Tensor(np.random.default_rng(0).standard_normal((8, 4)).astype(np.float16))
+    found = net(x)
+    debugger.stop()
+    debugger.step()
+    debugger.close()
+    said = json.loads((tmp_path / "run" / "free_benchmark_fixed_rank.json").read_text())
+    assert found.dtype == ms.float16
+    assert {"Functional.softmax"} <= set(said["fixed"])
+    assert any(name.startswith("Primitive.") for name in said["fixed"]), said
+    assert not any(name.rpartition(".")[2] in ("BatchNorm", "Dropout", "Shape") for name in said["fixed"])
+
+
 def test_the_host_cannot_be_fixed_by_the_host(fixed):
     with pytest.raises(ConfigError, match="runs on the host already"):
         fixed(outcome, pert_mode="to_cpu", fuzz_device="cpu")

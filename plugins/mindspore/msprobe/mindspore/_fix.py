@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 import mindspore as ms
 from mindspore import Tensor, nn, ops
+from mindspore.ops import Primitive
 
 from msprobe.mindspore._functions import ApiPatches
 from msprobe.mindspore._gradients import builds_graph, takes_gradient
 from msprobe.mindspore._inside import inside, unseen
 from msprobe.mindspore._jit import JitPatches
+from msprobe.mindspore._primitives import COMMUNICATION, PrimitivePatches
 from msprobe.mindspore._quiet import RecordingGuard
-from msprobe.mindspore._random import RANDOM_NAMES, MindSporeState
+from msprobe.mindspore._random import RANDOM_NAMES, RANDOM_OPERATORS, MindSporeState
 from msprobe_core.interception import FixingCalls, map_values
-from msprobe_core.plugin import CallFixer
+from msprobe_core.plugin import CallFixer, NamedModel, RiskLevel
 
 _HALVES = (ms.bfloat16, ms.float16)
 
@@ -23,17 +26,20 @@ _HALVES = (ms.bfloat16, ms.float16)
 class FixedCalls(FixingCalls):
     """Intercepts calls of functions in the dynamic graph; see `msprobe_core.plugin.FixingFramework`."""
 
-    def __init__(self, fixer: CallFixer, apis: ApiPatches) -> None:
+    def __init__(self, fixer: CallFixer, apis: ApiPatches, models: Sequence[NamedModel]) -> None:
         """Install it.
 
         Args:
             fixer: Chooses calls.
             apis: Patches of all functions.
+            models: Nets whose Cells hold operators.
         """
         super().__init__(fixer)
         self._state = MindSporeState()
         self._apis = apis
         self._jit = JitPatches(cast("Any", self), apis.step_aside)
+        self._primitives = PrimitivePatches(models, cast("Any", self), RiskLevel.ALL)
+        self._primitives.install()
         self._jit.install()
         apis.install(cast("Any", self))
 
@@ -41,6 +47,7 @@ class FixedCalls(FixingCalls):
         """Remove it."""
         self._apis.remove()
         self._jit.remove()
+        self._primitives.remove()
 
     def release(self) -> None:
         """Do nothing: nothing is left."""
@@ -57,11 +64,13 @@ class FixedCalls(FixingCalls):
 
     def run(
         self, prefix: str, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any],
-        *, mutates: bool = False,
+        *, mutates: bool = False, shown: Any = None,
     ) -> Any:  # fmt: skip
         """Call a function, and return its result or the more precise one; functions that it calls are left alone."""
+        del shown
         with unseen():
-            return super().run(prefix, name, function, args, kwargs, mutates=mutates)
+            writes = mutates or prefix == COMMUNICATION or _writes(function)
+            return super().run(prefix, name, function, args, kwargs, mutates=writes)
 
     def run_foreign(
         self, prefix: str, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any],
@@ -81,7 +90,7 @@ class FixedCalls(FixingCalls):
 
     def watch_random(self, name: str, args: Any) -> Callable[[], bool]:  # noqa: ARG002
         """Compare the state of the generator, and how often operators have drawn; some have a state of their own."""
-        if name in RANDOM_NAMES:
+        if name in RANDOM_NAMES or name.rpartition(".")[2] in RANDOM_OPERATORS:
             return lambda: True
         before = self._drawn()
         return lambda: self._drawn() != before
@@ -126,6 +135,12 @@ class FixedCalls(FixingCalls):
     def _drawn(self) -> tuple[bytes, dict[Any, Any]]:
         generator, counts = self._state.get()
         return generator.asnumpy().tobytes(), counts
+
+
+def _writes(function: Callable[..., Any]) -> bool:
+    """Whether an operator writes to its arguments, as a batch norm does to its statistics."""
+    operator = function.args[0] if isinstance(function, partial) and function.args else None
+    return isinstance(operator, Primitive) and bool(operator.attrs.get("side_effect_mem"))
 
 
 class _Replace(nn.Cell):

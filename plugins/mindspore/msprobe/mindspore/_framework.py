@@ -234,8 +234,8 @@ class MindSporeFramework(Monitoring, Measuring, Describing):
         """Hook the Cells that the watcher wants; in GRAPH_MODE, pass it what comes out of the graphs in this window."""
         return _GraphWatch(self._graph_watchers, watcher) if graph_mode() else self.watch(models, watcher)
 
-    def fix_calls(self, fixer: CallFixer) -> Removable:
-        """Replace results of functions in the dynamic graph.
+    def fix_calls(self, fixer: CallFixer, models: Sequence[NamedModel]) -> Removable:
+        """Replace results of functions, and of operators that Cells hold, in the dynamic graph.
 
         Raises:
             PluginError: a static graph is compiled; or calls are to be computed on the host.
@@ -245,7 +245,7 @@ class MindSporeFramework(Monitoring, Measuring, Describing):
         if graph_mode() or fixer.on_host:
             what = "computes no calls on the host; take 'improve_precision'" if fixer.on_host else "needs PYNATIVE_MODE"
             raise PluginError(f"'handler_type' 'fix' for mindspore {what}")
-        return FixedCalls(fixer, self._apis_of(RiskLevel.ALL))
+        return FixedCalls(fixer, self._apis_of(RiskLevel.ALL), models)
 
     def watch_random(
         self, draws: Callable[[RandomDraw], Any], *, has_dropout: bool = False, has_seeding: bool = False

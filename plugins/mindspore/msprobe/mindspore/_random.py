@@ -31,7 +31,7 @@ _METHODS = ("bernoulli", "bernoulli_", "exponential_", "multinomial", "normal_",
 RANDOM_NAMES = frozenset((*_FUNCTIONS, *_METHODS))
 """Functions and methods that draw random numbers, some of them from states that cannot be read."""
 
-_LAYERS = ("Dropout", "Dropout2D", "Dropout3D")
+RANDOM_OPERATORS = ("Dropout", "Dropout2D", "Dropout3D")
 """Operators that Cells hold and that draw from a state of their own, which cannot be restored."""
 
 
@@ -62,7 +62,7 @@ def mindspore_functions() -> list[RandomFunction]:
         (mint, _FUNCTIONS),
         (_layers.functional, _FUNCTIONS),
         (Tensor, _METHODS),
-        *[(getattr(ops, name), ("__call__",)) for name in _LAYERS],
+        *[(getattr(ops, name), ("__call__",)) for name in RANDOM_OPERATORS],
     ]
     return [RandomFunction(owner, name, FAMILY) for owner, names in owners for name in names if hasattr(owner, name)]
 

@@ -257,7 +257,7 @@ class PyTorchFramework(Monitoring, Measuring, Describing):
 
         return CompiledModules(models)
 
-    def fix_calls(self, fixer: CallFixer) -> Removable:
+    def fix_calls(self, fixer: CallFixer, models: Sequence[NamedModel]) -> Removable:  # noqa: ARG002
         """Replace results of calls."""
         from msprobe.pytorch._fix import FixedCalls  # hardly ever needed
 
