@@ -195,6 +195,7 @@ def main() -> None:
     parser.add_argument("--dtypes", default="bf16,fp32")
     parser.add_argument("--modes", default="bit_noise,improve_precision,change_value,no_change,add_noise")
     parser.add_argument("--stage", default="forward")
+    parser.add_argument("--faults", default=",".join(FAULTS))
     parser.add_argument("--healthy", type=int, default=0)
     parser.add_argument("--eager", action="store_true", help="attention by single functions, as softmax")
     options = parser.parse_args()
@@ -215,7 +216,8 @@ def main() -> None:
                         print("   ", line["call"], line["outputs"][0]["reason"], flush=True)
             if options.healthy:
                 continue
-            for fault, (kernels, words, modes) in FAULTS.items():
+            for fault in options.faults.split(","):
+                kernels, words, modes = FAULTS[fault]
                 plain = verdicts(name, DTYPES[dtype], "no_change", options.stage, 1, **overrides)
                 if not any(_api(line["call"]) in words.split() for line in plain):
                     continue

@@ -25,14 +25,16 @@ from msprobe_core.free_benchmark.reaction import (
     Reaction,
     distance_of,
     is_same,
+    is_unmoved,
     noise_of,
     published_ratio,
 )
 from msprobe_core.free_benchmark.reaction_codes import ReactionCode
+from msprobe_core.free_benchmark.row_gains import GAIN_FACTOR, NORMALISATIONS, gain_of_rows
 from msprobe_core.model import Phase, ReplayCall, Replayed, ReplayTensor
 from msprobe_core.protocols.capabilities import DeviceReplayingFramework, ReplayingFramework
 from msprobe_core.replay.recorded import RecordedCall
-from msprobe_core.replay.replays import num_summed, replay_as_recorded
+from msprobe_core.replay.replays import Replayer, num_summed, replay_as_recorded
 
 NUM_REPETITIONS = 3
 """How often ``no_change`` repeats a call."""
@@ -90,7 +92,8 @@ class ReactionChecker:
             return unchecked(call, found)
         if self.judge is ReactionJudge.RATIO or self.mode is PertMode.NO_CHANGE:
             return _verdict(call, found)
-        return self._confirmed(call, found, confirmer)
+        found = self._confirmed(call, found, confirmer)
+        return self._with_rows(call, found) if self.mode is PertMode.IMPROVE_PRECISION else found
 
     def _run(self, call: ReplayCall) -> Replayed:
         if self.device is not None and isinstance(self.framework, DeviceReplayingFramework):
@@ -124,12 +127,19 @@ class ReactionChecker:
             return self._at_changed(call, changed, before.values, after)
         along = [self._run(each).values for each in line.calls]
         terms = num_summed(call)
-        return [
+        found = [
             self._judged(call, path, before.values[path], after[path], noise_of(
                 before.values[path], [each[path] for each in along], after[path], line.relative, terms
             ), ReactionCode.BEYOND)
             for path in call.outputs
         ]  # fmt: skip
+        return [
+            msgspec.structs.replace(output, reason=_UNMOVED)
+            if output.verdict is Verdict.RIGHT
+            and is_unmoved(before.values[output.path], [each[output.path] for each in along])
+            else output
+            for output in found
+        ]
 
     def _repeated(self, call: RecordedCall, first: Mapping[str, ReplayTensor], base: ReplayCall) -> list[OutputVerdict]:
         """Judge whether the call gives the same result each time, and the recorded one."""
@@ -218,14 +228,16 @@ class ReactionChecker:
 
     def _confirmed(self, call: RecordedCall, found: list[OutputVerdict], confirmer: CallChecker) -> CallVerdict:
         """Return the verdict after the float64 replay has been asked about suspicious reactions."""
-        if all(output.verdict is not Verdict.SUSPECT for output in found):
+        if all(output.verdict is not Verdict.SUSPECT and output.reason != _UNMOVED for output in found):
             return _verdict(call, found)
         exact = confirmer.check(call)
         judged = {output.path: output for output in exact.outputs}
         outputs: list[OutputVerdict] = []
         for output in found:
             other = judged.get(output.path)
-            if output.verdict is not Verdict.SUSPECT:
+            if output.reason == _UNMOVED:
+                outputs.append(_of_unmoved(output, other))
+            elif output.verdict is not Verdict.SUSPECT:
                 outputs.append(output)
             elif other is None:
                 why = exact.reason or Finding(ReactionCode.NO_OTHER_DEVICE)
@@ -237,6 +249,39 @@ class ReactionChecker:
                 reason = output.reason if is_wrong else Finding(code, fields={"reaction": output.reason})
                 outputs.append(msgspec.structs.replace(output, verdict=other.verdict, reason=reason, bias=other.bias))
         return _verdict(call, outputs, notes=exact.notes, stage=2)
+
+    def _with_rows(self, call: RecordedCall, found: CallVerdict) -> CallVerdict:
+        """Return the verdict with that on whole rows of a normalisation, which float64 alone shows.
+
+        A kernel that computes their factors in half precision does so for inputs in float32, too.
+        """
+        if call.site.phase is not Phase.FORWARD or call.site.path.rpartition(".")[2] not in NORMALISATIONS:
+            return found
+        try:
+            exact = Replayer(call, self.framework, None, self.max_elements).plain.oracle
+        except (ReplayError, MemoryError):
+            return found  # there is no float64 replay
+        outputs: list[OutputVerdict] = []
+        for output in found.outputs:
+            gain = gain_of_rows(call.outputs[output.path], exact[output.path].values) or 0.0
+            times = gain / GAIN_FACTOR
+            if output.verdict is Verdict.RIGHT and times > 1:
+                reason = Finding(ReactionCode.OFF_ROWS, fields={"times": times})
+                output = msgspec.structs.replace(output, verdict=Verdict.WRONG, reason=reason, times=times)  # noqa: PLW2901
+            outputs.append(output)
+        return _verdict(call, outputs, notes=found.notes, stage=found.stage)
+
+
+_UNMOVED = Finding(ReactionCode.UNMOVED, fields={"times": 0.0})
+"""Of an output whose noise says nothing, until the float64 replay has been asked."""
+
+
+def _of_unmoved(output: OutputVerdict, exact: OutputVerdict | None) -> OutputVerdict:
+    """Return the verdict on a result that does not move: right unless float64 shows the contrary, as most decide."""
+    if exact is None or exact.verdict is not Verdict.WRONG:
+        return msgspec.structs.replace(output, reason=Finding(ReactionCode.AS_EXPECTED))
+    reason = Finding(ReactionCode.UNMOVED, fields={"times": exact.times})
+    return msgspec.structs.replace(output, verdict=Verdict.WRONG, reason=reason, times=exact.times, bias=exact.bias)
 
 
 def device_of(framework: ReplayingFramework) -> str | None:

@@ -108,6 +108,31 @@ def noise_of(
     )  # fmt: skip
 
 
+_UNMOVED = 0.9
+"""Share of the squared norm from which elements that do not move along a line make a result that does not."""
+
+
+def is_unmoved(before: ReplayTensor, along: Sequence[ReplayTensor]) -> bool:
+    """Whether hardly anything of an output changes along a line of inputs, so that its noise says nothing.
+
+    Steps of the line are far above the last digits of the inputs. A function that does not react decides, selects or
+    saturates, or it is rounded so coarsely that no step reaches the next number.
+
+    Args:
+        before: The output without a change.
+        along: The outputs at `STEPS` of the line.
+    """
+    if before.values.dtype.kind != "f":
+        return False
+    old = np.ravel(before.values).astype("float64")
+    old = np.where(np.isfinite(old), old, 0.0)
+    is_same = np.ones(old.shape, bool)
+    for each in along:
+        is_same &= np.ravel(each.values) == np.ravel(before.values)
+    whole = norm_of(old)
+    return whole > 0 and norm_of(old[is_same]) ** 2 >= _UNMOVED * whole**2
+
+
 def distance_of(result: ReplayTensor, reference: ReplayTensor, *, num_rounded: int) -> Reaction:
     """Return how far a result is from one in at least its precision, in units of rounding a result once.
 

@@ -22,6 +22,8 @@ class ReactionCode(Code):
     OTHER_THAN_RECORDED = "reaction.other-than-recorded"
     BEYOND = "reaction.beyond"
     BEYOND_ELEMENT = "reaction.beyond-element"
+    UNMOVED = "reaction.unmoved"
+    OFF_ROWS = "reaction.off-rows"
     NON_FINITE = "reaction.non-finite"
     OFF_FLOAT32 = "reaction.off-float32"
     OFF_HOST = "reaction.off-host"

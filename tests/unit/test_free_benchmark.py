@@ -19,8 +19,9 @@ from msprobe_core.findings import Finding
 from msprobe_core.free_benchmark.perturbations import STEPS, line_through, perturbed
 from msprobe_core.free_benchmark.published_rows import COLUMNS, append_rows, rows_of
 from msprobe_core.free_benchmark.ranking import read_ranking
-from msprobe_core.free_benchmark.reaction import distance_of, is_same, noise_of, published_ratio
+from msprobe_core.free_benchmark.reaction import distance_of, is_same, is_unmoved, noise_of, published_ratio
 from msprobe_core.free_benchmark.reaction_codes import ReactionCode
+from msprobe_core.free_benchmark.row_gains import GAIN_FACTOR, gain_of_rows
 from msprobe_core.model import Level, Phase, ReplayCall, ReplayTensor, Task
 from msprobe_core.names import parse_entry
 
@@ -167,6 +168,58 @@ def test_decisions_may_change_as_often_as_by_a_larger_change():
     same = noise_of(numbers[0], numbers[1:], numbers[0], 1e-3, 1)
     assert same.times == 0
     assert noise_of(numbers[0], [numbers[0]] * 4, numbers[1], 1e-3, 1).times > 1
+
+
+def test_a_result_that_no_step_moves_is_told_from_one_that_reacts():
+    before = tensor([1.0, 2.0, 3.0])
+    assert is_unmoved(before, [before] * 4)
+    assert is_unmoved(before, [tensor([1.01, 2.0, 3.0])] * 4)  # nine tenths of it
+    assert not is_unmoved(before, [before, before, tensor([1.0, 2.0, 3.1]), before])
+    assert not is_unmoved(tensor([0.0, 0.0]), [tensor([0.0, 0.0])] * 4)  # no size, as after a rectifier
+    assert not is_unmoved(ReplayTensor(values=np.arange(3), dtype="int64"), [])
+
+
+def rows_of_a_norm(num_rows=64, length=64):
+    return np.random.default_rng(3).standard_normal((num_rows, length))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_rows_rounded_once_are_off_by_what_rounding_explains(dtype):
+    exact = rows_of_a_norm()
+    gain = gain_of_rows(tensor(rounded(exact, dtype), dtype), exact)
+    assert gain == pytest.approx(1, abs=0.3)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_rows_off_by_a_factor_of_half_a_last_digit_are_found(dtype):
+    exact = rows_of_a_norm()
+    unit = 2.0**-8 if dtype == "bfloat16" else 2.0**-11
+    factors = 1 + unit * np.random.default_rng(4).uniform(-1, 1, (len(exact), 1))
+    result = tensor(rounded(exact * factors, dtype), dtype)
+    assert gain_of_rows(result, exact) > GAIN_FACTOR
+    error = np.linalg.norm(result.values - exact) / np.linalg.norm(exact)
+    assert error < 3 * unit / 3**0.5  # which is what the norm of the errors is allowed
+
+
+def test_equal_elements_and_equal_rows_count_once():
+    uniform = np.full((64, 33), 1 / 33) * np.linspace(1, 1 + 1e-4, 64)[:, None]  # all of a row are rounded alike
+    assert gain_of_rows(tensor(rounded(uniform, "bfloat16"), "bfloat16"), uniform) < 2
+    same = np.repeat(rows_of_a_norm(1), 64, 0)
+    assert gain_of_rows(tensor(rounded(same, "bfloat16"), "bfloat16"), same) is None
+
+
+@pytest.mark.parametrize(
+    ("exact", "dtype"),
+    [
+        (rows_of_a_norm(7), "bfloat16"),
+        (rows_of_a_norm(64, 15), "bfloat16"),
+        (rows_of_a_norm(), "float32"),
+        (1.0, "float16"),
+    ],
+    ids=["few rows", "short rows", "float32", "0-d"],
+)
+def test_too_little_to_tell_a_factor(exact, dtype):
+    assert gain_of_rows(tensor(exact, dtype), np.asarray(exact, np.float64)) is None
 
 
 def test_distances_are_in_units_of_rounding():
