@@ -409,7 +409,7 @@ def test_plugins(run):
         "processors: fp8, hash, md5, sketch, statistics, xor",
         "writers: arrow, json",
         "readers: arrow, json",
-        "commands: acc_check, api_precision_compare, bisect-steps, calibrate, check, checkpoint, compare, compile, "
+        "commands: acc_check, api_precision_compare, bisect-steps, calibrate, check, checkpoint, compare, compile, ",
         "completion, ",
         "config_check, confirm, control, convert, data2db, demo, doctor, estimate, export, free_benchmark, gradients, ",
         "graph, graph_visualize, identify, ",

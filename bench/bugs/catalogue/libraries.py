@@ -45,7 +45,7 @@ def _decomposed(_: Side) -> Program:
     from peft import LoraConfig, get_peft_model  # pyright: ignore[reportMissingImports]
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    sizes = {"vocab_size": VOCABULARY, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 32}
+    sizes: dict[str, Any] = {"vocab_size": VOCABULARY, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 32}
     bare = settled(GPT2LMHeadModel(GPT2Config(**sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)))
     targets = LoraConfig(target_modules=["attn.c_proj"], r=4, use_dora=True, fan_in_fan_out=True)
     model = settled(get_peft_model(bare, targets))

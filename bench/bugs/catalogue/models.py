@@ -110,7 +110,7 @@ def _windowed_qwen2(_: Side) -> Program:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     config = Qwen2Config(
-        **_SIZES, attn_implementation="eager", use_sliding_window=True, sliding_window=4, max_window_layers=0
+        **{**_SIZES, "attn_implementation": "eager"}, use_sliding_window=True, sliding_window=4, max_window_layers=0
     )
     return language_model(settled(Qwen2ForCausalLM(config)))
 
@@ -118,7 +118,7 @@ def _windowed_qwen2(_: Side) -> Program:
 def _windowed_mistral(_: Side) -> Program:
     from transformers import MistralConfig, MistralForCausalLM
 
-    config = MistralConfig(**_SIZES, attn_implementation="sdpa", sliding_window=4)
+    config = MistralConfig(**{**_SIZES, "attn_implementation": "sdpa"}, sliding_window=4)
     return language_model(settled(MistralForCausalLM(config)))
 
 
