@@ -74,7 +74,7 @@ class DifferenceCode(Code):
     RESUME_FIRST_STEP = "checkpoint.resume.first-step"
     RESUME_FINE = "checkpoint.resume.fine"
     RESUME_NO_STATE = "checkpoint.resume.no-state"
-    RUNNING_BEHIND = "checkpoint.running.behind"
+    RUNNING_FEWER_STEPS = "checkpoint.running.fewer-steps"
     RUNNING_AHEAD = "checkpoint.running.ahead"
     RUNNING_RATE = "checkpoint.running.rate"
     RUNNING_RATE_BEGINS = "checkpoint.running.rate-begins"

@@ -127,7 +127,7 @@ def _step_counts(before: Checkpoint, optimizers: Sequence[Optimizer]) -> Iterato
     now = max(steps)
     fields = {"before": expected, "after": now}
     if now < expected:
-        yield Finding(DifferenceCode.RUNNING_BEHIND, Level.ERROR, fields)
+        yield Finding(DifferenceCode.RUNNING_FEWER_STEPS, Level.ERROR, fields)
     elif now > expected + 1:
         yield Finding(DifferenceCode.RUNNING_AHEAD, Level.WARNING, {**fields, "count": now - expected})
 

@@ -259,8 +259,8 @@ def test_a_running_job_that_lost_the_state_of_its_optimizer_is_found(run, tmp_pa
 def test_a_running_job_that_loaded_an_older_or_a_later_checkpoint_is_found(run, tmp_path):
     job = Job().train(10)
     older, before = job.save(tmp_path / "older.pt"), job.train(5).save(tmp_path / "before.pt")
-    record(resumed(older), tmp_path / "behind")
-    code, out, _ = run("resume", before, tmp_path / "behind")
+    record(resumed(older), tmp_path / "older")
+    code, out, _ = run("resume", before, tmp_path / "older")
     assert (code, "the optimizer counts 11 steps, and 15 in the checkpoint" in out) == (1, True)
     record(resumed(before), tmp_path / "ahead")
     code, out, _ = run("resume", older, tmp_path / "ahead")
