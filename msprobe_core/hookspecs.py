@@ -7,8 +7,8 @@ Nothing that happens once per tensor or once per step goes through pluggy. What 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import pluggy
 
@@ -28,8 +28,35 @@ if TYPE_CHECKING:
 
 PROJECT = "msprobe"
 
+_Function = TypeVar("_Function", bound="Callable[..., object]")
+
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
+
+_REQUIRED = "_msprobe_requires_api"
+
+
+def requires_api(release: str) -> Callable[[_Function], _Function]:
+    """Mark an implementation of a hook that needs this release of msprobe-core, such as ``"0.2"``, or a later one.
+
+    An earlier one leaves this hook out, and says so; the plugin's others work. A hook that an earlier release does not
+    have at all is marked with ``@hookimpl(optionalhook=True)``::
+
+        @hookimpl
+        @requires_api("0.2")
+        def msprobe_register_writers(): ...
+    """
+
+    def mark(function: _Function) -> _Function:
+        setattr(function, _REQUIRED, release)
+        return function
+
+    return mark
+
+
+def required_api(function: Callable[..., object]) -> str | None:
+    """Return the release that an implementation of a hook needs; ``None`` if it names none."""
+    return getattr(function, _REQUIRED, None)
 
 
 class HookSpecs:

@@ -36,7 +36,7 @@ from msprobe_core.errors import (
     UnwrittenError,
 )
 from msprobe_core.findings import Code, Finding
-from msprobe_core.hookspecs import hookimpl
+from msprobe_core.hookspecs import hookimpl, requires_api
 from msprobe_core.lazy import lazy_names
 from msprobe_core.model import (
     MAX_DEPTH,
@@ -181,7 +181,7 @@ else:
 
 __all__ = [  # noqa: RUF022  # by purpose
     # Hooks
-    "hookimpl",
+    "hookimpl", "requires_api",
     # Frameworks
     "Framework", "FrameworkOffer", "NamedModel", "AttachOptions", "Attachment", "Reducer", "Removable",
     # Optional capabilities of a framework

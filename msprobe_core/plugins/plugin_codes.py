@@ -10,6 +10,7 @@ class PluginCode(Code):
 
     NOT_LOADED = "plugin.not-loaded"
     NEEDS_OTHER_CORE = "plugin.needs-other-core"
+    HOOK_NEEDS_LATER_CORE = "plugin.hook-needs-later-core"
     DISABLED = "plugin.disabled"
     HOOK_FAILED = "plugin.hook-failed"
     NO_LIST = "plugin.no-list"

@@ -12,6 +12,7 @@ from typing import Any, cast
 import pluggy
 
 from msprobe_core import hookspecs
+from msprobe_core._version import __version__
 from msprobe_core.errors import BrokenPluginError, MsprobeError
 from msprobe_core.findings import Field, Finding, Level, NoteCode
 from msprobe_core.guard import GuardedOffer, described, kept, shown
@@ -262,9 +263,28 @@ class Registry:
             # Each implementation is called separately, so that a failure can be attributed to one plugin.
             offers: dict[str, Any] = {}
             for each in implementations:
-                self._take(hook, each.plugin_name, each.function, offers)
+                if self._is_for_this_release(hook, each.plugin_name, each.function):
+                    self._take(hook, each.plugin_name, each.function, offers)
             asked = self._asked[hook] = functions, offers
         return dict(asked[1])
+
+    def _is_for_this_release(self, hook: str, plugin: str, function: Callable[..., object]) -> bool:
+        """Whether an implementation works with this core; see `msprobe_core.hookspecs.requires_api`."""
+        needed = hookspecs.required_api(function)
+        if needed is None:
+            return True
+        from packaging.version import InvalidVersion, Version  # hardly any hook names a release
+
+        try:
+            # Of a development release, what counts is the release that it precedes.
+            is_there = Version(__version__).release >= Version(needed).release
+        except (InvalidVersion, TypeError) as error:
+            self.note(plugin, PluginCode.HOOK_FAILED, {"hook": hook, "reason": _reason(error)}, error)
+            return False
+        if not is_there:
+            fields = {"hook": hook, "requirement": needed, "version": __version__}
+            self.note(plugin, PluginCode.HOOK_NEEDS_LATER_CORE, fields, level=Level.WARNING)
+        return is_there
 
     def _take(self, hook: str, plugin: str, function: Callable[[], object], offers: dict[str, Any]) -> None:
         """Add the offers of one implementation that can be used; problems of the others are noted."""

@@ -16,8 +16,9 @@ import pytest
 
 import msprobe_core
 from msprobe_core import hookspecs, plugin
+from msprobe_core._version import __version__
 from msprobe_core.findings import Level
-from msprobe_core.hookspecs import hookimpl
+from msprobe_core.hookspecs import hookimpl, requires_api
 from msprobe_core.plugins import Plugin, Registry
 from msprobe_core.plugins.checking import check_plugins
 
@@ -75,6 +76,28 @@ def test_a_hook_of_a_later_release_may_be_optional(registry, caplog):
     assert (registry.plugins[0].hooks, registry.plugins[0].problem) == (("msprobe_register_processors",), None)
     assert list(registry.processors()) == ["sketch"]
     assert caplog.records == []
+
+
+@pytest.mark.parametrize(
+    ("release", "is_taken", "problem"),
+    [
+        (__version__, True, None),
+        ("0.0.1", True, None),
+        ("99.1", False, "a hook that is left out, msprobe_register_processors: it needs msprobe-core 99.1 or later"),
+        ("soon", False, "has a hook that failed, msprobe_register_processors"),
+        (2, False, "has a hook that failed, msprobe_register_processors"),
+    ],
+    ids=str,
+)
+def test_a_hook_that_needs_a_later_release_is_left_out_alone(registry, caplog, release, is_taken, problem):
+    sketch = requires_api(release)(offer("sketch").msprobe_register_processors)
+    metrics = hookimpl(lambda: (), specname="msprobe_register_metrics")
+    module = SimpleNamespace(msprobe_register_processors=sketch, msprobe_register_metrics=metrics)
+    registry.add(Plugin("early", None, "x"), lambda: module)
+    assert list(registry.processors()) == ["sketch"] * is_taken
+    assert registry.metrics() == {}
+    assert len(registry.plugins[0].problems) == (problem is not None)
+    assert problem is None or problem in caplog.text
 
 
 def test_a_hook_that_will_be_removed_is_announced(caplog):
