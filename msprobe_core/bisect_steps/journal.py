@@ -67,7 +67,8 @@ class Journal:
 
         for line in self.lines[1:]:
             if line.question == question:
-                return msgspec.convert(line.answer, kind)
+                with suppress(msgspec.MsgspecError):  # a damaged answer is asked for again
+                    return msgspec.convert(line.answer, kind)
         began = time.monotonic()
         answer = ask()
         line = Line(question=question, answer=msgspec.to_builtins(answer), seconds=time.monotonic() - began)

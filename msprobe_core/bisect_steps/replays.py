@@ -30,7 +30,7 @@ from msprobe_core.locate.result import LocateResult, LocateVerdict
 from msprobe_core.model import TaskLost
 from msprobe_core.store.atomic_file import unfinished_path
 from msprobe_core.store.layout import find_steps, make_directory, refuse_links
-from msprobe_core.untrusted.files import read_plain
+from msprobe_core.untrusted.files import open_plain
 
 TARGET, GOLDEN = "target", "golden"
 _WINDOWS = "windows"
@@ -166,8 +166,8 @@ class Replays:
             raise CompareError(f"{command[0]}: cannot be run ({error.strerror})") from error
         lacking = sorted({*steps} - (find_steps(recorded).keys() if recorded.is_dir() else set()))
         if lacking:
-            tail = read_plain(log)[-_TAIL_BYTES:].decode(errors="replace").strip().splitlines()[-1:]
-            said = f"; it said last: {tail[0]}" if tail else ""
+            last = last_line(log)
+            said = f"; it said last: {last}" if last else ""
             raise CompareError(
                 f"the {side} training ended with status {status} and has not recorded step {lacking[0]}{said}; it has "
                 f"to go on from step {begin} and to call start(), stop() and step() of a PrecisionDebugger in each "
@@ -193,3 +193,15 @@ class Replays:
 def _num_different(unit: UnitResult) -> bytes:
     """Return how many values of a unit differ at all, as text."""
     return str(unit.rows.filter(differs()).height).encode()
+
+
+def last_line(log: Path) -> str:
+    """Return the last line that a program has printed, without what a terminal would obey; empty if there is none."""
+    try:
+        with open_plain(log) as file:
+            file.seek(max(file.seek(0, os.SEEK_END) - _TAIL_BYTES, 0))
+            lines = file.read(_TAIL_BYTES).decode(errors="replace").split("\n")
+    except OSError:
+        return ""
+    found = ["".join(letter for letter in line if letter.isprintable()).strip() for line in lines]
+    return next((line for line in reversed(found) if line), "")

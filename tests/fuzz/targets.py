@@ -224,6 +224,21 @@ def _check_journal(directory: Path) -> None:
     journal.close()
 
 
+def _bisect_journal(directory: Path) -> None:
+    (directory / "training.log").write_text("step 1\nstep 2\n")
+    _use_bisect_journal(directory)
+
+
+def _use_bisect_journal(directory: Path) -> None:
+    from msprobe_core.bisect_steps.journal import Journal
+    from msprobe_core.bisect_steps.replays import last_line
+
+    journal = Journal(directory, {"steps": 4}, overwrites=False)
+    assert type(journal.once(["distance", 3], lambda: 0.5, float)) is float
+    assert journal.once(["window", "target", 2], lambda: 2, int) is not None
+    assert last_line(directory / "training.log").isprintable()
+
+
 def _use_check_journal(directory: Path) -> None:
     from checked_calls import some_calls
 
@@ -944,6 +959,9 @@ TARGETS = {
     ),
     "bisection": Target(["free_benchmark/bisect_files"], _bisection, _use_bisection, "found/*.json"),
     "checks": Target(["report/api_check_files"], _checks, _use_checks, "checks/*.json"),
+    "journal of a bisection": Target(
+        ["bisect_steps/journal", "bisect_steps/replays"], _bisect_journal, _use_bisect_journal
+    ),
     "check journal": Target(["api_check/journal"], _check_journal, _use_check_journal),
     "checkpoint names": Target(["cli/checkpoint"], _checkpoint_names, _use_checkpoint_names, "names.yaml"),
     "checkpoint fingerprint": Target(

@@ -23,6 +23,9 @@ CPU_SECONDS = 1.0
 """Linear patterns need some milliseconds, quadratic ones three seconds and more."""
 
 TESTED_ELSEWHERE = {
+    "msprobe_core/bisect_steps/checkpoint_pairs.py: f'{re.escape(begin)}0*(\\\\d{{1,15}}){re.escape(end)}'": (
+        "of the user, around zeros and fifteen digits, and applied to whole names of files"
+    ),
     "msprobe_core/config/edit.py: pattern": "test_edits_take_linear_time",
     "msprobe_core/judge/limits.py: pattern": "alternatives of plain words",
     "msprobe_core/capture/kernel_dump.py: found[1]": "compiled for its message only; the framework applies it",
