@@ -28,7 +28,6 @@ class TestMindSpore(FrameworkContract):
         return MindSporeRig()
 
 
-@pytest.mark.slow  # the same contract with results that arrive late
 class TestMindSporeDeferred(FrameworkContract):
     """Tensors on the host treated like those on a device: enqueued, and fetched at the end of the window."""
 
