@@ -135,7 +135,9 @@ class ArrowWriter:
             PluginError: pyarrow is not installed.
             StoreError: a file cannot be created.
         """
-        import_pyarrow()
+        # Before the first entries, which may be written as the program ends: the first array imports pandas where it is
+        # installed, and that is refused once threads have been joined.
+        import_pyarrow().array([None])
         layout.remove_dump(directory)
         head = FileHeader(FORMAT_VERSION, header)
         self._dump = ArrowStream(directory / layout.ARROW_DUMP_FILE, DUMP_COLUMNS, head)
