@@ -44,7 +44,7 @@ from msprobe_core.store.atomic_file import whole_file
 from msprobe_core.store.layout import make_directory
 
 MOST_LINES = 80
-"""Limit of the number of lines of a script beside a formula; its tables are in one line each if it would be longer."""
+"""Limit of the number of lines of a script beside a formula; a longer one has tables of one line and no empty lines."""
 
 _RECORDED = "recorded "
 """Beginning of the names of recorded results in a file beside a script."""
@@ -104,7 +104,8 @@ def write_reproducer(
         limits = table("ALLOWED", found.rows(is_packed), is_packed=is_packed)
         tables = (table("INPUTS", inputs, is_packed=is_packed), table("RECORDED", recorded, is_packed=is_packed))
         end = "\n".join((*tables, *([] if is_packed else [""]), found.judging))
-        text = script_text(title, [found.explained, limits], found.script, [load, *found.judges], end)
+        functions = [load, *found.judges]
+        text = script_text(title, [found.explained, limits], found.script, functions, end, is_packed=is_packed)
         if text.count("\n") <= MOST_LINES + found.script.formula.count("\n"):
             break
     with whole_file(path) as file:

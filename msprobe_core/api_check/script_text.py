@@ -30,7 +30,13 @@ _FROM = {"b64decode": "base64", "Path": "pathlib"}
 
 
 def script_text(
-    title: Sequence[str], constants: Sequence[str], script: CallScript, functions: Iterable[str], end: str
+    title: Sequence[str],
+    constants: Sequence[str],
+    script: CallScript,
+    functions: Iterable[str],
+    end: str,
+    *,
+    is_packed: bool = False,
 ) -> str:
     """Return a script.
 
@@ -40,10 +46,12 @@ def script_text(
         script: The call.
         functions: Sources of functions beside those of the call.
         end: What the script does.
+        is_packed: Whether no empty lines are between its functions.
     """
     above = [*constants, *([script.constants] if script.constants else [])]
     formula = [script.formula] if script.formula else []
-    code = "\n\n".join(["\n".join(above), *formula, script.call, *script.parts, *functions, end])
+    blocks = ["\n".join(above), *formula, script.call, *script.parts, *functions, end]
+    code = ("\n" if is_packed else "\n\n").join(blocks)
     needed = [name for name, use in _STANDARD.items() if use in code]
     plain = [f"import {name}" for name in needed if name not in _FROM]
     of_names = sorted(f"from {_FROM[name]} import {name}" for name in needed if name in _FROM)
