@@ -1,9 +1,10 @@
 /** One value over steps, a line for each rank; one of them is emphasised, and non-finite values are marked at the top. */
 import { type ReactNode, useEffect, useRef, useState } from "react";
-import uPlot from "uplot";
+import type uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
 import { LINES, NOT_FINITE } from "./colour";
 import { type Num, show, toNumber } from "./data";
+import { markStep, mountPlot } from "./plot";
 import { useStore, useText } from "./store";
 
 const MOST_COLOURS = 6;
@@ -44,19 +45,10 @@ export function RankLines({ steps, ranks, value, usual, golden, rank, step, log,
     }
     const marks = ranks.flatMap((each, i) => (value[i] ?? []).flatMap((found, at) => (typeof found === "string" ? [{ at, own: each === rank }] : [])));
     const draw = (plot: uPlot): void => {
+      if (steps.length > 1) markStep(plot, step, ink);
       const pen = plot.ctx;
       const ratio = devicePixelRatio || 1;
       pen.save();
-      const x = Math.round(plot.valToPos(step, "x", true));
-      if (steps.length > 1 && x >= plot.bbox.left && x <= plot.bbox.left + plot.bbox.width) {
-        pen.strokeStyle = ink;
-        pen.globalAlpha = 0.45;
-        pen.setLineDash([2 * ratio, 3 * ratio]);
-        pen.beginPath();
-        pen.moveTo(x, plot.bbox.top);
-        pen.lineTo(x, plot.bbox.top + plot.bbox.height);
-        pen.stroke();
-      }
       pen.setLineDash([]);
       pen.lineWidth = 2 * ratio;
       for (const { at, own } of marks) {
@@ -73,22 +65,12 @@ export function RankLines({ steps, ranks, value, usual, golden, rank, step, log,
       pen.restore();
     };
     const axisStyle = { stroke: muted, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1 }, font: "12px system-ui, sans-serif" };
-    const plot = new uPlot({
-      width: element.clientWidth, height: 300, series, legend: { show: !isMany, markers: { dash: (_plot, i) => (series[i].dash ? "dashed" : "solid") } },
+    return mountPlot(element, {
+      height: 300, series, legend: { show: !isMany, markers: { dash: (_plot, i) => (series[i].dash ? "dashed" : "solid") } },
       scales: { x: { time: false }, y: log ? { distr: 3 } : {} }, focus: { alpha: isMany ? 0.5 : 1 }, cursor: { focus: { prox: 24 } },
       hooks: { draw: [draw], setSeries: [(_plot, i) => setPointed(i === null ? "" : String(series[i].label ?? ""))] },
       axes: [{ ...axisStyle, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000] }, { ...axisStyle, size: 76, values: (_plot, ticks) => ticks.map((tick) => (tick === null ? "" : show(tick))) }],
-    }, data as uPlot.AlignedData, element);
-    plot.over.addEventListener("click", () => {
-      const at = plot.cursor.idx;
-      if (at !== null && at !== undefined) onStep(steps[at]);
-    });
-    const watcher = new ResizeObserver(() => plot.setSize({ width: element.clientWidth, height: 300 }));
-    watcher.observe(element);
-    return () => {
-      watcher.disconnect();
-      plot.destroy();
-    };
+    }, data, onStep);
   }, [steps, ranks, value, golden, rank, step, log, theme, language]);
   return (
     <>

@@ -1,11 +1,12 @@
 /** A whole run of an RL trainer: stages over steps, measures of the mismatch, the worst tokens in their text. */
 import { type ReactNode, useEffect, useMemo, useRef, useState } from "react";
-import uPlot from "uplot";
+import type uPlot from "uplot";
 import "uplot/dist/uPlot.min.css";
 import { LINES, fill } from "./colour";
 import { type Num, type RLCurve, type RLFinding, type RLToken, type RLTraining, show, toNumber } from "./data";
 import { HeatMap } from "./heatmap";
 import { Command, Legend, Name } from "./parts";
+import { markStep, mountPlot } from "./plot";
 import { useFindings, useStore, useText } from "./store";
 import { TEXTS_OF_GROUPS, TEXTS_OF_STAGES, type TextKey } from "./texts";
 
@@ -160,33 +161,13 @@ function Plot({ name, title, steps, curves, step, onStep }: {
     });
     const draw = (plot: uPlot): void => {
       if (step === null || steps.length < 2) return;
-      const [pen, ratio] = [plot.ctx, devicePixelRatio || 1];
-      const x = Math.round(plot.valToPos(step, "x", true));
-      pen.save();
-      pen.strokeStyle = ink;
-      pen.globalAlpha = 0.45;
-      pen.setLineDash([2 * ratio, 3 * ratio]);
-      pen.beginPath();
-      pen.moveTo(x, plot.bbox.top);
-      pen.lineTo(x, plot.bbox.top + plot.bbox.height);
-      pen.stroke();
-      pen.restore();
+      markStep(plot, step, ink);
     };
     const axis = { stroke: muted, grid: { stroke: line, width: 1 }, ticks: { stroke: line, width: 1 }, font: "11px system-ui, sans-serif" };
-    const plot = new uPlot({
-      width: element.clientWidth, height: 150, series, legend: { show: true }, hooks: { draw: [draw] }, scales: { x: { time: false } },
+    return mountPlot(element, {
+      height: 150, series, legend: { show: true }, hooks: { draw: [draw] }, scales: { x: { time: false } },
       axes: [{ ...axis, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000] }, { ...axis, size: 68, values: (_plot, ticks) => ticks.map((tick) => (tick === null ? "" : short(tick))) }],
-    }, data as uPlot.AlignedData, element);
-    plot.over.addEventListener("click", () => {
-      const at = plot.cursor.idx;
-      if (at !== null && at !== undefined) onStep(steps[at]);
-    });
-    const watcher = new ResizeObserver(() => plot.setSize({ width: element.clientWidth, height: 150 }));
-    watcher.observe(element);
-    return () => {
-      watcher.disconnect();
-      plot.destroy();
-    };
+    }, data, onStep);
   }, [steps, curves, step, theme, language]);
   const notFinite = curves.flatMap(({ target }) => target.flatMap((each, i) => (typeof each === "string" ? [steps[i]] : [])));
   return (

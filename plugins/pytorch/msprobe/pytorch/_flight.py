@@ -127,7 +127,7 @@ class FlightRecorder(AnyFlightRecorder):
         with RecordingGuard(self._ring.note_failure):
             step = self._ring.step
             index = step.counts.get("", 0)
-            for tensor in first_tensors((args, kwargs), _is_tensor):
+            for tensor in first_tensors((args, kwargs), self._framework.is_tensor):
                 self._see(step, "", type_name, Phase.FORWARD, index, Role.INPUT, tensor)
             if self._own and self._weights_of is not step:
                 self._weights_of = step
@@ -145,7 +145,7 @@ class FlightRecorder(AnyFlightRecorder):
             step = self._ring.step
             index = step.counts.get(path, 0)
             step.counts[path] = index + 1
-            for tensor in first_tensors(output, _is_tensor):
+            for tensor in first_tensors(output, self._framework.is_tensor):
                 self._see(step, path, type_name, Phase.FORWARD, index, Role.OUTPUT, tensor)
                 if tensor.requires_grad and tensor.grad_fn is not None:
                     tensor.register_hook(partial(self._on_gradient, step, path, type_name, index))
@@ -201,7 +201,3 @@ def _places_of(model: nn.Module) -> list[tuple[nn.Parameter, tuple[str, str, str
         for name, parameter in module.named_parameters(recurse=False):
             found.setdefault(id(parameter), (parameter, (path, type(module).__name__, name)))
     return list(found.values())
-
-
-def _is_tensor(value: object) -> bool:
-    return isinstance(value, Tensor)
