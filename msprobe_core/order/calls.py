@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
+import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from msprobe_core import names
 from msprobe_core.model import Role
@@ -60,28 +62,32 @@ class Message(NamedTuple):
     receives: bool
 
 
-class Communication(NamedTuple):
-    """A communication call.
+Integers = NDArray[np.int64]
+"""A column of a table of calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class Communication:
+    """The communication calls of a rank in columns [calls], those of one name in the order in which they began.
+
+    Columns, as there may be millions of calls, most of which do the same as many others.
 
     Attributes:
-        entry: Entry name.
-        stem: Entry name without number and phase.
-        number: Number among the calls of that name, in the order in which they began.
-        position: Position among all entries of its rank, where its results are available.
+        positions: Position among all entries of the rank, where the results of a call are available.
         begun: Latest possible position of its start; a later call of the same name did not begin before it.
         is_waited_for: Whether it is asynchronous, so that its start is unknown.
-        messages: What it sends and receives; for a backward, the same in the other direction.
-        forward: For a backward the entry of its forward, whose number in the channel it has; empty otherwise.
+        meanings: What it does, as an index of ``messages``.
+        forwards: For a backward the place of its forward among these calls, whose number in the channel it has; -1
+            for other calls.
+        messages: What calls send and receive; for a backward, the same in the other direction.
     """
 
-    entry: str
-    stem: str
-    number: int
-    position: int
-    begun: int
-    is_waited_for: bool
-    messages: tuple[Message, ...]
-    forward: str = ""
+    positions: Integers
+    begun: Integers
+    is_waited_for: NDArray[np.bool_]
+    meanings: Integers
+    forwards: Integers
+    messages: Sequence[tuple[Message, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +96,21 @@ class RankCalls:
 
     Attributes:
         entries: All entry names, in execution order.
-        communication: Its communication calls, in execution order.
+        communication: Its communication calls.
         groups: The ranks of each group that it participates in, as far as the dump has them.
         num_unknown: Number of communication calls whose peers are not in the dump.
         unknown: The first of these; empty if there is none.
     """
 
     entries: pl.Series
-    communication: Sequence[Communication]
+    communication: Communication
     groups: Mapping[str, tuple[int, ...]]
     num_unknown: int = 0
     unknown: str = ""
+
+    def communicating(self) -> list[str]:
+        """Return the names of its communication calls."""
+        return self.entries.gather(self.communication.positions).to_list()
 
 
 def is_communication(entry: str) -> bool:
@@ -134,55 +144,78 @@ def calls_of(dump: Dump, rank: int) -> RankCalls:
     """
     frame = dump.frame
     entries = frame["entry"].unique(maintain_order=True)
-    places = pl.DataFrame({"entry": entries}).with_row_index("position")
-    entry = pl.col("entry")
-    found = places.filter(entry.str.contains(_COMMUNICATES)).select(
-        "entry",
-        "position",
-        stem=entry.str.extract(names.API_CALL, 1),
-        number=entry.str.extract(names.API_CALL, 2).cast(pl.Int64, strict=False),
-        is_backward=entry.str.contains(names.API_BACKWARD),
-    )
+    found = _communicating(entries)
     if not found.height:
-        return RankCalls(entries, [], {})
-    reader = _CallReader(rank, _arguments_in(frame.join(found, on="entry", how="semi")))
-    calls: list[Communication] = []
-    for entry, position, stem, number, is_backward in found.drop_nulls().rows():
-        call = reader.read(entry, position, stem, number, is_backward)
-        if call is not None:
-            calls.append(call)
-    return RankCalls(entries, _as_issued(calls), reader.groups, reader.num_unknown, reader.unknown)
+        none = np.empty(0, np.int64)
+        return RankCalls(entries, Communication(none, none, none.astype(bool), none, none, []), {})
+    reader = _CallReader(rank)
+    known, signatures = _alike(found, _arguments_in(frame, found))
+    meanings = [reader.meaning(stem, given) for stem, given in known]
+    has_peers = np.array([meaning is not None and meaning.messages is not None for meaning in meanings])
+    takes_part = np.array([meaning is not None for meaning in meanings])
+    is_forward = ~found["is_backward"].to_numpy()
+    unknown = np.flatnonzero(is_forward & (takes_part & ~has_peers)[signatures])
+    return RankCalls(
+        entries,
+        _kept(found, meanings, signatures, is_forward),
+        reader.groups,
+        len(unknown),
+        str(found["entry"][int(unknown[0])]) if len(unknown) else "",
+    )
+
+
+def _communicating(entries: pl.Series) -> pl.DataFrame:
+    """Return the calls that communicate by their names: entry, position, stem with a dot, number and direction."""
+    entry = pl.col("entry")
+    places = pl.DataFrame({"entry": entries}).with_row_index("position")
+    found = places.filter(entry.str.contains(_COMMUNICATES) & entry.str.contains(names.API_CALL))
+    # Stripped from its end, as groups of a regular expression are several times as slow.
+    numbered = entry.str.replace(names.IN_LATER_PASS, "").str.strip_suffix(".forward").str.strip_suffix(".backward")
+    split = found.select("entry", "position", numbered=numbered, is_backward=entry.str.contains(names.API_BACKWARD))
+    stem = pl.col("numbered").str.strip_chars_end("0123456789")
+    number = pl.col("numbered").str.slice(stem.str.len_chars()).cast(pl.Int64, strict=False)
+    return (
+        split.select("entry", "position", "is_backward", stem=stem, number=number)
+        .drop_nulls("number")
+        .with_row_index("call")
+    )
 
 
 _Given = Sequence[tuple[str, str, str]]
 """Position, type and text of the arguments of a call that are not tensors."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Arguments:
-    """The arguments of all calls; most calls have the same as many others, so that each is stored once.
-
-    Attributes:
-        distinct: Position, type and text.
-        by_entry: The numbers of the arguments of each entry among the distinct ones.
-    """
-
-    distinct: _Given
-    by_entry: Mapping[str, tuple[int, ...]]
+def _arguments_in(frame: pl.DataFrame, found: pl.DataFrame) -> pl.DataFrame:
+    """Return the arguments of calls that are not tensors: call, position, type and text, by call."""
+    is_wanted = (frame["kind"] == RowKind.SCALAR.value) & (frame["role"] == Role.INPUT.value)
+    rows = frame.select("entry", "key", pl.col("type", "text")).filter(is_wanted)
+    own = rows.join(found.select("entry", "call"), on="entry", maintain_order="left").sort("call", maintain_order=True)
+    place = pl.col("key").str.slice(pl.col("entry").str.len_chars() + len(f".{Role.INPUT.value}."))
+    return own.select("call", place.alias("place"), pl.col("type", "text").fill_null(""))
 
 
-def _arguments_in(rows: pl.DataFrame) -> _Arguments:
-    wanted = rows.filter((pl.col("kind") == RowKind.SCALAR.value) & (pl.col("role") == Role.INPUT.value))
-    stem = pl.concat_str(pl.col("entry"), pl.lit(f".{Role.INPUT.value}."))
-    parts = ["place", "type", "text"]
-    arguments = wanted.select(
-        "entry", pl.col("key").str.strip_prefix(stem).alias("place"), pl.col("type", "text").fill_null("")
-    )
-    distinct = arguments.select(parts).unique(maintain_order=True).with_row_index("number")
-    numbered = arguments.join(distinct, on=parts, how="left", maintain_order="left")
-    grouped = numbered.group_by("entry", maintain_order=True).agg("number")
-    by_entry: dict[str, tuple[int, ...]] = {entry: tuple(numbers) for entry, numbers in grouped.rows()}
-    return _Arguments(distinct.select(parts).rows(), by_entry)
+def _alike(found: pl.DataFrame, arguments: pl.DataFrame) -> tuple[Sequence[tuple[str, _Given]], Integers]:
+    """Return the different calls, as stem and arguments, and by call which of them it is."""
+    known = _codes(found["stem"])
+    parts = _codes(arguments.select(pl.concat_str("place", "type", "text", separator="\0")).to_series())
+    sizes = np.bincount(arguments["call"].to_numpy(), minlength=found.height)
+    starts = np.cumsum(sizes) - sizes
+    for number in range(int(sizes.max(initial=0))):
+        have = np.flatnonzero(sizes > number)
+        more = np.full(found.height, -1, np.int64)
+        more[have] = parts[starts[have] + number]
+        known = np.unique(known * (len(parts) + 1) + more + 1, return_inverse=True)[1]
+    _, first, which = np.unique(known, return_index=True, return_inverse=True)
+    calls = [
+        (str(found["stem"][call])[:-1], arguments.select("place", "type", "text")[starts[call] : ends].rows())
+        for call, ends in zip(first.tolist(), (starts + sizes)[first].tolist(), strict=True)
+    ]
+    return calls, which
+
+
+def _codes(texts: pl.Series) -> Integers:
+    """Return a number for each text, equal for equal texts, from 0."""
+    return texts.rank("dense").to_numpy().astype(np.int64) - 1
 
 
 class _Meaning(NamedTuple):
@@ -196,40 +229,81 @@ class _Meaning(NamedTuple):
     messages: tuple[Message, ...] | None
     is_waited_for: bool
 
+    @property
+    def backward(self) -> tuple[Message, ...] | None:
+        """What gradients do, which flow in the opposite direction; ``None`` if the call is no collective."""
+        first = self.messages[0] if self.messages else None
+        if first is None or first.channel[0] != COLLECTIVE:
+            return None
+        return (Message((_GRADIENTS, *first.channel[1:]), first.receives, first.sends),)
+
+
+def _kept(
+    found: pl.DataFrame, meanings: Sequence[_Meaning | None], signatures: Integers, is_forward: NDArray[np.bool_]
+) -> Communication:
+    """Return the calls that this rank takes part in, with their messages."""
+    num_meanings = len(meanings)
+    messages = [meaning and meaning.messages for meaning in meanings]
+    messages += [meaning and meaning.backward for meaning in meanings]
+    stems, numbers = _codes(found["stem"]), found["number"].to_numpy()
+    forwards = np.where(is_forward, -1, _forwards_of(stems, numbers, is_forward))
+    has_place = is_forward | (forwards >= 0)
+    wanted = np.where(is_forward, signatures, num_meanings + signatures[forwards])
+    kept = np.flatnonzero(has_place & np.array([each is not None for each in messages])[wanted])
+    place_of = np.full(found.height, -1, np.int64)
+    place_of[kept] = np.arange(len(kept))
+    positions = found["position"].to_numpy().astype(np.int64)[kept]
+    waits = np.array([meaning is not None and meaning.is_waited_for for meaning in meanings])[signatures] & is_forward
+    begun, order = _as_issued(positions, waits[kept], stems[kept], numbers[kept])
+    new_place = np.empty_like(order)
+    new_place[order] = np.arange(len(order))
+    own_forwards = np.where(forwards[kept] < 0, -1, new_place[place_of[forwards[kept]]])
+    return Communication(
+        positions[order],
+        begun[order],
+        waits[kept][order],
+        wanted[kept][order],
+        own_forwards[order],
+        [each or () for each in messages],
+    )
+
+
+def _forwards_of(stems: Integers, numbers: Integers, is_forward: NDArray[np.bool_]) -> Integers:
+    """Return the place of the forward of each call; -1 where there is none."""
+    names_ = stems * (int(numbers.max()) + 1) + numbers
+    places = np.flatnonzero(is_forward)
+    if not len(places):
+        return np.full(len(stems), -1, np.int64)
+    places = places[np.argsort(names_[places], kind="stable")]
+    at = np.minimum(np.searchsorted(names_[places], names_), len(places) - 1)
+    return np.where(names_[places[at]] == names_, places[at], -1)
+
+
+def _as_issued(
+    positions: Integers, waits: NDArray[np.bool_], stems: Integers, numbers: Integers
+) -> tuple[Integers, Integers]:
+    """Return where calls had begun at the latest, and their order with those of one name by their start.
+
+    An asynchronous call is recorded where the program waited for it; channels count calls by their start, which is the
+    order of their numbers.
+    """
+    begun, order = np.array(positions), np.arange(len(positions))
+    for stem in np.unique(stems[waits]):
+        places = np.flatnonzero(waits & (stems == stem))
+        numbered = places[np.argsort(numbers[places], kind="stable")]
+        order[places] = numbered
+        begun[numbered] = np.minimum.accumulate(positions[numbered][::-1])[::-1]
+    return begun, order
+
 
 class _CallReader:
     """Turns arguments into messages."""
 
-    def __init__(self, rank: int, arguments: _Arguments) -> None:
+    def __init__(self, rank: int) -> None:
         self._rank = rank
-        self._arguments = arguments
-        self._known: dict[tuple[str, tuple[int, ...]], _Meaning | None] = {}
-        self._forwards: dict[str, Message] = {}
         self.groups: dict[str, tuple[int, ...]] = {}
-        self.num_unknown = 0
-        self.unknown = ""
 
-    def read(self, entry: str, position: int, stem: str, number: int, is_backward: bool) -> Communication | None:
-        """Return the call, or ``None`` if this rank does not take part in it."""
-        if is_backward:
-            return self._read_backward(entry, stem, number, position)
-        key = stem, self._arguments.by_entry.get(entry, ())
-        if key in self._known:
-            meaning = self._known[key]
-        else:
-            meaning = self._known[key] = self._meaning(stem, [self._arguments.distinct[each] for each in key[1]])
-        if meaning is None:
-            return None
-        messages, is_waited_for = meaning
-        if messages is None:
-            self.num_unknown += 1
-            self.unknown = self.unknown or entry
-            return None
-        if messages and messages[0].channel[0] == COLLECTIVE:
-            self._forwards[entry] = messages[0]
-        return Communication(entry, stem, number, position, position, is_waited_for, messages)
-
-    def _meaning(self, stem: str, given: _Given) -> _Meaning | None:
+    def meaning(self, stem: str, given: _Given) -> _Meaning | None:
         """Return what such calls do; ``None`` if they are no communication, or this rank does not take part."""
         kind = _kind_of_stem(stem)
         if kind is None:
@@ -243,15 +317,6 @@ class _CallReader:
         message = self._message(kind, given, group)
         is_waited_for = kind in _ALWAYS_ASYNCHRONOUS or ("async_op", "bool", "True") in given
         return _Meaning(None if message is None else (message,), is_waited_for)
-
-    def _read_backward(self, entry: str, stem: str, number: int, position: int) -> Communication | None:
-        # Gradients flow in the opposite direction.
-        forward = names.forward_of(entry) or ""
-        message = self._forwards.get(forward)
-        if message is None:
-            return None
-        turned = Message((_GRADIENTS, *message.channel[1:]), message.receives, message.sends)
-        return Communication(entry, stem, number, position, position, False, (turned,), forward)
 
     def _message(self, kind: str, given: _Given, group: Group) -> Message | None:
         """Return the message of a call; ``None`` if the dump does not have its peer."""
@@ -319,24 +384,3 @@ class _CallReader:
             is_list = text.startswith("[") and all(number.isdigit() for number in numbers)
             self.groups[text] = tuple(map(int, numbers)) if is_list else ()
         return text or None
-
-
-def _as_issued(calls: list[Communication]) -> list[Communication]:
-    """Return the calls with those of one name in the order in which they began, which is that of their numbers.
-
-    An asynchronous call is recorded where the program waited for it; channels count calls by their start.
-    """
-    waiting: dict[str, list[int]] = {}
-    for place, call in enumerate(calls):
-        if call.is_waited_for:
-            waiting.setdefault(call.stem, []).append(place)
-    order = list(range(len(calls)))
-    for places in waiting.values():
-        numbered = sorted(places, key=lambda place: calls[place].number)
-        for place, other in zip(places, numbered, strict=True):
-            order[place] = other
-        latest = len(calls) and calls[-1].position
-        for place in reversed(numbered):
-            latest = min(latest, calls[place].position)
-            calls[place] = calls[place]._replace(begun=latest)
-    return [calls[place] for place in order]

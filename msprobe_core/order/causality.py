@@ -182,7 +182,7 @@ class _Run:
 
     def __init__(self, exchanges: Exchanges) -> None:
         self._traces = exchanges.traces
-        self._num_missing = array("q", exchanges.num_senders)  # outstanding sends into each exchange
+        self._num_missing = array("q", exchanges.num_senders().tobytes())  # outstanding sends into each exchange
         self._levels = array("q", bytes(8 * len(self._num_missing)))  # of each exchange: the deepest call that sends
         self._depths = [array("q", bytes(8 * len(trace.positions))) for trace in self._traces]
         self._bases = [array("q", bytes(8 * len(trace.positions))) for trace in self._traces]

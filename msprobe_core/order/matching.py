@@ -7,10 +7,13 @@ channels, or of all calls of a rank, are never compared.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
-from msprobe_core.order.calls import COLLECTIVE, POINT_TO_POINT, Communication, Message, RankCalls
+import numpy as np
+from numpy.typing import NDArray
+
+from msprobe_core.order.calls import COLLECTIVE, POINT_TO_POINT, Communication, Integers, Message, RankCalls
 
 _UNKNOWN = -1
 
@@ -28,25 +31,13 @@ class Trace:
         early: Calls that began before another call at a position was complete: that position, and the call.
     """
 
-    positions: array[int] = field(default_factory=lambda: array("q"))
-    issued: array[int] = field(default_factory=lambda: array("q"))
-    early: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-    _sent: array[int] = field(default_factory=lambda: array("q"))
-    _sent_ends: array[int] = field(default_factory=lambda: array("q", [0]))
-    _received: array[int] = field(default_factory=lambda: array("q"))
-    _received_ends: array[int] = field(default_factory=lambda: array("q", [0]))
-
-    def add(self, position: int, issued: int, links: Iterable[tuple[int, Message]]) -> None:
-        """Append a call with its exchanges."""
-        self.positions.append(position)
-        self.issued.append(issued)
-        for exchange, message in links:
-            if message.sends:
-                self._sent.append(exchange)
-            if message.receives:
-                self._received.append(exchange)
-        self._sent_ends.append(len(self._sent))
-        self._received_ends.append(len(self._received))
+    positions: array[int]
+    issued: array[int]
+    early: list[tuple[int, int]]
+    _sent: array[int]
+    _sent_ends: array[int]
+    _received: array[int]
+    _received_ends: array[int]
 
     def sent(self, call: int) -> array[int]:
         """Return the exchanges that a call sends into."""
@@ -63,7 +54,7 @@ class _Channel:
     __slots__ = ("counts", "exchanges")
 
     def __init__(self) -> None:
-        self.exchanges = array("q")
+        self.exchanges = np.empty(0, np.int64)
         self.counts: dict[tuple[int, bool], int] = {}
 
 
@@ -73,7 +64,6 @@ class Exchanges:
     Attributes:
         ranks: Ranks that have been added.
         traces: One for each of them.
-        num_senders: Number of calls that send into each exchange.
     """
 
     def __init__(self, world: Sequence[int]) -> None:
@@ -88,7 +78,8 @@ class Exchanges:
         self._channels: dict[tuple[object, ...], _Channel] = {}
         self.ranks: list[int] = []
         self.traces: list[Trace] = []
-        self.num_senders = array("q")
+        self._num_exchanges = 0
+        self._sent: list[Integers] = []
         self._num_unknown = 0
         self._first_unknown = ""
 
@@ -99,26 +90,65 @@ class Exchanges:
         if calls.num_unknown and not self._num_unknown:
             self._first_unknown = f"{calls.unknown} of rank {rank}"
         self._num_unknown += calls.num_unknown
-        numbers: dict[str, int] = {}
-        linked: list[tuple[Communication, list[tuple[int, Message]]]] = []
-        ends: dict[int, tuple[_Channel, tuple[int, bool]]] = {}  # by identity, as calls share their messages
-        # A backward has the number of its forward.
-        for call in sorted(calls.communication, key=lambda call: bool(call.forward)):
-            links: list[tuple[int, Message]] = []
-            for message in call.messages:
-                end = ends.get(id(message))
-                if end is None:
-                    side = rank, message.sends  # a rank that sends to itself has both ends
-                    end = ends[id(message)] = self._channel(message.channel), side
-                channel, side = end
-                number = numbers[call.forward] if call.forward else channel.counts.get(side, 0)
-                channel.counts[side] = number + 1
-                numbers[call.entry] = number
-                exchange = self._exchange(channel, number)
-                self.num_senders[exchange] += message.sends
-                links.append((exchange, message))
-            linked.append((call, links))
-        self.traces.append(_trace_of(linked))
+        self.traces.append(self._trace(rank, calls.communication))
+
+    def num_senders(self) -> Integers:
+        """Return the number of calls that send into each exchange [exchanges]."""
+        sent = np.concatenate(self._sent) if self._sent else np.empty(0, np.int64)
+        return np.bincount(sent, minlength=self._num_exchanges).astype(np.int64)
+
+    def _trace(self, rank: int, calls: Communication) -> Trace:
+        messages = [message for each in calls.messages for message in each]
+        sizes = np.array([len(each) for each in calls.messages], np.int64)
+        counts = sizes[calls.meanings]
+        # A link is one message of one call.
+        call = np.repeat(np.arange(len(counts)), counts)
+        nth = np.arange(len(call)) - (np.cumsum(counts) - counts)[call]
+        message = (np.cumsum(sizes) - sizes)[calls.meanings][call] + nth
+        exchange = self._exchanges_of(rank, messages, message, call, calls.forwards)
+        sends = np.array([each.sends for each in messages], bool)[message]
+        receives = np.array([each.receives for each in messages], bool)[message]
+        self._sent.append(exchange[sends])
+        return _trace_of(calls, call, exchange, sends, receives)
+
+    def _exchanges_of(
+        self, rank: int, messages: Sequence[Message], message: Integers, call: Integers, forwards: Integers
+    ) -> Integers:
+        """Return the exchange of each link, by the number of its message in its channel.
+
+        Args:
+            rank: The rank.
+            messages: Its different messages.
+            message: The message of each link [links], as an index of ``messages``.
+            call: Its call [links].
+            forwards: The forward of each call [calls], -1 where it is none of a backward.
+        """
+        ends: dict[tuple[_Channel, bool], int] = {}
+        end_of = np.empty(len(messages), np.int64)
+        for i, each in enumerate(messages):
+            # A rank that sends to itself has both ends; a collective is one call, whatever its direction.
+            side = each.sends or each.channel[0] != POINT_TO_POINT
+            end_of[i] = ends.setdefault((self._channel(each.channel), side), len(ends))
+        sides, end = list(ends), end_of[message]
+        is_backward = forwards[call] >= 0
+        exchange, numbers = np.empty(len(call), np.int64), np.empty(len(forwards), np.int64)
+        for number, links in _grouped(end, ~is_backward):
+            channel, side = sides[number]
+            channel.counts[rank, side] = len(links)
+            numbers[call[links]] = order = np.arange(len(links))
+            exchange[links] = self._numbered(channel, order)
+        for number, links in _grouped(end, is_backward):  # a backward has the number of its forward
+            exchange[links] = self._numbered(sides[number][0], numbers[forwards[call[links]]])
+        return exchange
+
+    def _numbered(self, channel: _Channel, numbers: Integers) -> Integers:
+        """Return the exchanges of the messages with some numbers in a channel."""
+        more = int(numbers.max()) + 1 - len(channel.exchanges)
+        if more > 0:
+            new = np.arange(self._num_exchanges, self._num_exchanges + more)
+            channel.exchanges = np.concatenate([channel.exchanges, new])
+            self._num_exchanges += more
+        return channel.exchanges[numbers]
 
     def _channel(self, key: tuple[object, ...]) -> _Channel:
         channel = self._channels.get(key)
@@ -128,12 +158,6 @@ class Exchanges:
                 self._groups[self._all_ranks] = self._world
             channel = self._channels[key] = self._channels.setdefault(full, _Channel())
         return channel
-
-    def _exchange(self, channel: _Channel, number: int) -> int:
-        while len(channel.exchanges) <= number:
-            channel.exchanges.append(len(self.num_senders))
-            self.num_senders.append(0)
-        return channel.exchanges[number]
 
     def absent(self) -> list[int]:
         """Return the ranks that participated and have not been added."""
@@ -179,14 +203,41 @@ class Exchanges:
                     )
 
 
-def _trace_of(linked: list[tuple[Communication, list[tuple[int, Message]]]]) -> Trace:
-    trace = Trace()
-    for number, (call, links) in enumerate(sorted(linked, key=lambda item: item[0].position)):
-        if call.begun < call.position:
-            trace.early.append((call.begun, number))
-        trace.add(call.position, _UNKNOWN if call.is_waited_for else call.position, links)
-    trace.early.sort(reverse=True)
-    return trace
+def _grouped(keys: Integers, wanted: NDArray[np.bool_]) -> Iterator[tuple[int, Integers]]:
+    """Yield each key with the places of the wanted elements that have it, ascending."""
+    places = np.flatnonzero(wanted)
+    places = places[np.argsort(keys[places], kind="stable")]
+    found, starts = np.unique(keys[places], return_index=True)
+    for key, begin, end in zip(found.tolist(), starts, [*starts[1:], len(places)], strict=False):
+        yield key, places[begin:end]
+
+
+def _trace_of(
+    calls: Communication, call: Integers, exchange: Integers, sends: NDArray[np.bool_], receives: NDArray[np.bool_]
+) -> Trace:
+    """Return the trace of calls with links [links]: their call, their exchange and its direction."""
+    order = np.argsort(calls.positions, kind="stable")
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    positions, begun = calls.positions[order], calls.begun[order]
+    early = np.flatnonzero(begun < positions)
+    return Trace(
+        _flat(positions),
+        _flat(np.where(calls.is_waited_for[order], _UNKNOWN, positions)),
+        sorted(zip(begun[early].tolist(), early.tolist(), strict=True), reverse=True),
+        *_by_call(place[call[sends]], exchange[sends], len(order)),
+        *_by_call(place[call[receives]], exchange[receives], len(order)),
+    )
+
+
+def _by_call(call: Integers, exchange: Integers, num_calls: int) -> tuple[array[int], array[int]]:
+    """Return exchanges ordered by call, and where those of each call begin and end."""
+    ends = np.concatenate([[0], np.cumsum(np.bincount(call, minlength=num_calls))])
+    return _flat(exchange[np.argsort(call, kind="stable")]), _flat(ends)
+
+
+def _flat(numbers: Integers) -> array[int]:
+    return array("q", numbers.astype(np.int64, copy=False).tobytes())  # faster than NumPy where one is read at a time
 
 
 def _named(ranks: Sequence[int]) -> str:

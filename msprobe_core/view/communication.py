@@ -42,14 +42,14 @@ class Communication:
                 calls[rank] = calls_of(read(rank), rank)
             except (CompareError, DumpError) as error:  # noqa: PERF203  # reading a rank costs more than the try
                 self.notes.append(Finding(ViewCode.NO_COMMUNICATION, fields={"rank": rank, "why": str(error)}))
-        if sum(bool(own.communication) for own in calls.values()) < 2:
+        if sum(bool(own.communicating()) for own in calls.values()) < 2:
             return
         order = Order(list(calls), calls.values())
         self.notes += map(noted, order.notes)
         for rank, own in calls.items():
-            for call in own.communication:
-                if len(units) <= _MANY_RANKS or kind_of(call.entry) in _ONE_TO_ONE:
-                    self._add(rank, call.entry, order.senders(rank, call.entry), units)
+            for entry in own.communicating():
+                if len(units) <= _MANY_RANKS or kind_of(entry) in _ONE_TO_ONE:
+                    self._add(rank, entry, order.senders(rank, entry), units)
 
     def _add(self, rank: int, entry: str, senders: Sequence[tuple[int, str]], units: Mapping[int, int]) -> None:
         for sender, name in senders:

@@ -93,6 +93,21 @@ def test_two_groups_are_not_compared(tmp_path):
     assert order.earliest([last, first, (3, "Torch.mul.1.forward"), (1, "Torch.mul.3.forward")])[0] == first
 
 
+def test_collectives_of_one_group_are_numbered_together_whichever_rank_is_the_root(tmp_path):
+    def work(number, rank):
+        for root in (0, 1):  # as when each rank sends the parameters that it has updated
+            rank.collective("broadcast", group(0, 1), src=value(root))
+            rank.call("Torch.exp")
+
+    ranks = make_ranks(2, work)
+    order = check_consistent(ordered(tmp_path, ranks), ranks)
+    first, second = ("Distributed.broadcast.0.forward", "Distributed.broadcast.1.forward")
+    assert order.notes == []
+    assert order.senders(1, first) == [(0, first)]
+    assert order.senders(0, second) == [(1, second)]
+    assert not order.precedes((1, first), (0, first))
+
+
 @pytest.mark.parametrize(
     ("name", "flows"),
     [
