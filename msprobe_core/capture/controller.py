@@ -11,10 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from msprobe_core.capture.custom_apis import CustomApis
 from msprobe_core.capture.kernel_dump import KernelSession
+from msprobe_core.capture.live_settings import LiveSettings, reason_of
 from msprobe_core.capture.manifests import Manifests
 from msprobe_core.capture.measure import Measurement, current_order, end_process
 from msprobe_core.capture.no_session import NoSession
@@ -23,7 +22,7 @@ from msprobe_core.capture.window import Window
 from msprobe_core.config import Config, ConfigWatch, load_config
 from msprobe_core.config.window_order import current_window
 from msprobe_core.errors import BrokenPluginError, ConfigError, MsprobeError
-from msprobe_core.guard import described, kept
+from msprobe_core.guard import kept
 from msprobe_core.model import EndState, Level
 from msprobe_core.plugins import registry
 from msprobe_core.protocols.capabilities import KernelDumper
@@ -59,7 +58,7 @@ class Controller:
             ConfigError: the configuration is wrong.
             StoreError: the directory of the dump cannot be created.
         """
-        self.config = config = load_config(config_path, **given)
+        config = load_config(config_path, **given)
         order = current_order()
         if order is None and config.dump_enable and not config.rank:  # otherwise nothing may ever be written here
             check_place(config.directory)
@@ -69,23 +68,27 @@ class Controller:
         self.manifests = Manifests()
         self.is_in_window: bool = False
         is_watched = config_path is not None and config.is_live and order is None
-        self.watch = ConfigWatch(config_path, given, config) if config_path and is_watched else None
+        watch = ConfigWatch(config_path, given, config) if config_path and is_watched else None
+        self.settings = LiveSettings(config, watch)
         self._find_framework = find_framework
         self._on_forked = on_forked
         self._measurement = None if order is None else Measurement(order, config_path, given)
         self._window_order = current_window()
-        # The configuration of the edited file, until the step from which it is valid begins.
-        self._edited: Config | None = None
-        self._has_switched = False
         if config.perturb is not None:
             _logger.warning(
                 "perturb: in its windows this run computes something else than it would without: last digits "
                 "are others (seed %d); it is recorded to %s", config.perturb.seed, config.directory,
             )  # fmt: skip
 
+    @property
+    def config(self) -> Config:
+        """The configuration that counts now."""
+        return self.settings.config
+
     def has_configuration(self, config_path: str | os.PathLike[str] | None, given: Mapping[str, Any]) -> bool:
         """Whether a debugger with these arguments would record the same, or the arguments are all defaults."""
-        if self.watch is not None and self.watch.is_of(config_path, given):
+        watch = self.settings.watch
+        if watch is not None and watch.is_of(config_path, given):
             return True  # the file may have been edited since it was read
         if config_path is None and all(value is None for value in given.values()):
             return True
@@ -120,7 +123,7 @@ class Controller:
             error = kept(caught)
             if isinstance(error, MsprobeError) and not isinstance(error, BrokenPluginError):
                 raise
-            _logger.error("nothing is recorded, training goes on: %s", _reason(error))  # noqa: TRY400
+            _logger.error("nothing is recorded, training goes on: %s", reason_of(error))  # noqa: TRY400
             _logger.debug("where the recording failed:", exc_info=error)
             return NoSession()
 
@@ -135,8 +138,8 @@ class Controller:
 
     def _take_failure(self, session: Session, error: Exception) -> None:
         # The user can correct an edited file while the training runs, and recording then resumes.
-        if self._has_switched and isinstance(error, MsprobeError):
-            self._switch_off(str(error))
+        if self.settings.has_switched and isinstance(error, MsprobeError):
+            self.settings.switch_off(str(error))
         else:
             session.log_failure(error)
 
@@ -145,7 +148,7 @@ class Controller:
     def start(self, window: Window, scheduled_tokens: object) -> None:
         """Begin a window; see `Session.start`."""
         self.opened(window.models[0] if window.models else None)
-        self._look_at_file()
+        self.settings.look()
         self._take_over()
         self._start(window, scheduled_tokens)
         self.is_in_window = True
@@ -160,10 +163,9 @@ class Controller:
                 scheduled_tokens=scheduled_tokens,
             )
         except MsprobeError as error:
-            if not self._has_switched:
+            if not self.settings.has_switched:
                 raise
-            # The program started with a valid configuration; an error in the edited file must not end it.
-            self._switch_off(str(error))
+            self.settings.switch_off(str(error))
             self._take_over()
 
     def stop(self) -> None:
@@ -171,13 +173,13 @@ class Controller:
         self.is_in_window = False
         if self.session is not None:
             self.session.stop()
-        self._look_at_file()
+        self.settings.look()
 
     def step(self) -> None:
         """End the step, and continue recording if a window is open."""
         session = self.opened()
-        self._look_at_file()
-        if self._edited is None:
+        self.settings.look()
+        if self.settings.edited is None:
             session.step()
             if self._measurement is not None:
                 self._measurement.end_step(has_given_up=session.is_finished)
@@ -196,17 +198,14 @@ class Controller:
 
     def reload(self) -> None:
         """Read the configuration file now; what has changed counts from the next step on."""
-        self._look_at_file(is_urgent=True)
+        self.settings.look(is_urgent=True)
 
     def redirect(self, dump_path: Path) -> None:
         """Record to another directory: from the next step on, or now if nothing of this one has been recorded."""
-        if self.watch is not None:
-            self.watch.override("dump_path", dump_path)
-        edited = msgspec.structs.replace(self._edited or self.config, dump_path=dump_path)
+        self.settings.redirect(dump_path)
         if self.session is None:
-            self.config = edited
+            self.settings.count_at_once()
         else:
-            self._edited = edited
             self._take_over()
 
     def restart(self) -> None:
@@ -219,39 +218,27 @@ class Controller:
 
     def forget_step(self) -> None:
         """Remove what this step has recorded; the next forward belongs to it."""
-        self._look_at_file()
+        self.settings.look()
         if isinstance(self.session, Session):
             self.session.forget_step()
             self._take_over()
 
-    def _look_at_file(self, *, is_urgent: bool = False) -> None:
-        if self.watch is None:
-            return
-        try:
-            edited = self.watch.poll(is_urgent=is_urgent)
-        except Exception as error:  # noqa: BLE001  # an edited file may hold anything
-            self._switch_off(_reason(error))
-        else:
-            self._edited = edited or self._edited
-
-    def _switch_off(self, reason: str) -> None:
-        _logger.warning("%s; from the next step on nothing is recorded until the file is corrected", reason)
-        self._edited = msgspec.structs.replace(self.config, dump_enable=False)
-
     def _take_over(self) -> None:
         """Switch to the edited configuration, unless a part of the current step has been recorded."""
-        old, edited = self.session, self._edited
+        settings = self.settings
+        old, edited = self.session, settings.edited
         if edited is None or not isinstance(old, Session) or not old.is_between_steps:
             return
-        self._edited = None
+        settings.edited = None
         try:
             new = self._new_session(edited, old.framework)
         except Exception as error:  # noqa: BLE001  # an edited file may hold anything
-            self._switch_off(_reason(error))
+            settings.switch_off(reason_of(error))
             self._take_over()
             return
         new.continue_from(old)
-        self.config, self.session, self._has_switched = edited, new, True
+        settings.switch_to(edited)
+        self.session = new
         old.close()
         self.custom_apis.relist(edited.listed_apis)
         _logger.info(
@@ -279,17 +266,16 @@ class Controller:
         Raises:
             MsprobeError: that configuration cannot be recorded.
         """
-        kept = self.session, self.watch, self._edited, self.is_in_window
-        session = kept[0]
+        session, is_in_window = self.session, self.is_in_window
         assert isinstance(session, Session)
         diverted = self._new_session(config, session.framework)
         diverted.continue_from(session, step)
-        # An edit of the file during the block takes effect at the next step.
-        self.session, self.watch, self._edited, self.is_in_window = diverted, None, None, False
+        self.session, self.is_in_window = diverted, False
         try:
-            yield
+            with self.settings.unwatched():
+                yield
         finally:
-            self.session, self.watch, self._edited, self.is_in_window = kept
+            self.session, self.is_in_window = session, is_in_window
             diverted.close()
 
     # --- the end ----------------------------------------------------------------------------------------------
@@ -326,7 +312,3 @@ class Controller:
         self.lock = threading.RLock()  # another thread of the parent may have held it
         if self.session is not None:
             self.session.abandon()
-
-
-def _reason(error: Exception) -> str:
-    return str(error) if isinstance(error, MsprobeError) else described(error)

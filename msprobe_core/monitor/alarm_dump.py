@@ -203,7 +203,7 @@ def _other_recording() -> str | None:
     debugger = current_debugger()
     if debugger is None:
         return None
-    watch = controller_of(debugger).watch
+    watch = controller_of(debugger).settings.watch
     if watch is None:
         return "the program has a PrecisionDebugger: with dump_enable in its configuration, msprobe control switches it"
     return f"the program has a PrecisionDebugger: msprobe control {watch.path} on"

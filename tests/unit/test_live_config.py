@@ -58,8 +58,8 @@ def make(path, tmp_path):
         write(path, **{"dump_enable": True, "level": "mix", "dump_path": str(tmp_path / "run"), **fields})
         debugger = ArrayDebugger(path)
         made.append(debugger)
-        if debugger._controller.watch is not None:
-            debugger._controller.watch = ConfigWatch(path, {}, debugger.config, clock=Clock())
+        if debugger._controller.settings.watch is not None:
+            debugger._controller.settings.watch = ConfigWatch(path, {}, debugger.config, clock=Clock())
         return debugger
 
     yield make
@@ -284,7 +284,9 @@ def test_arguments_win_over_the_edited_file_too(path, tmp_path):
     write(path, dump_enable=True, level="L0")
     debugger = ArrayDebugger(path, dump_path=tmp_path / "mine")
     try:
-        debugger._controller.watch = ConfigWatch(path, {"dump_path": tmp_path / "mine"}, debugger.config, clock=Clock())
+        debugger._controller.settings.watch = ConfigWatch(
+            path, {"dump_path": tmp_path / "mine"}, debugger.config, clock=Clock()
+        )
         write(path, dump_enable=True, level="mix", dump_path=str(tmp_path / "file"))
         train(debugger, Network())
         assert Recorded(tmp_path / "mine").header["level"] == "mix"
@@ -297,14 +299,14 @@ def test_a_file_that_does_not_say_dump_enable_is_not_watched(path, tmp_path):
     for fields, arguments in (({}, {}), ({"dump_enable": None}, {}), ({"dump_enable": True}, {"dump_enable": True})):
         write(path, level="L0", dump_path=str(tmp_path / "run"), **fields)
         debugger = ArrayDebugger(path, **arguments)
-        assert debugger._controller.watch is None
+        assert debugger._controller.settings.watch is None
         debugger.close()
 
 
 def test_a_second_construction_from_an_edited_file_is_the_same_debugger(make, path, tmp_path, caplog):
     debugger = make()
-    debugger._controller.watch = ConfigWatch(path, {"task": None, "dump_path": None, "level": None, "step": None},
-                                  debugger.config, clock=Clock())  # fmt: skip
+    given = {"task": None, "dump_path": None, "level": None, "step": None}
+    debugger._controller.settings.watch = ConfigWatch(path, given, debugger.config, clock=Clock())
     write(path, dump_enable=False)
     assert ArrayDebugger(path) is debugger
     assert not caplog.messages
@@ -340,7 +342,7 @@ def run(capsys, monkeypatch):
 def test_control_switches_what_a_debugger_then_follows(run, make, path, tmp_path):
     model = Network()
     debugger = make()
-    debugger._controller.watch = ConfigWatch(path, {}, debugger.config, clock=Clock(), wall_clock=lambda: 1e12)
+    debugger._controller.settings.watch = ConfigWatch(path, {}, debugger.config, clock=Clock(), wall_clock=lambda: 1e12)
     said = "recording is off\na running job that reads this file takes this over at its next step\n"
     assert run(path, "off") == (0, said, "")
     train(debugger, model)
