@@ -25,8 +25,9 @@ pytest.register_assert_rewrite(
     *(
         f"{__name__}.{module}"
         for module in (
-            "check_contracts", "command_contract", "comparison_contracts", "contract", "manifest_contract",
-            "monitor_contract", "raising_contract", "replay_contract", "update_contract", "writer_contract",
+            "call_contract", "check_contracts", "command_contract", "comparison_contracts", "contract_base",
+            "manifest_contract", "monitor_contract", "neutrality_contract", "raising_contract", "record_contract",
+            "replay_contract", "tensor_contract", "update_contract", "writer_contract",
         )
     )
 )  # fmt: skip

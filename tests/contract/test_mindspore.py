@@ -13,7 +13,7 @@ from msprobe_core.testing import (
     ReplayContract,
     UpdateContract,
 )
-from msprobe_core.testing.contract import MODES
+from msprobe_core.testing.contract_base import MODES
 
 pytest.importorskip("mindspore")
 
