@@ -43,6 +43,7 @@ class Kind(str, Enum):
     SAMPLER = "sampler"
     INITIALIZATION = "initialisation"
     QUANTIZATION = "quantisation"
+    GENERATION = "generation"
 
 
 class Half(str, Enum):
@@ -110,6 +111,28 @@ class Bug:
     def requirements(self, side: Side) -> Sequence[str]:
         """Return what a side is installed from; empty for today's libraries."""
         return self.fixed if side is Side.GOLDEN else self.defective
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A healthy program that is written or laid out in two ways, in today's code.
+
+    Attributes:
+        name: Name in tables.
+        make: Builds the program of a side.
+        world: Number of processes.
+        checks: As of a `Bug`; none.
+    """
+
+    name: str
+    make: Callable[[Side], Program]
+    world: int = 1
+    checks: Sequence[str] = ()
+
+    def requirements(self, side: Side) -> Sequence[str]:
+        """Return nothing: both sides are today's code."""
+        del side
+        return ()
 
 
 @dataclass

@@ -15,9 +15,10 @@ import torch
 import torch.distributed as dist
 from torch import multiprocessing
 
-from bench.bugs.bug import Bug, Side
-from bench.bugs.catalogue import bug_of
+from bench.bugs.bug import Bug, Side, Variant
+from bench.bugs.catalogue import subject_of
 from bench.bugs.checks import INITIAL, MONITOR
+from bench.bugs.observed import file_of
 from bench.bugs.program import Program
 from bench.faults.kernels import OtherKernels
 from bench.faults.recording import NUM_REPEATS
@@ -34,15 +35,17 @@ class Way:
         kernels: Kernels of the side.
         steps: Number of steps; ``None`` for the program's own.
         plain: Whether a golden run is recorded as a target is, without repetitions for calibration.
+        observed: Whether it is run once more as peers observe it.
     """
 
     mode: str = "statistics"
     kernels: str = "same"
     steps: int | None = None
     plain: bool = False
+    observed: bool = False
 
 
-def record(bug: Bug, side: Side, place: Path, way: Way) -> None:
+def record(bug: Bug | Variant, side: Side, place: Path, way: Way) -> None:
     """Record a side in this process; golden runs also repeat their steps, for calibration."""
     torch.manual_seed(0)
     contexts: dict[str, AbstractContextManager[object] | None] = {"same": None, "other": OtherKernels()}
@@ -63,6 +66,10 @@ def record(bug: Bug, side: Side, place: Path, way: Way) -> None:
         program().record(place, way.mode, kernels=contexts[way.kernels])
     fingerprint = program().fingerprint(contexts[way.kernels])
     place.with_name(f"{place.name}.{_rank()}.fingerprint").write_text(fingerprint)
+    if way.observed:
+        from bench.bugs.observe import observe  # needs a PyTorch that has the peer
+
+        torch.save(observe(bug, side, way.kernels, way.steps), file_of(place, _rank()))
     if "checkpoint" in bug.checks:
         _save(program(), place.with_name(f"{place.name}.{INITIAL}"))
     if "reduction" in bug.checks and side is Side.TARGET:
@@ -95,7 +102,7 @@ def _rank() -> int:
 
 def _on_rank(rank: int, name: str, side: str, place: Path, way: Way) -> None:
     _quiet()
-    bug = bug_of(name)
+    bug = subject_of(name)
     meeting = f"file://{place.with_name(place.name + '.rendezvous')}"
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=bug.world)
     record(bug, Side(side), place, way)
@@ -119,9 +126,10 @@ def main() -> None:
     parser.add_argument("--kernels", choices=KERNELS, default=Way.kernels)
     parser.add_argument("--steps", type=int, help="number of steps, in place of the bug's own")
     parser.add_argument("--plain", action="store_true", help="a golden run without repetitions")
+    parser.add_argument("--observed", action="store_true", help="also run it as peers observe it")
     asked = parser.parse_args()
-    way = Way(asked.mode, asked.kernels, asked.steps, asked.plain)
-    bug = bug_of(asked.name)
+    way = Way(asked.mode, asked.kernels, asked.steps, asked.plain, asked.observed)
+    bug = subject_of(asked.name)
     if bug.world > 1:
         multiprocessing.spawn(_on_rank, (asked.name, asked.side, asked.place, way), bug.world)  # pyright: ignore[reportPrivateImportUsage]
     else:

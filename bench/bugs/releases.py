@@ -46,6 +46,11 @@ def diffusers(version: str) -> tuple[str, ...]:
     return f"diffusers=={version}", "importlib_metadata==8.5.0", "zipp==3.21.0", "pillow==13.0.0", _HUB
 
 
+def torchao(version: str) -> tuple[str, ...]:
+    """Return the requirements of a release of torchao."""
+    return (f"torchao=={version}",)
+
+
 def paths_of(requirements: Sequence[str]) -> list[Path]:
     """Return the directories of releases, which are installed if they are missing."""
     return [_installed(requirement) for requirement in requirements]
@@ -69,5 +74,8 @@ def _installed(requirement: str) -> Path:
         if done.returncode:
             shutil.rmtree(unfinished, ignore_errors=True)
             raise NoReleaseError(f"{requirement} cannot be installed: {done.stderr.strip()[-300:]}")
-        unfinished.replace(place)
+        try:
+            unfinished.replace(place)
+        except OSError:  # another process installed it meanwhile
+            shutil.rmtree(unfinished)
     return place

@@ -1,12 +1,13 @@
 """Reproduce published bugs, let the commands find them, and print how many they find.
 
     python -m bench.bugs [--bug SUBSTRING] [--half tuned|held-out] [--kernels same|other|both] [--mode MODE]
-                         [--healthy] [--work DIR] [--out FILE] [--json FILE] [--jobs 1]
+                         [--healthy] [--peers] [--reference COMMAND] [--work DIR] [--out FILE] [--json FILE] [--jobs 1]
 
 Golden is the code that fixed a bug, target the code that had it: the releases themselves where both run here, each in
 a directory of its own (`bench.bugs.releases`), or the defect alone in today's code. ``--kernels other``: the target
 also runs on other kernels, as on another device, so that every value differs by rounding. Bugs are in two halves by
-their names; wrong answers about the held out half must not change the judge.
+their names; wrong answers about the held out half must not change the judge. ``--peers`` asks other means of
+comparison about the same pairs (`bench.bugs.peers`), with ``--reference`` also the established tool.
 
 Prints Markdown; bugs that are not found stay in the tables.
 """
@@ -30,10 +31,12 @@ from functools import partial
 from pathlib import Path
 from threading import Lock
 
-from bench.bugs.bug import Bug, Half, Side
-from bench.bugs.catalogue import bugs
+from bench.bugs.bug import Bug, Half, Side, Variant
+from bench.bugs.catalogue import bugs, subject_of
 from bench.bugs.checks import ALWAYS, CHECKS
 from bench.bugs.healthy import HEALTHY, Pair
+from bench.bugs.observed import file_of
+from bench.bugs.peers import PeerAnswer, ask_peers
 from bench.bugs.record import KERNELS
 from bench.bugs.releases import paths_of
 from bench.bugs.table import render
@@ -45,6 +48,38 @@ from bench.faults.truth import Fault, Phase
 ROOT = Path(__file__).parents[2]
 _LOCKS: defaultdict[Path, Lock] = defaultdict(Lock)
 """One for each golden run, which pairs share."""
+
+
+OBSERVED = "--observed"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How pairs are made, and who is asked.
+
+    Attributes:
+        work: Directory of recordings.
+        mode: What is recorded of tensors.
+        peers: Whether other means of comparison are asked too.
+        reference: Command of the established tool; ``None`` to leave it out.
+    """
+
+    work: Path
+    mode: str = "statistics"
+    peers: bool = False
+    reference: Path | None = None
+
+    @property
+    def options(self) -> Sequence[str]:
+        """Options for all recordings."""
+        return ("--mode", self.mode, *([OBSERVED] if self.peers else ()))
+
+    def ask(self, target: Path, golden: Path, subject: Bug | Variant) -> dict[str, PeerAnswer]:
+        """Ask peers about a pair."""
+        if not self.peers:
+            return {}
+        truth = subject.truth if isinstance(subject, Bug) else None
+        return ask_peers(target, golden, subject.world, truth, self.reference)
 
 
 @dataclass(frozen=True)
@@ -60,6 +95,7 @@ class Result:
         place: Score of ``locate``; ``None`` of a healthy pair.
         checks: What further commands say, by name: whether something is wrong, ``None`` if they cannot tell.
         recording_seconds: Wall time of recording both sides.
+        peers: What other means of comparison say, by name; empty if they were not asked.
     """
 
     name: str
@@ -70,12 +106,14 @@ class Result:
     place: Score | None = None
     checks: dict[str, bool | None] = field(default_factory=dict)
     recording_seconds: float = 0.0
+    peers: dict[str, PeerAnswer] = field(default_factory=dict)
 
 
-def recorded(bug: Bug, side: Side, place: Path, *options: str) -> float:
+def recorded(bug: Bug | Variant, side: Side, place: Path, *options: str) -> float:
     """Record a side in a process of its own, unless it was, and return how long that took in seconds."""
-    if place.exists():
+    if place.exists() and (OBSERVED not in options or file_of(place, 0).exists()):
         return 0.0
+    shutil.rmtree(place, ignore_errors=True)
     begin = time.perf_counter()
     place.parent.mkdir(parents=True, exist_ok=True)
     path = os.pathsep.join(str(one) for one in (*paths_of(bug.requirements(side)), ROOT))
@@ -99,15 +137,15 @@ def _run_apart(command: Sequence[str], environment: dict[str, str], place: Path)
             raise RuntimeError(f"{' '.join(command[1:5])} failed: {said.read().strip()[-2000:]}")
 
 
-def golden_of(bug: Bug, work: Path, mode: str, *options: str) -> tuple[Path, float]:
+def golden_of(bug: Bug | Variant, asked: Asked, *options: str) -> tuple[Path, float]:
     """Record and calibrate the golden run of a bug; return its directory and the seconds it took."""
-    place = work / file_name(bug.name) / "-".join(("golden", mode, *options[1:])) / "run"
+    place = asked.work / file_name(bug.name) / "-".join(("golden", asked.mode, *options[1:])) / "run"
     with _LOCKS[place]:
-        return place, _golden(bug, place, mode, *options)
+        return place, _golden(bug, place, *asked.options, *options)
 
 
-def _golden(bug: Bug, place: Path, mode: str, *options: str) -> float:
-    seconds = recorded(bug, Side.GOLDEN, place, "--mode", mode, *options)
+def _golden(bug: Bug | Variant, place: Path, *options: str) -> float:
+    seconds = recorded(bug, Side.GOLDEN, place, *options)
     if seconds:
         begin = time.perf_counter()
         _run_apart([MSPROBE, "calibrate", str(place)], dict(os.environ), place)
@@ -115,11 +153,11 @@ def _golden(bug: Bug, place: Path, mode: str, *options: str) -> float:
     return seconds
 
 
-def run(bug: Bug, kernels: str, work: Path, mode: str) -> Result:
+def run(bug: Bug, kernels: str, asked: Asked) -> Result:
     """Reproduce a bug, and ask all commands."""
-    golden, seconds = golden_of(bug, work, mode)
-    target = work / file_name(bug.name) / f"{kernels}-{mode}" / "run"
-    seconds += recorded(bug, Side.TARGET, target, "--mode", mode, "--kernels", kernels)
+    golden, seconds = golden_of(bug, asked)
+    target = asked.work / file_name(bug.name) / f"{kernels}-{asked.mode}" / "run"
+    seconds += recorded(bug, Side.TARGET, target, *asked.options, "--kernels", kernels)
     answer = ask_locate(target, golden, target.with_name("locate"))
     # They say the same of the target on other kernels.
     names = (*ALWAYS, *bug.checks) if kernels == "same" else ()
@@ -132,18 +170,19 @@ def run(bug: Bug, kernels: str, work: Path, mode: str) -> Result:
         score(answer, Fault(bug.name, Phase.FORWARD, (), None), bug.truth, Nesting(target, golden)),
         {name: CHECKS[name](target, golden, target.with_name(name)) for name in names},
         seconds,
+        asked.ask(target, golden, bug),
     )
 
 
-def run_healthy(pair: Pair, work: Path, mode: str) -> Result:
+def run_healthy(pair: Pair, asked: Asked) -> Result:
     """Record both sides of a healthy pair, and ask whether they are."""
-    bug = bugs()[pair.bug]
+    subject = subject_of(pair.subject)
     steps = ("--steps", str(pair.steps))
-    golden, seconds = golden_of(bug, work, mode, *steps)
-    other = pair.of(bug)
-    target = work / file_name(pair.name) / "run"
+    golden, seconds = golden_of(subject, asked, *steps)
+    target = asked.work / file_name(pair.name) / "run"
     # Made as a target is, but from the code without the defect.
-    seconds += recorded(other, Side.GOLDEN, target, "--mode", mode, "--kernels", pair.kernels, "--plain", *steps)
+    options = (*asked.options, "--kernels", pair.kernels, "--plain", *steps)
+    seconds += recorded(pair.other(subject), pair.side, target, *options)
     return Result(
         pair.name,
         pair.kernels,
@@ -151,6 +190,7 @@ def run_healthy(pair: Pair, work: Path, mode: str) -> Result:
         ask_locate(target, golden, target.with_name("locate")),
         ask_compare(target, golden, target.with_name("compare")),
         recording_seconds=seconds,
+        peers=asked.ask(target, golden, subject),
     )
 
 
@@ -169,8 +209,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(asked.jobs) as pool:
         work = (asked.work or Path(scratch)).resolve()
         # Both targets of a bug share its golden run.
-        tasks = [[partial(run, bug, one, work, asked.mode) for one in kernels] for bug in chosen]
-        tasks += [[partial(run_healthy, pair, work, asked.mode)] for pair in pairs]
+        how = Asked(work, asked.mode, asked.peers or asked.reference is not None, asked.reference)
+        tasks = [[partial(run, bug, one, how) for one in kernels] for bug in chosen]
+        tasks += [[partial(run_healthy, pair, how)] for pair in pairs]
         for each in as_completed([pool.submit(_all, one) for one in tasks]):
             results += each.result()
             _write(results, asked)
@@ -217,6 +258,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--kernels", choices=(*KERNELS, "both"), default="both", help="of the target (%(default)s)")
     parser.add_argument("--mode", choices=("statistics", "sketch", "tensor"), default="statistics")
     parser.add_argument("--healthy", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--peers", action="store_true", help="also ask other means of comparison")
+    parser.add_argument("--reference", type=Path, metavar="COMMAND", help="msprobe of a mindstudio-probe: asks it too")
     parser.add_argument("--work", type=Path, help="keeps recordings there; a temporary directory by default")
     parser.add_argument("--out", type=Path, help="file for the tables, as a page")
     parser.add_argument("--json", type=Path, help="file for all answers")

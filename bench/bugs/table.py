@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from bench.bugs.bug import Bug, url_of
 
 if TYPE_CHECKING:
+    from bench.bugs.peers import PeerAnswer
     from bench.bugs.runner import Result
 
 _INTRO = """# Published bugs
@@ -28,7 +29,20 @@ and `monitor reduction-check`, which were asked of the target on the same kernel
 these bugs consists of right calls. `compare` is asked without noise, with its fixed limits, and also calls runs
 different that only compute in another way: its column for healthy pairs says how often. Missed bugs and wrong places
 stay in the tables.
+
+With `--peers` other means of comparison are asked about the same pairs, each with its defaults, and the place of their
+first answer is judged in the same way. `mindstudio-probe`: `compare -da` of release 26.2.0, on the same dumps, if
+`--reference` names its command, step by step until one has a difference. `DebugMode`: the hashes of all operators'
+results of PyTorch's [DebugMode](https://docs.pytorch.org/tutorials/recipes/debug_mode_tutorial.html) on both sides,
+compared by its `check_hash_mismatches`. That names no place and refuses logs of other lengths, so it is called for one
+call after the other until it finds a difference, and the place is the module, or the optimizer, which the log has
+around that call; an operator outside of both is right wherever the change is outside of both. `allclose`: a script of
+thirty lines with hooks, which calls `torch.allclose` with its default tolerances on outputs of modules in the order of
+their calls, then on gradients from the last module to the first, then on the parameters after the update, whose place
+is the optimizer. In its columns and those of `DebugMode` a call that only one side makes is a difference. A dash means
+that a peer was not asked.
 """
+PEERS = ("mindstudio-probe", "DebugMode", "allclose")
 _MARKS = {True: "yes", False: "no", None: "cannot tell"}
 _NO_FAULT = ("agree", "failed")
 
@@ -39,6 +53,7 @@ def render(bugs: Mapping[str, Bug], results: Sequence[Result], healthy: Sequence
         _shares(bugs, results, lambda bug, one: (bug.half.value, one.kernels)),
         _shares(bugs, results, lambda bug, one: ("real code" if bug.is_real else "re-created", one.kernels)),
         _bugs(bugs, results),
+        *([_peers(bugs, results), _places_of_peers(bugs, results)] if any(one.peers for one in results) else ()),
         _misses(bugs, results),
         _healthy(healthy),
     ]
@@ -84,6 +99,44 @@ def _bugs(bugs: Mapping[str, Bug], results: Sequence[Result]) -> Iterator[str]:
         )
 
 
+def _peers(bugs: Mapping[str, Bug], results: Iterable[Result]) -> Iterator[str]:
+    groups: dict[tuple[str, str], list[Result]] = {}
+    for one in results:
+        if one.peers:
+            groups.setdefault((bugs[one.name].half.value, one.kernels), []).append(one)
+    yield "Detected, and first place right, of the pairs that peers were asked about:"
+    yield ""
+    yield f"| bugs | kernels | number | msprobe locate | {' | '.join(PEERS)} |"
+    yield "|---|---|---|---|---|---|---|"
+    for (name, kernels), own in sorted(groups.items()):
+        ours = [(one.place.detected, one.place.is_first) for one in own if one.place]
+        cells = [ours]
+        for peer in PEERS:
+            answers = [one.peers[peer] for one in own if peer in one.peers]
+            cells.append([(answer.verdict not in _NO_FAULT, answer.is_first) for answer in answers])
+        counts = " | ".join(f"{sum(d for d, _ in cell)}, {sum(f for _, f in cell)}" if cell else "-" for cell in cells)
+        yield f"| {name} | {kernels} | {len(own)} | {counts} |"
+
+
+def _places_of_peers(bugs: Mapping[str, Bug], results: Sequence[Result]) -> Iterator[str]:
+    yield f"| bug: same / other kernels | msprobe locate | {' | '.join(PEERS)} |"
+    yield "|---|---|---|---|---|"
+    for name in bugs:
+        own = sorted((one for one in results if one.name == name), key=lambda one: one.kernels != "same")
+        if any(one.peers for one in own):
+            cells = [" / ".join(_word(one) for one in own)]
+            cells += [" / ".join(_word_of_peer(one.peers.get(peer)) for one in own) for peer in PEERS]
+            yield f"| {name} | {' | '.join(cells)} |"
+
+
+def _word_of_peer(answer: PeerAnswer | None) -> str:
+    if answer is None:
+        return "-"
+    if answer.verdict in _NO_FAULT:
+        return "missed" if answer.verdict == "agree" else answer.verdict
+    return "**first**" if answer.is_first else "elsewhere"
+
+
 def _word(one: Result) -> str:
     if not one.changes:
         return "no effect"
@@ -115,3 +168,10 @@ def _healthy(results: Sequence[Result]) -> Iterator[str]:
         )
     false = sum(one.locate.verdict != "agree" for one in results)
     yield f"\nCalled faulty by locate: {false} of {len(results)}."
+    for peer in PEERS:
+        answers = [one.peers[peer].verdict for one in results if peer in one.peers]
+        if answers:
+            yield f"Called faulty by {peer}: {sum(one not in _NO_FAULT for one in answers)} of {len(answers)}."
+    for one in results:
+        if one.locate.verdict != "agree" and (first := next(iter(one.locate.suspects), None)):
+            yield f"\n* {one.name}: {first.entry} (step {first.step}): {first.kind}, {first.reason[:240]}"

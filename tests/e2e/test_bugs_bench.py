@@ -8,11 +8,12 @@ import torch
 pytest.importorskip("transformers")
 
 from bench.bugs.bug import Bug, Catalogue, Half, Kind, Side, half_of, url_of
-from bench.bugs.catalogue import bugs
+from bench.bugs.catalogue import bugs, subject_of, variants
 from bench.bugs.healthy import HEALTHY
+from bench.bugs.peers import ALL_CLOSE, DEBUG_MODE, ask_peers
 from bench.bugs.record import Way, record
 from bench.bugs.releases import has
-from bench.bugs.runner import run, run_healthy
+from bench.bugs.runner import Asked, run, run_healthy
 from bench.bugs.table import render
 from bench.faults.answers import Nesting, ask_locate
 from bench.faults.scoring import is_right
@@ -21,6 +22,10 @@ from bench.faults.truth import Truth
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers
 
 QUICK = ("fused Adam decays like AdamW", "head not tied to the embedding")
+PEERS = {
+    "fused Adam decays like AdamW": {DEBUG_MODE: ("fault", True), ALL_CLOSE: ("fault", True)},
+    "head not tied to the embedding": {DEBUG_MODE: ("fault", True), ALL_CLOSE: ("fault", True)},
+}
 SLOW = (
     "Mamba2 tiles its groups over heads",
     "multi-query attention without its scale",
@@ -57,9 +62,11 @@ def test_a_name_is_taken_once():
     assert url_of(bug.fix) == "https://github.com/a/b/commit/2"
 
 
-def test_healthy_pairs_are_of_bugs_that_exist():
-    assert {pair.bug for pair in HEALTHY} <= set(bugs())
-    assert len({pair.name for pair in HEALTHY}) == len(HEALTHY)
+def test_healthy_pairs_are_at_least_sixty_of_programs_that_exist():
+    assert all(subject_of(pair.subject) for pair in HEALTHY)
+    assert len({pair.name for pair in HEALTHY}) == len(HEALTHY) >= 60
+    # Only a program of two ways has a target that is healthy.
+    assert all(pair.subject in variants() for pair in HEALTHY if pair.side is Side.TARGET)
 
 
 @pytest.mark.parametrize("name", [bug.name for bug in bugs().values() if not bug.is_real and bug.world == 1])
@@ -77,8 +84,12 @@ def test_a_defect_is_named_first_without_calibration(tmp_path, name):
     sides = {side: tmp_path / side.value for side in Side}
     threads = torch.get_num_threads()
     for side, place in sides.items():
-        record(bug, side, place, Way(plain=True))
+        record(bug, side, place, Way(plain=True, observed=True))
     torch.set_num_threads(threads)
+    peers = ask_peers(sides[Side.TARGET], sides[Side.GOLDEN], bug.world, bug.truth, reference=None)
+    assert {name: (peer.verdict, peer.is_first) for name, peer in peers.items()} == PEERS[name]
+    same = ask_peers(sides[Side.GOLDEN], sides[Side.GOLDEN], bug.world, bug.truth, reference=None)
+    assert {peer.verdict for peer in same.values()} == {"agree"}
     answer = ask_locate(sides[Side.TARGET], sides[Side.GOLDEN], tmp_path / "locate")
     assert answer.verdict == "fault"
     assert is_right(answer.suspects[0], bug.truth, Nesting(sides[Side.TARGET], sides[Side.GOLDEN]))
@@ -90,7 +101,7 @@ def test_the_place_is_named_first(tmp_path, name):
     bug = bugs()[name]
     if not (has(bug.defective) and has(bug.fixed)):
         pytest.skip("its releases can neither be found nor installed")
-    result = run(bug, "same", tmp_path, "statistics")
+    result = run(bug, "same", Asked(tmp_path))
     assert result.changes
     assert result.place is not None
     assert result.place.is_first
@@ -100,8 +111,8 @@ def test_the_place_is_named_first(tmp_path, name):
 
 @pytest.mark.slow
 def test_a_healthy_pair_agrees(tmp_path):
-    result = run_healthy(
-        next(pair for pair in HEALTHY if pair.name == "Llama on other kernels"), tmp_path, "statistics"
-    )
+    pair = next(pair for pair in HEALTHY if pair.name == "Llama on other kernels")
+    result = run_healthy(pair, Asked(tmp_path, peers=True))
     assert result.changes
     assert result.locate.verdict == "agree"
+    assert result.peers[DEBUG_MODE].verdict == "fault"  # hashes of every kernel's own rounding differ

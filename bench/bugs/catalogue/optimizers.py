@@ -13,7 +13,8 @@ from bench.faults.truth import Truth
 _NAME = "pytorch_optimizer"
 
 
-def _release(version: str) -> Sequence[str]:
+def release(version: str) -> Sequence[str]:
+    """Return the requirements of a release."""
     return (f"{_NAME}=={version}",)
 
 
@@ -98,6 +99,6 @@ def add_to(catalogue: Catalogue) -> None:
         catalogue.add(
             Bug(
                 name, kind, report=report, fix=fix, symptom=symptom, place=place, truth=Truth(groups=("optimizer",)),
-                make=make, defective=_release(defective), fixed=_release(fixed),
+                make=make, defective=release(defective), fixed=release(fixed),
             )
         )  # fmt: skip
