@@ -17,9 +17,10 @@ from msprobe_core.compare.canonical_names import Names, Naming, naming_of, note_
 from msprobe_core.compare.keywords import with_keywords_paired
 from msprobe_core.compare.lcs import Pair
 from msprobe_core.compare.mapping import Matching, Rule
+from msprobe_core.compare.row_pairs import SHARED, RowPairs, are_in_order, beside, pair_rows
 from msprobe_core.compare.tools import are_foreign
 from msprobe_core.judge.columns import Match
-from msprobe_core.judge.joining import any_of
+from msprobe_core.judge.joining import any_of, filtered, hashed, with_added_by_entry
 from msprobe_core.judge.noise.operations import Operations, merged
 from msprobe_core.model import Phase, Role
 from msprobe_core.plugins import registry
@@ -28,9 +29,7 @@ from msprobe_core.protocols.trainers import ApiMap
 from msprobe_core.store.ending import ending_of
 from msprobe_core.store.frame import COLUMNS, RowKind
 from msprobe_core.store.stored_dump import rows_of
-from msprobe_core.store.stored_rows import Rows, StoredRows
-
-_SHARED = ("role", "phase")
+from msprobe_core.store.stored_rows import Rows, StoredRows, frame_of, narrowed, stored_as
 
 
 @dataclass(frozen=True)
@@ -64,110 +63,59 @@ def align(target: Dump, golden: Dump, matching: Matching = Matching()) -> Alignm
     sides = rows_of(target), rows_of(golden)
     if is_plain and (rows := _beside_in_files(*sides)) is not None and not _have_other_shapes(rows):
         return Alignment(rows, [])
-    if is_plain and (sides[0].height == sides[1].height or _have_same_entries(target, golden)):
+    if is_plain and (sides[0].height == sides[1].height or _have_same_entries(*sides)):
         own = _columns(target)
-        rows = _join(own, with_keywords_paired(own, _columns(golden).with_columns(unit="entry")))
-        if not _may_be_shifted(rows, target, golden):
-            return Alignment(_in_order(rows), [])
+        other = with_keywords_paired(own, _columns(golden).with_columns(unit=pl.col("entry")))
+        pairs = pair_rows(own, other)
+        rows = beside(own, other, pairs)
+        if not _may_be_shifted(rows, own, pairs, target, golden):
+            return Alignment(rows, [])
     return _align_calls(target, golden, matching, frameworks)
 
 
-def _columns(dump: Dump) -> pl.DataFrame:
-    return dump.frame.select(COLUMNS.keys())
+def _columns(dump: Dump) -> Rows:
+    return narrowed(rows_of(dump), COLUMNS)
 
 
 # --- rows ---------------------------------------------------------------------------------------------------------
 
 
-def _join(target: pl.DataFrame, golden: pl.DataFrame) -> pl.DataFrame:
-    """Return both frames joined by ``key``; column ``unit`` of ``golden`` is the entry name in the result."""
-    if target["key"].equals(golden["key"]):
-        return _side_by_side(target, golden)
-    joined = _side(target, "target").join(_side(golden, "golden"), on=["key", "occurrence"], how="full", coalesce=True)
-    has_target, has_golden = pl.col("row_target").is_not_null(), pl.col("row_golden").is_not_null()
-    return joined.with_columns(
-        pl.when(has_target & has_golden)
-        .then(pl.lit(Match.BOTH.value))
-        .when(has_target)
-        .then(pl.lit(Match.TARGET.value))
-        .otherwise(pl.lit(Match.GOLDEN.value))
-        .alias("match"),
-        pl.coalesce("entry_target", "unit_golden").alias("entry"),
-        *[pl.coalesce(f"{name}_target", f"{name}_golden").alias(name) for name in _SHARED],
-    )
-
-
 def _beside_in_files(target: Rows, golden: Rows) -> StoredRows | None:
-    """Return the result of `_side_by_side` in order, if both are in files and have the same keys in the same order."""
+    """Return rows beside each other, if both sides are in files and have the same keys in the same order."""
     if isinstance(target, pl.DataFrame) or isinstance(golden, pl.DataFrame) or target.height != golden.height:
         return None
     golden = golden.in_parts(target.heights)
     pairs = zip(target.parts(["key"]), golden.parts(["key"]), strict=True)
     if not all(own.equals(other) for own, other in pairs):
         return None
-    rest = [name for name in COLUMNS if name not in ("key", "entry", *_SHARED)]
-    own = {"key": "key"} | {f"{name}_target": name for name in rest} | {name: name for name in ("entry", *_SHARED)}
+    rest = [name for name in COLUMNS if name not in ("key", "entry", *SHARED)]
+    own = {"key": "key"} | {f"{name}_target": name for name in rest} | {name: name for name in ("entry", *SHARED)}
     other = {f"{name}_golden": name for name in ("entry", *rest)}
     return target.named(own).beside(golden.named(other)).with_columns(match=pl.lit(Match.BOTH.value))
 
 
-def _side_by_side(target: pl.DataFrame, golden: pl.DataFrame) -> pl.DataFrame:
-    """Return the result of `_join` for frames with the same keys in the same order: the usual case, and much faster."""
-    row = pl.int_range(pl.len(), dtype=pl.Int64)
-    rows, beside = (
-        frame.with_columns(row=row).select(*keys, pl.exclude("key").name.suffix(f"_{side}"))
-        for frame, side, keys in ((target, "target", ["key"]), (golden, "golden", []))
-    )
-    return rows.hstack(beside).with_columns(
-        occurrence=pl.lit(0, dtype=pl.Int64),
-        match=pl.lit(Match.BOTH.value),
-        entry=pl.col("entry_target"),
-        **{name: pl.col(f"{name}_target") for name in _SHARED},
-    )
+def _have_same_entries(target: Rows, golden: Rows) -> bool:
+    own, other = (hashed(rows, "entry").unique().sort() for rows in (target, golden))
+    return own.equals(other)
 
 
-def _side(frame: pl.DataFrame, side: str) -> pl.DataFrame:
-    return frame.with_columns(
-        # Keys are unique in a valid dump; duplicates are paired in order.
-        occurrence=pl.int_range(pl.len()).over("key"),
-        row=pl.int_range(pl.len(), dtype=pl.Int64),
-    ).rename({name: f"{name}_{side}" for name in [*frame.columns, "row"] if name != "key"})
+def _may_be_shifted(rows: Rows, own: Rows, pairs: RowPairs, target: Dump, golden: Dump) -> bool:
+    """Whether pairs of one name may be different calls: a side lacks calls, or their shapes or order differ.
 
-
-def _in_order(joined: pl.DataFrame) -> pl.DataFrame:
-    only_golden = pl.col("match") == Match.GOLDEN.value
-    if not joined["row_target"].is_sorted() or joined["row_target"].null_count():
-        joined = (
-            joined.sort("row_golden", nulls_last=True)
-            .with_columns(anchor=pl.coalesce("row_target", pl.col("row_target").forward_fill(), pl.lit(-1)))
-            .sort("anchor", only_golden, "row_golden", nulls_last=False)
-            .drop("anchor")
-        )
-    return joined.drop(
-        "occurrence",
-        "row_target",
-        "row_golden",
-        "entry_target",
-        "unit_golden",
-        *[f"{n}_{s}" for n in _SHARED for s in ("target", "golden")],
-    )
-
-
-def _have_same_entries(target: Dump, golden: Dump) -> bool:
-    return set(rows_of(target)["entry"].unique()) == set(rows_of(golden)["entry"].unique())
-
-
-def _may_be_shifted(joined: pl.DataFrame, target: Dump, golden: Dump) -> bool:
-    """Whether pairs of one name may be different calls: a side lacks calls, or their shapes or order differ."""
-    if (joined["match"] != Match.BOTH.value).any() and not _have_same_entries(target, golden):
+    Args:
+        rows: The aligned rows.
+        own: The target's rows.
+        pairs: The pairs of rows.
+        target: The target dump.
+        golden: The golden dump.
+    """
+    if any_of(rows, pl.col("match") != Match.BOTH.value) and not _have_same_entries(rows_of(target), rows_of(golden)):
         return True
-    if _have_other_shapes(joined):
+    if _have_other_shapes(rows):
         return True
-    is_pair = (pl.col("match") == Match.BOTH.value) & (pl.col("phase") == Phase.FORWARD.value)
-    pairs = joined.select("match", "phase", "row_target", "row_golden").filter(is_pair)
     # Calls in another order may be different ones; only the nesting can decide.
-    in_order = pairs.sort("row_target")["row_golden"].is_sorted()
-    return not in_order and bool(target.parents) and bool(golden.parents)
+    is_nested = bool(target.parents) and bool(golden.parents)
+    return is_nested and not are_in_order(own, pairs, Phase.FORWARD.value)
 
 
 def _have_other_shapes(rows: Rows) -> bool:
@@ -207,18 +155,18 @@ def _align_calls(target: Dump, golden: Dump, matching: Matching, frameworks: tup
         _with_places(_columns(dump), calls.entries, side, is_foreign=is_foreign)
         for dump, calls, side in ((target, own, naming.target), (golden, other, naming.golden))
     )
-    right = _with_units(right, units, own.entries)
+    right = _with_units(right, units, own.entries, other.entries)
     if not is_foreign:
         right = with_keywords_paired(left, right)
     told = _note_translation(own, other, pairs, naming) if is_foreign else _note_numbers(own, other, pairs)
     notes = [*naming.notes, *told, *_note_types(own, other, pairs, naming)]
     if matching.rows:
-        right = _with_given_pairs(left, right, matching.rows, notes)
-    joined = _join(left, right)
+        right = stored_as(right, _with_given_pairs(frame_of(left), frame_of(right), matching.rows, notes))
+    rows = beside(left, right, pair_rows(left, right))
     if is_foreign:
-        joined = _without_unit_dimensions(joined, naming)
+        rows = _without_unit_dimensions(rows, naming)
     return Alignment(
-        _in_order(joined),
+        rows,
         [*notes, *naming.unused(), *_note_nesting(target, golden, matching)],
         sorted({name for side in (naming.target, naming.golden) for name in side.words.map.buffers}),
         (naming.target.wrapper, naming.golden.wrapper),
@@ -288,24 +236,33 @@ def _translated(column: pl.Expr, texts: dict[str, str]) -> pl.Expr:
     return column.replace_strict(list(texts), list(texts.values()), default=None, return_dtype=pl.String)
 
 
-def _with_places(frame: pl.DataFrame, entries: pl.DataFrame, side: Names, *, is_foreign: bool) -> pl.DataFrame:
+def _with_places(rows: Rows, entries: pl.DataFrame, side: Names, *, is_foreign: bool) -> Rows:
     """Add ``place``, the canonical position of a row in its entry, and ``numbered``, the entry name used in keys."""
-    rows = frame.join(entries.select("entry", "numbered", "stem"), on="entry", how="left", maintain_order="left")
-    rows = rows.with_columns(place=pl.col("key").str.strip_prefix(pl.col("numbered")).str.strip_prefix("."))
-    if side.has_places():
-        columns = ["stem", "phase", "role", "place"]
-        known = rows.select(columns).unique().drop_nulls("stem")
-        canonical = [_canonical_place(side, *cells) for cells in known.iter_rows()]
-        rows = rows.join(
-            known.with_columns(canonical=pl.Series(canonical, dtype=pl.String)),
-            on=columns,
-            how="left",
-            maintain_order="left",
-        )
-        rows = rows.with_columns(place=pl.coalesce("canonical", "place")).drop("canonical")
-    if is_foreign:
-        rows = _with_single_results_unpacked(rows)
-    return rows.drop("stem").with_columns(key=_key("numbered"))
+    known = entries.select("entry", "numbered", "stem")
+
+    def placed(part: pl.DataFrame) -> pl.DataFrame:
+        rows = part.join(known, on="entry", how="left", maintain_order="left")
+        rows = rows.with_columns(place=pl.col("key").str.strip_prefix(pl.col("numbered")).str.strip_prefix("."))
+        if side.has_places():
+            rows = _with_canonical_places(rows, side)
+        if is_foreign:
+            rows = _with_single_results_unpacked(rows)
+        return rows.select("place", "numbered", key=_key("numbered"))
+
+    return with_added_by_entry(rows, placed, ["entry", "key", "phase", "role"])
+
+
+def _with_canonical_places(rows: pl.DataFrame, side: Names) -> pl.DataFrame:
+    columns = ["stem", "phase", "role", "place"]
+    known = rows.select(columns).unique().drop_nulls("stem")
+    canonical = [_canonical_place(side, *cells) for cells in known.iter_rows()]
+    rows = rows.join(
+        known.with_columns(canonical=pl.Series(canonical, dtype=pl.String)),
+        on=columns,
+        how="left",
+        maintain_order="left",
+    )
+    return rows.with_columns(place=pl.coalesce("canonical", "place")).drop("canonical")
 
 
 def _with_single_results_unpacked(rows: pl.DataFrame) -> pl.DataFrame:
@@ -334,18 +291,18 @@ def _key(entry: str) -> pl.Expr:
     return pl.when(place == "").then(pl.col(entry)).otherwise(pl.concat_str(entry, place, separator="."))
 
 
-def _with_units(rows: pl.DataFrame, units: pl.DataFrame, entries: pl.DataFrame) -> pl.DataFrame:
+def _with_units(rows: Rows, units: pl.DataFrame, entries: pl.DataFrame, golden_entries: pl.DataFrame) -> Rows:
     """Add ``unit``, the name of a golden entry among the target's, and set ``key`` accordingly.
 
     Args:
         rows: Rows of the golden side, with places.
         units: The target's entry for each golden entry.
         entries: All entries of the target.
+        golden_entries: All entries of the golden side.
     """
     taken = entries.select("entry", "numbered")
     named = (
-        rows.select("entry", "numbered")
-        .unique("entry")
+        golden_entries.select("entry", "numbered")
         .join(units, on="entry", how="left")
         .join(taken.rename({"entry": "unit", "numbered": "unit_numbered"}), on="unit", how="left")
         # An unmatched entry with the name of a target's entry needs another name, so that the two stay separate.
@@ -356,11 +313,12 @@ def _with_units(rows: pl.DataFrame, units: pl.DataFrame, entries: pl.DataFrame) 
             unit_numbered=pl.coalesce("unit_numbered", pl.col("numbered") + pl.col("own")),
         )
     )
-    return (
-        rows.join(named, on="entry", how="left", maintain_order="left")
-        .with_columns(key=_key("unit_numbered"))
-        .drop("unit_numbered")
-    )
+
+    def renamed(part: pl.DataFrame) -> pl.DataFrame:
+        beside = part.join(named, on="entry", how="left", maintain_order="left")
+        return beside.select("unit", key=_key("unit_numbered"))
+
+    return with_added_by_entry(rows, renamed, ["entry", "place"])
 
 
 FOREIGN = " (golden)"
@@ -369,17 +327,17 @@ FOREIGN = " (golden)"
 _FOREIGN = pl.lit(FOREIGN)
 
 
-def _without_unit_dimensions(joined: pl.DataFrame, naming: Naming) -> pl.DataFrame:
+def _without_unit_dimensions(rows: Rows, naming: Naming) -> Rows:
     """Give parameters that one framework stores with additional dimensions of size 1 the shape of the other side."""
     maps = [side.words.map.unit_dimensions for side in (naming.target, naming.golden)]
     if not any(maps):
-        return joined
+        return rows
     is_other = (pl.col("shape_target") != pl.col("shape_golden")).fill_null(False)
     is_parameter = pl.col("role").is_in([Role.PARAMETERS.value, Role.PARAMETERS_GRAD.value])
-    rows = joined.with_row_index("position").filter(is_other & is_parameter)
-    columns = ("position", "place_target", "entry_target", "entry_golden", "shape_target", "shape_golden")
+    columns = ("place_target", "entry", "entry_golden", "shape_target", "shape_golden")
     shapes: dict[int, str] = {}
-    for position, place, target, golden, shape, other in rows.select(columns).rows():
+    found = filtered(rows, columns, is_other & is_parameter, "position")
+    for position, place, target, golden, shape, other in found.rows():
         parameter = place.rpartition(".")[2]
         stores_more = any(
             parameter in listed.get(names.split_module(names.stem_of(entry) or "")[2], ())
@@ -388,9 +346,9 @@ def _without_unit_dimensions(joined: pl.DataFrame, naming: Naming) -> pl.DataFra
         if stores_more and _squeezed(shape) == _squeezed(other):
             shapes[position] = other
     if not shapes:
-        return joined
+        return rows
     given = pl.int_range(pl.len(), dtype=pl.Int64).replace_strict(shapes, default=None, return_dtype=pl.String)
-    return joined.with_columns(shape_target=pl.coalesce(given, "shape_target"))
+    return rows.with_columns(shape_target=pl.coalesce(given, "shape_target"))
 
 
 def _squeezed(shape: str) -> list[str]:

@@ -20,10 +20,11 @@ from msprobe_core.compare.canonical_names import Names
 from msprobe_core.compare.lcs import Pair, align_sequences, settle
 from msprobe_core.judge import limits
 from msprobe_core.judge.formatting import formatted
+from msprobe_core.judge.joining import by_entry, filtered
 from msprobe_core.model import Phase, Role
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.frame import RowKind
-from msprobe_core.store.stored_dump import StoredDump
+from msprobe_core.store.stored_dump import StoredDump, rows_of
 
 _SHAPED, _NESTED = 1, 3
 """Indices of two identities: name, nesting and shapes; and name and nesting only."""
@@ -87,7 +88,7 @@ class Calls:
     def values(self) -> Mapping[str, Sequence[float | None]]:
         """Norms of tensors and values of numbers by lead entry, in the order of the rows."""
         kinds = [RowKind.TENSOR.value] if self.is_foreign else [RowKind.TENSOR.value, RowKind.SCALAR.value]
-        rows = self.dump.frame.filter(pl.col("kind").is_in(kinds))
+        rows = filtered(rows_of(self.dump), ["entry", "norm"], pl.col("kind").is_in(kinds))
         listed = rows.group_by("entry", maintain_order=True).agg("norm")
         return dict(zip(listed["entry"], listed["norm"].to_list(), strict=True))
 
@@ -99,13 +100,34 @@ def list_entries(dump: Dump, *, is_foreign: bool = False) -> pl.DataFrame:
         dump: The dump.
         is_foreign: Whether the other side is of another framework, whose arguments and their positions differ.
     """
-    place = pl.col("key").str.strip_prefix(pl.col("entry"))
-    kinds = {dtype: limits.kind_of(dtype) for dtype in dump.frame["dtype"].unique()}
-    kind_of_dtype = pl.col("dtype").replace_strict(kinds, default=None, return_dtype=pl.String)
-    shape = pl.struct("role", place.alias("place"), "kind", "shape", dtype_kind=kind_of_dtype)
+    read = ["entry", "phase", "role", "key", "kind", "shape", "dtype", "text"]
+    listed = by_entry(rows_of(dump), read, lambda part: _hashed_entries(part, is_foreign=is_foreign))
     entry = pl.col("entry")
     numbered = pl.when(entry.str.ends_with(f".{Phase.PARAMETERS_GRAD.value}")).then(entry + ".0").otherwise(entry)
     is_module = entry.str.contains(names.MODULE)
+    return listed.with_row_index("row").with_columns(
+        numbered.alias("numbered"),
+        pl.when(is_module)
+        .then(numbered.str.extract(names.MODULE_CALL, 1))
+        .otherwise(entry.str.extract(names.API_CALL, 1))
+        .alias("stem"),
+        pl.when(is_module)
+        .then(numbered.str.extract(names.MODULE_CALL, 2))
+        .otherwise(entry.str.extract(names.API_CALL, 2))
+        .alias("index"),
+        pl.when(pl.col("phase") == Phase.BACKWARD.value)
+        .then(entry.str.extract(names.PASS_OF_BACKWARD))
+        .fill_null("")
+        .alias("backward_pass"),
+    )
+
+
+def _hashed_entries(rows: pl.DataFrame, *, is_foreign: bool) -> pl.DataFrame:
+    """Return one row per entry with hashes of what its values are, from which the identities of calls are made."""
+    place = pl.col("key").str.strip_prefix(pl.col("entry"))
+    kinds = {dtype: limits.kind_of(dtype) for dtype in rows["dtype"].unique()}
+    kind_of_dtype = pl.col("dtype").replace_strict(kinds, default=None, return_dtype=pl.String)
+    shape = pl.struct("role", place.alias("place"), "kind", "shape", dtype_kind=kind_of_dtype)
     told = {
         "shapes": pl.col("shape_hash").bitwise_xor(),
         "arguments": pl.col("argument_hash").bitwise_xor(),
@@ -124,25 +146,9 @@ def list_entries(dump: Dump, *, is_foreign: bool = False) -> pl.DataFrame:
             )
         }
     return (
-        dump.frame.with_columns(shape_hash=shape.hash(), argument_hash=pl.struct(place, "text").hash())
+        rows.with_columns(shape_hash=shape.hash(), argument_hash=pl.struct(place, "text").hash())
         .group_by("entry", maintain_order=True)
         .agg(pl.col("phase").first(), **told)
-        .with_row_index("row")
-        .with_columns(
-            numbered.alias("numbered"),
-            pl.when(is_module)
-            .then(numbered.str.extract(names.MODULE_CALL, 1))
-            .otherwise(entry.str.extract(names.API_CALL, 1))
-            .alias("stem"),
-            pl.when(is_module)
-            .then(numbered.str.extract(names.MODULE_CALL, 2))
-            .otherwise(entry.str.extract(names.API_CALL, 2))
-            .alias("index"),
-            pl.when(pl.col("phase") == Phase.BACKWARD.value)
-            .then(entry.str.extract(names.PASS_OF_BACKWARD))
-            .fill_null("")
-            .alias("backward_pass"),
-        )
     )
 
 

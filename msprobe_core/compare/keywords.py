@@ -14,8 +14,10 @@ import polars as pl
 
 from msprobe_core import names
 from msprobe_core.compare.canonical_names import ONLY_TARGET
+from msprobe_core.judge.joining import filtered_parts, hashed, with_added
 from msprobe_core.model import Phase, Role
 from msprobe_core.store.frame import RowKind
+from msprobe_core.store.stored_rows import Rows, roots_of
 
 
 class _Argument(NamedTuple):
@@ -28,17 +30,18 @@ class _Argument(NamedTuple):
         return self.place.isdigit()
 
 
-def with_keywords_paired(target: pl.DataFrame, golden: pl.DataFrame) -> pl.DataFrame:
+def with_keywords_paired(target: Rows, golden: Rows) -> Rows:
     """Return the golden rows, with the target's ``key`` for arguments that are passed differently.
 
     Args:
         target: Rows with ``entry`` and ``key``.
         golden: Rows with ``unit``, the target's name of their entry, and ``key``.
     """
-    if target["key"].equals(golden["key"]):
+    hashes, golden_hashes = hashed(target, "key"), hashed(golden, "key")
+    if hashes.equals(golden_hashes):
         return golden
-    own = _lone(target, golden, "entry")
-    other = _lone(golden, target, "unit")
+    own = _lone(target, golden_hashes, "entry")
+    other = _lone(golden, hashes, "unit")
     renamed = dict(pair for entry in own.keys() & other.keys() for pair in _pairs(own[entry], other[entry]))
     if not renamed:
         return golden
@@ -46,17 +49,27 @@ def with_keywords_paired(target: pl.DataFrame, golden: pl.DataFrame) -> pl.DataF
     replaced = argument.replace_strict(renamed, default=None, return_dtype=pl.String)
     rest = pl.col("key").str.slice(argument.str.len_chars())
     is_argument = (pl.col("role") == Role.INPUT.value) & replaced.is_not_null()
-    return golden.with_columns(key=pl.when(is_argument).then(pl.concat_str(replaced, rest)).otherwise("key"))
+    key = pl.when(is_argument).then(pl.concat_str(replaced, rest)).otherwise("key")
+    return with_added(golden, lambda part: part.select(key=key), roots_of(key))
 
 
-def _lone(rows: pl.DataFrame, others: pl.DataFrame, entry: str) -> Mapping[str, Sequence[_Argument]]:
-    """Return the unmatched arguments of each call, in order."""
+def _lone(rows: Rows, others: pl.Series, entry: str) -> Mapping[str, Sequence[_Argument]]:
+    """Return the unmatched arguments of each call, in order.
+
+    Args:
+        rows: Rows of one side.
+        others: Hashes of the other side's keys.
+        entry: Column with the name of the call.
+    """
     is_argument = (pl.col("role") == Role.INPUT.value) & (pl.col("phase") == Phase.FORWARD.value)
     kind = pl.when(pl.col("kind") == RowKind.SCALAR.value).then("type").otherwise(pl.col("kind").cast(pl.String))
+    known = others.unique().alias("hash").to_frame()
+    listed = pl.concat(
+        part.with_columns(hash=pl.col("key").hash()).join(known, on="hash", how="anti", maintain_order="left")
+        for part in filtered_parts(rows, ["key", entry, "kind", "type"], is_argument)
+    )
     lone = (
-        rows.filter(is_argument)
-        .join(others.select("key").unique(), on="key", how="anti", maintain_order="left")
-        .with_columns(argument=pl.col("key").str.extract(names.ARGUMENT), kind=kind)
+        listed.with_columns(argument=pl.col("key").str.extract(names.ARGUMENT), kind=kind)
         .drop_nulls("argument")
         .filter(~pl.col("argument").str.contains(ONLY_TARGET, literal=True))
         .group_by("argument", maintain_order=True)

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from json.decoder import scanstring  # pyright: ignore[reportAttributeAccessIssue, reportUnknownVariableType]
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -42,20 +43,26 @@ class JsonDump(StoredDump):
     @property
     def recomputed(self) -> frozenset[str]:
         """Entries of forward calls that ran inside a backward pass; other tools do not record this."""
-        content = read_content(self.path)
-        if b'"recompute"' not in content:
-            return frozenset()
         try:
-            data = msgspec.json.decode(content, type=_Executions).data
-        except (msgspec.MsgspecError, ValueError, RecursionError):  # optional: the records have been read
-            return frozenset()
-        return frozenset(entry for entry, call in data.items() if call.execution.recompute)
+            return frozenset(chain.from_iterable(map(_recomputed_in, read_pieces(self.path, PIECE_BYTES))))
+        except (OSError, OddDocumentError):
+            return frozenset(_recomputed_in(read_content(self.path)))
 
     def _read_stacks(self, path: Path) -> Mapping[str, Sequence[str]]:
         return read_stacks(path)
 
     def _read_parents(self, path: Path) -> Mapping[str, str | None]:
         return read_parents(path)
+
+
+def _recomputed_in(content: bytes) -> Iterator[str]:
+    if b'"recompute"' not in content:
+        return iter(())
+    try:
+        data = msgspec.json.decode(content, type=_Executions).data
+    except (msgspec.MsgspecError, ValueError, RecursionError):  # optional: the records have been read
+        return iter(())
+    return (entry for entry, call in data.items() if call.execution.recompute)
 
 
 def micro_steps_in(path: Path) -> Mapping[str, int] | None:

@@ -207,6 +207,27 @@ class StoredRows:
         """Hashes of the entries of each part."""
         return [part["entry"].unique().hash() for part in self.parts(["entry"])]
 
+    def taken(self, numbers: pl.Series) -> pl.DataFrame:
+        """Return the rows of some numbers, in their order; a null gives a row of nulls.
+
+        Args:
+            numbers: Signed integers. Each part with one of them is read as a whole.
+        """
+        wanted = numbers.drop_nulls().to_numpy()
+        begins = np.cumsum([0, *self.heights])
+        own = np.searchsorted(begins, wanted, side="right") - 1
+        found = [self.part(0).clear()]
+        for number in np.unique(own).tolist():
+            places = pl.Series(wanted[own == number] - begins[number])
+            found.append(self.part(number).select(pl.all().gather(places)))
+        order = np.full(len(numbers), -1, dtype=np.int64)
+        at = np.flatnonzero(numbers.is_not_null().to_numpy())
+        order[at[np.argsort(own, kind="stable")]] = np.arange(len(wanted))
+        rows = pl.concat(found)
+        if np.array_equal(order, np.arange(rows.height)):
+            return rows.rechunk()
+        return rows.select(pl.all().gather(pl.Series(order).set(pl.Series(order < 0), None)))
+
     def slice(self, start: int, length: int) -> pl.DataFrame:
         """Return consecutive rows."""
         begins = accumulate(self.heights, initial=0)
@@ -359,16 +380,26 @@ def stored(frame: Rows) -> Rows:
     """
     if isinstance(frame, StoredRows) or frame.height <= LONG_ROWS:
         return frame
-    runs = frame["entry"].rle_id()
+    return built(frame["entry"], frame.slice)
+
+
+def built(entries: pl.Series, part_of: Callable[[int, int], pl.DataFrame]) -> StoredRows:
+    """Return rows in files, in parts of whole entries if there can be.
+
+    Args:
+        entries: For each row, its entry or a hash of it.
+        part_of: Returns the rows from a number on, as many as asked for.
+    """
+    runs = entries.rle_id()
     builder = RowsBuilder()
     begin = 0
-    while begin < frame.height:
+    while begin < len(runs):
         # To the end of the entry with the last of as many rows.
-        last = runs[min(begin + PART_ROWS, frame.height) - 1]
+        last = runs[min(begin + PART_ROWS, len(runs)) - 1]
         end = int(cast("Any", runs).search_sorted(last, side="right"))
-        builder.add(frame.slice(begin, end - begin))
+        builder.add(part_of(begin, end - begin))
         begin = end
-    return builder.rows(has_whole_entries=runs.n_unique() == frame["entry"].n_unique())
+    return builder.rows(has_whole_entries=runs.n_unique() == entries.n_unique())
 
 
 def stored_as(rows: Rows, frame: pl.DataFrame) -> Rows:
