@@ -95,8 +95,8 @@ def _beside_in_files(target: Rows, golden: Rows) -> StoredRows | None:
 
 
 def _have_same_entries(target: Rows, golden: Rows) -> bool:
-    own, other = (hashed(rows, "entry").unique().sort() for rows in (target, golden))
-    return own.equals(other)
+    own, other = (set(hashed(rows, "entry").unique()) for rows in (target, golden))
+    return own == other
 
 
 def _may_be_shifted(rows: Rows, own: Rows, pairs: RowPairs, target: Dump, golden: Dump) -> bool:
@@ -130,6 +130,53 @@ def _have_other_shapes(rows: Rows) -> bool:
 
 def _align_calls(target: Dump, golden: Dump, matching: Matching, frameworks: tuple[str, str]) -> Alignment:
     is_foreign = are_foreign(target.header, golden.header)
+    paired = _pair_calls(target, golden, matching, frameworks, is_foreign=is_foreign)
+    naming, entries = paired.naming, paired.entries
+    left, right = (
+        _with_places(_columns(dump), listed, side, is_foreign=is_foreign)
+        for dump, listed, side in ((target, entries[0], naming.target), (golden, entries[1], naming.golden))
+    )
+    right = _with_units(right, paired.units, *entries)
+    if not is_foreign:
+        right = with_keywords_paired(left, right)
+    notes = [*naming.notes, *paired.notes]
+    if matching.rows:
+        right = stored_as(right, _with_given_pairs(frame_of(left), frame_of(right), matching.rows, notes))
+    rows = beside(left, right, pair_rows(left, right))
+    if is_foreign:
+        rows = _without_unit_dimensions(rows, naming)
+    return Alignment(
+        rows,
+        [*notes, *naming.unused(), *_note_nesting(target, golden, matching)],
+        sorted({name for side in (naming.target, naming.golden) for name in side.words.map.buffers}),
+        (naming.target.wrapper, naming.golden.wrapper),
+        paired.operations,
+    )
+
+
+@dataclass(frozen=True)
+class _PairedCalls:
+    """What rows are paired by once their calls are.
+
+    Attributes:
+        naming: Canonical names of both sides.
+        entries: For each side the columns ``entry``, ``numbered`` and ``stem``.
+        units: The target's entry (``unit``) for each golden entry (``entry``) that has a partner.
+        notes: Sentences on how calls were paired.
+        operations: Operations of the golden dump's calls; ``None`` within one framework.
+    """
+
+    naming: Naming
+    entries: tuple[pl.DataFrame, pl.DataFrame]
+    units: pl.DataFrame
+    notes: Sequence[str]
+    operations: Operations | None
+
+
+def _pair_calls(
+    target: Dump, golden: Dump, matching: Matching, frameworks: tuple[str, str], *, is_foreign: bool
+) -> _PairedCalls:
+    """Pair the calls of two dumps. What is known of each call takes 0.7 kB, and is given up on return."""
     entries = list_entries(target, is_foreign=is_foreign), list_entries(golden, is_foreign=is_foreign)
     stems = [set(side["stem"].drop_nulls()) for side in entries]
     translates = matching.apis is not None or is_foreign
@@ -150,26 +197,12 @@ def _align_calls(target: Dump, golden: Dump, matching: Matching, frameworks: tup
         by_number = matcher.by_number()
         if not matcher.disproves(pairs, by_number):
             pairs = by_number
-    units = _units(own, other, pairs, naming, crowded)
-    left, right = (
-        _with_places(_columns(dump), calls.entries, side, is_foreign=is_foreign)
-        for dump, calls, side in ((target, own, naming.target), (golden, other, naming.golden))
-    )
-    right = _with_units(right, units, own.entries, other.entries)
-    if not is_foreign:
-        right = with_keywords_paired(left, right)
     told = _note_translation(own, other, pairs, naming) if is_foreign else _note_numbers(own, other, pairs)
-    notes = [*naming.notes, *told, *_note_types(own, other, pairs, naming)]
-    if matching.rows:
-        right = stored_as(right, _with_given_pairs(frame_of(left), frame_of(right), matching.rows, notes))
-    rows = beside(left, right, pair_rows(left, right))
-    if is_foreign:
-        rows = _without_unit_dimensions(rows, naming)
-    return Alignment(
-        rows,
-        [*notes, *naming.unused(), *_note_nesting(target, golden, matching)],
-        sorted({name for side in (naming.target, naming.golden) for name in side.words.map.buffers}),
-        (naming.target.wrapper, naming.golden.wrapper),
+    return _PairedCalls(
+        naming,
+        (own.entries.select("entry", "numbered", "stem"), other.entries.select("entry", "numbered", "stem")),
+        _units(own, other, pairs, naming, crowded),
+        [*told, *_note_types(own, other, pairs, naming)],
         _operations(other, naming) if is_foreign else None,
     )
 
@@ -238,10 +271,9 @@ def _translated(column: pl.Expr, texts: dict[str, str]) -> pl.Expr:
 
 def _with_places(rows: Rows, entries: pl.DataFrame, side: Names, *, is_foreign: bool) -> Rows:
     """Add ``place``, the canonical position of a row in its entry, and ``numbered``, the entry name used in keys."""
-    known = entries.select("entry", "numbered", "stem")
 
     def placed(part: pl.DataFrame) -> pl.DataFrame:
-        rows = part.join(known, on="entry", how="left", maintain_order="left")
+        rows = part.join(entries, on="entry", how="left", maintain_order="left")
         rows = rows.with_columns(place=pl.col("key").str.strip_prefix(pl.col("numbered")).str.strip_prefix("."))
         if side.has_places():
             rows = _with_canonical_places(rows, side)

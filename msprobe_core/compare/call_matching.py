@@ -8,10 +8,12 @@ shapes.
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeAlias
 
 import polars as pl
 
@@ -33,6 +35,9 @@ _ALL_SHAPED = (0, 1, 4)
 """Indices of the identities that include the shapes."""
 
 NO_CALL = -1
+
+Identities: TypeAlias = Sequence[Sequence[int]]
+"""Identities of the calls of one side, the strictest first."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,6 @@ class Calls:
         chains: Equal if the enclosing calls have the same names; 0 if the nesting is unknown.
         owners: Canonical name of the enclosing module; empty if there is none, or it is unknown.
         is_foreign: Whether the other side is of another framework.
-        values: Numbers by which the values of a call are compared, by lead; computed on first use.
     """
 
     entries: pl.DataFrame
@@ -68,15 +72,15 @@ class Calls:
     stems: list[str]
     indices: list[str]
     texts: list[str]
-    shapes: list[int]
-    arguments: list[int]
-    results: list[int]
+    shapes: Sequence[int]
+    arguments: Sequence[int]
+    results: Sequence[int]
     are_named: list[bool]
     are_backward: list[bool]
     have_backward: list[bool]
     are_recomputed: list[bool]
-    parents: list[int]
-    chains: list[int]
+    parents: Sequence[int]
+    chains: Sequence[int]
     owners: list[str]
     dump: Dump
     is_foreign: bool = False
@@ -84,13 +88,22 @@ class Calls:
     def __len__(self) -> int:
         return len(self.leads)
 
+    def values_of(self, call: int) -> Sequence[float | None]:
+        """Return the norms of the tensors and the values of the numbers of a call, in the order of its rows."""
+        norms, begins = self._values
+        return norms.slice(begins[call], begins[call + 1] - begins[call]).to_list()
+
     @cached_property
-    def values(self) -> Mapping[str, Sequence[float | None]]:
-        """Norms of tensors and values of numbers by lead entry, in the order of the rows."""
+    def _values(self) -> tuple[pl.Series, array[int]]:
+        """Norms of all leads, and for each call the number of the first one of its own."""
         kinds = [RowKind.TENSOR.value] if self.is_foreign else [RowKind.TENSOR.value, RowKind.SCALAR.value]
         rows = filtered(rows_of(self.dump), ["entry", "norm"], pl.col("kind").is_in(kinds))
-        listed = rows.group_by("entry", maintain_order=True).agg("norm")
-        return dict(zip(listed["entry"], listed["norm"].to_list(), strict=True))
+        calls = pl.DataFrame({"entry": self.leads}).with_row_index("call")
+        listed = (
+            rows.join(calls, on="entry", maintain_order="left").select("call", "norm").sort("call", maintain_order=True)
+        )
+        begins = listed["call"].search_sorted(pl.Series(range(len(self) + 1), dtype=pl.UInt32))
+        return listed["norm"], array("q", begins.to_numpy().astype("int64"))
 
 
 def list_entries(dump: Dump, *, is_foreign: bool = False) -> pl.DataFrame:
@@ -176,7 +189,8 @@ def list_calls(dump: Dump, entries: pl.DataFrame, side: Names, crowded: frozense
     with_backward = {*entries.filter(pl.col("phase") == Phase.BACKWARD.value)["call"].drop_nulls().to_list()}
     nesting = _Nesting(dump.parents, side, crowded)
     names_of_leads: list[str] = leads["entry"].to_list()
-    stems: list[str] = leads["stem"].to_list()
+    seen: dict[str, str] = {}
+    stems = [seen.setdefault(stem, stem) for stem in leads["stem"]]  # each once in memory
     recomputed = dump.recomputed if isinstance(dump, StoredDump) else frozenset[str]()
     enclosing = [dump.parents.get(entry) for entry in names_of_leads]
     scopes = [nesting.scope(parent) for parent in enclosing] if with_scopes else [""] * len(stems)
@@ -187,15 +201,15 @@ def list_calls(dump: Dump, entries: pl.DataFrame, side: Names, crowded: frozense
         stems=stems,
         indices=leads["index"].to_list(),
         texts=[nesting.text(stem, scope) for stem, scope in zip(stems, scopes, strict=True)],
-        shapes=leads["shapes"].to_list(),
-        arguments=leads["arguments"].to_list(),
-        results=leads["results"].to_list(),
+        shapes=array("Q", leads["shapes"].to_numpy()),
+        arguments=array("Q", leads["arguments"].to_numpy()),
+        results=array("Q", leads["results"].to_numpy()),
         are_named=[not names.is_module(stem) and side.is_named(stem) for stem in stems],
         are_backward=(leads["phase"] == Phase.BACKWARD.value).to_list(),
         have_backward=[call in with_backward for call in range(len(names_of_leads))],
         are_recomputed=[entry in recomputed for entry in names_of_leads],
-        parents=[calls_of.get(parent or "", NO_CALL) for parent in enclosing],
-        chains=[nesting.chain(parent) for parent in enclosing] if dump.parents else [0] * len(stems),
+        parents=array("q", [calls_of.get(parent or "", NO_CALL) for parent in enclosing]),
+        chains=array("q", [nesting.chain(parent) if dump.parents else 0 for parent in enclosing]),
         owners=[nesting.owner(parent) for parent in enclosing],
         dump=dump,
         is_foreign=side.words.is_foreign,
@@ -321,18 +335,18 @@ class Matcher:
         return sum(own[i] == other[j] for i, j in pairs)
 
 
-def _identities(target: Calls, golden: Calls, *, with_scopes: bool) -> tuple[list[list[int]], list[list[int]]]:
+def _identities(target: Calls, golden: Calls, *, with_scopes: bool) -> tuple[Identities, Identities]:
     """Return the identities of each side's calls, the strictest first."""
     if target.is_foreign:
         return _foreign_identities(target, golden)
     knows_nesting = any(target.chains) and any(golden.chains) and not with_scopes
     shared = {owner for owner in set(target.owners) & set(golden.owners) if owner}
-    found: list[list[list[int]]] = []
+    found: list[Identities] = []
     for side in (target, golden):
-        bases = [*map(hash, zip(side.texts, side.are_backward, side.are_recomputed, strict=True))]
-        chains = side.chains if knows_nesting else [0] * len(side)
-        owners = [hash(owner) if owner in shared else 0 for owner in side.owners]
-        kinds: list[tuple[list[int], ...]] = [
+        bases = _hashes(side.texts, side.are_backward, side.are_recomputed)
+        chains = side.chains if knows_nesting else array("q", bytes(8 * len(side)))
+        owners = array("q", [hash(owner) if owner in shared else 0 for owner in side.owners])
+        kinds: list[tuple[Sequence[int], ...]] = [
             (bases, chains, side.shapes, side.arguments),
             (bases, chains, side.shapes),
             (bases, chains, side.results),
@@ -340,26 +354,31 @@ def _identities(target: Calls, golden: Calls, *, with_scopes: bool) -> tuple[lis
         ]
         if knows_nesting:
             kinds += [(bases, owners, side.shapes), (bases, owners)]
-        found.append([[*map(hash, zip(*kind, strict=True))] for kind in kinds])
+        found.append([_hashes(*kind) for kind in kinds])
     return found[0], found[1]
 
 
-def _foreign_identities(target: Calls, golden: Calls) -> tuple[list[list[int]], list[list[int]]]:
+def _hashes(*columns: Sequence[object]) -> array[int]:
+    """Return a hash for each row of columns, in a tenth of the memory of Python integers."""
+    return array("q", map(hash, zip(*columns, strict=True)))
+
+
+def _foreign_identities(target: Calls, golden: Calls) -> tuple[Identities, Identities]:
     """Return the identities of calls of two frameworks; their position is given by the enclosing pair of modules."""
     named = {text for text, is_named in zip(target.texts, target.are_named, strict=True) if is_named}
-    found: list[list[list[int]]] = []
+    found: list[Identities] = []
     for number, side in enumerate((target, golden)):
         by_shapes, by_arguments, by_results = (
-            [*map(hash, zip(side.texts, side.are_backward, kind, strict=True))]
-            for kind in (side.shapes, side.arguments, side.results)
+            _hashes(side.texts, side.are_backward, kind) for kind in (side.shapes, side.arguments, side.results)
         )
         # First those with a backward on both sides, so that no call of the model is paired with one of the optimizer.
-        by_gradients = [*map(hash, zip(by_shapes, side.have_backward, strict=True))]
+        by_gradients = _hashes(by_shapes, side.have_backward)
         # A pair named by the user matches even if its arguments differ; other calls do not.
-        by_results = [
+        named_results = (
             identity if text in named else hash((number, i))
             for i, (identity, text) in enumerate(zip(by_results, side.texts, strict=True))
-        ]
+        )
+        by_results = array("q", named_results)
         found.append([by_gradients, by_shapes, by_arguments, by_results])
     return found[0], found[1]
 
@@ -373,13 +392,12 @@ class _Distance:
 
     def __call__(self, i: int, j: int) -> float:
         """Return the sum of the relative differences of their norms, each at most 1."""
-        own = self._target.values.get(self._target.leads[i], ())
-        other = self._golden.values.get(self._golden.leads[j], ())
+        own, other = self._target.values_of(i), self._golden.values_of(j)
         return sum(_difference(a, b) for a, b in zip(own, other, strict=False))
 
     def mean(self, pairs: Sequence[Pair]) -> float:
         """Return the mean difference per value."""
-        num_values = sum(len(self._target.values.get(self._target.leads[i], ())) for i, _ in pairs)
+        num_values = sum(len(self._target.values_of(i)) for i, _ in pairs)
         return sum(self(i, j) for i, j in pairs) / max(num_values, 1)
 
 
@@ -397,7 +415,7 @@ class _Left:
         self,
         target: Calls,
         golden: Calls,
-        identities: tuple[list[list[int]], list[list[int]]],
+        identities: tuple[Identities, Identities],
         pairs: Sequence[Pair],
     ) -> None:
         self.partners = dict(pairs)

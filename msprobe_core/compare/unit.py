@@ -135,11 +135,11 @@ def compare_unit(
     rows, notes = alignment.rows, [*incomplete, *told_tokens, *left_out, *notes, *alignment.notes]
     is_foreign = are_foreign(target.header, golden.header)
     if is_foreign:
-        frame, excused = with_excuses(frame_of(rows), alignment.buffers, alignment.wrappers)
-        rows, notes = stored_as(rows, frame), [*notes, *excused]
+        rows, excused = with_excuses(rows, alignment.buffers, alignment.wrappers)
+        notes = [*notes, *excused]
     if are_of_two_tools(target.header, golden.header):
-        frame, excused = with_excuses_between_tools(frame_of(rows), have_apis=is_foreign)
-        rows, notes = stored_as(rows, frame), [*notes, *excused]
+        rows, excused = with_excuses_between_tools(rows, have_apis=is_foreign)
+        notes = [*notes, *excused]
     rows = with_added(rows, statistics_columns.added_statistics, statistics_columns.READ)
     rows = with_fp8_columns(add_sketch_error(rows), ("target", "golden"))
     rows, told_statistics = with_extra_columns(rows, ("target", "golden"))

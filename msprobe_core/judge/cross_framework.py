@@ -39,23 +39,31 @@ from msprobe_core.judge.verdict import Verdict
 from msprobe_core.model import Phase, Role
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.frame import RowKind
+from msprobe_core.store.stored_rows import Rows, frame_of, narrowed
 
 _OWNERS = (names.OPTIMIZER, names.CLIP_GRAD)
 
 _SIDES = ("target", "golden")
 
 
+_READ = (
+    *("entry", "entry_golden", "match", "phase", "role"),
+    *(f"{name}_{side}" for name in ("place", "kind", "type", "shape", "name", "max", "min") for side in _SIDES),
+)
+"""Columns that excuses depend on."""
+
+
 def with_excuses(
-    rows: pl.DataFrame, buffers: Sequence[str], wrappers: tuple[str, str] = ("", "")
-) -> tuple[pl.DataFrame, list[Finding | str]]:
+    aligned: Rows, buffers: Sequence[str], wrappers: tuple[str, str] = ("", "")
+) -> tuple[Rows, list[Finding | str]]:
     """Return aligned rows of two frameworks with `EXCUSE`, `EXCUSE_OF` and `FROM_END`, and notes.
 
     Args:
-        rows: Aligned rows.
+        aligned: Aligned rows.
         buffers: Canonical names of parameters that a framework may keep without recording them.
         wrappers: For target and golden dump, the path of the module around those that the other side has too.
     """
-    rows, notes = _with_unrecorded(rows)
+    rows, notes = _with_unrecorded(frame_of(narrowed(aligned, _READ)))
     is_lone = pl.col("match") != Match.BOTH.value
     side = pl.col("match").str.strip_prefix("only ")
     has_partner = (pl.col("match") == Match.BOTH.value).any().over("entry")
@@ -88,7 +96,7 @@ def with_excuses(
         .then(_excuse(RowCode.EXCUSED_GRADIENT, computed_by))
     )
     rows = _with_excuse(rows, found).with_columns(pl.int_range(pl.len()).is_in(_counted_from_end(rows)).alias(FROM_END))
-    return rows, [*notes, *_note_gradients(rows)]
+    return aligned.hstack(rows.select(EXCUSE, EXCUSE_OF, FROM_END)), [*notes, *_note_gradients(rows)]
 
 
 def _excuse(code: RowCode, of: pl.Expr | None = None) -> pl.Expr:
@@ -329,13 +337,14 @@ def _reason(entry: str, dump: Dump, pairs: _Pairs) -> tuple[RowCode, str] | None
     return None
 
 
-def with_excuses_between_tools(rows: pl.DataFrame, *, have_apis: bool) -> tuple[pl.DataFrame, list[str]]:
+def with_excuses_between_tools(aligned: Rows, *, have_apis: bool) -> tuple[Rows, list[str]]:
     """Return aligned rows with ``excuse`` set where two tools record differently, and notes.
 
     Args:
-        rows: Aligned rows.
+        aligned: Aligned rows.
         have_apis: Whether both tools recorded APIs.
     """
+    rows = frame_of(narrowed(aligned, (*_READ, EXCUSE, EXCUSE_OF)))
     entry = pl.coalesce("entry_golden", "entry")
     is_lone = pl.col("match") != Match.BOTH.value
     has_partner = (~is_lone).any().over("entry")
@@ -356,7 +365,8 @@ def with_excuses_between_tools(rows: pl.DataFrame, *, have_apis: bool) -> tuple[
         .then(_excuse(RowCode.EXCUSED_GRADIENT_ORDER))
     )
     rows = _with_excuse(rows, reason, replaces=True)
-    return rows, _note_tools(rows.filter(is_unrecorded)["entry"].n_unique(), have_apis=have_apis)
+    excused = aligned.with_columns(rows.select(EXCUSE, EXCUSE_OF).get_columns())
+    return excused, _note_tools(rows.filter(is_unrecorded)["entry"].n_unique(), have_apis=have_apis)
 
 
 def _is_of_uncalled_module(rows: pl.DataFrame, entry: pl.Expr) -> pl.Expr:

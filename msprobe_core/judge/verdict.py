@@ -72,7 +72,7 @@ from msprobe_core.model import Role
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.frame import RowKind
 from msprobe_core.store.stored_dump import rows_of
-from msprobe_core.store.stored_rows import Rows, frame_of, roots_of, stored_as
+from msprobe_core.store.stored_rows import Rows, roots_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -164,24 +164,34 @@ def judge(
             dict.fromkeys(["row", "limit", *reads]),
         )
     else:
-        rows = frame_of(prepared)
-        found = _described_in_turn(rows, is_other, rules, excuser)
-        judged = stored_as(prepared, rows.with_columns(_verdicts(rows, found).get_columns()))
+        found = _described_in_turn(prepared, is_other, rules, excuser)
+        judged = with_added(prepared, lambda part: _verdicts(part, found), ["row", "limit", *roots_of(_is_scored())])
     own = (SKETCH_ERROR, SKETCH_LOW, EXTRA_STATISTIC, EXTRA_ERROR, EXTRA_LIMIT)
     absent = [name for name in own if name not in compared.columns]
     return judged.drop(*_HELPERS, *absent).drop([] if scorer is not None else [*noise_model.SCORES])
 
 
-def _described_in_turn(
-    prepared: pl.DataFrame, is_other: pl.Expr, rules: list[RowRule], excuser: Excuser
-) -> pl.DataFrame:
+_OF_PAIRS, _OF_LONE = (
+    ("entry", "entry_golden", "role"),
+    ("entry", "entry_golden", "match", "is_ignored", EXCUSE, EXCUSE_OF),
+)
+"""Columns from which rows are excused by verdicts: of pairs, and of rows of one side alone."""
+
+
+def _described_in_turn(prepared: Rows, is_other: pl.Expr, rules: list[RowRule], excuser: Excuser) -> pl.DataFrame:
     """Describe the rows of pairs first, then those of one side alone, which the verdicts of pairs may excuse."""
-    others = prepared.filter(is_other)
     is_pair = pl.col("match") == Match.BOTH.value
-    of_pairs = described(others.filter(is_pair), rules)
-    pairs = prepared.filter(is_pair)
-    lone = excuser(others.filter(~is_pair), pairs.with_columns(_verdicts(pairs, of_pairs).get_columns()))
-    return pl.concat([of_pairs, described(lone, rules)])
+    reads = roots_of(is_other, is_pair, _is_scored(), *chain.from_iterable(rule.expressions for rule in rules))
+    names = dict.fromkeys([*_OF_PAIRS, *_OF_LONE, "row", "limit", *reads])
+    lone: list[pl.DataFrame] = []
+    judged: list[pl.DataFrame] = []
+    of_pairs: list[pl.DataFrame] = []
+    for part in parts_of(prepared, names):
+        lone.append(part.filter(is_other & ~is_pair))
+        pairs = part.filter(is_pair)
+        of_pairs.append(described(pairs.filter(is_other), rules))
+        judged.append(pairs.with_columns(_verdicts(pairs, of_pairs[-1]).get_columns()).select(*_OF_PAIRS, "verdict"))
+    return pl.concat([*of_pairs, described(excuser(pl.concat(lone), pl.concat(judged)), rules)])
 
 
 def _verdicts(rows: pl.DataFrame, found: pl.DataFrame) -> pl.DataFrame:
