@@ -17,10 +17,12 @@ import polars as pl
 from msprobe_core import names
 from msprobe_core.compare.compare_codes import CompareCode
 from msprobe_core.findings import Finding
-from msprobe_core.judge.columns import Match
+from msprobe_core.judge.columns import SIDES, Match
+from msprobe_core.judge.joining import filtered, filtered_parts
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.model import Phase, Role
 from msprobe_core.store.frame import RowKind
+from msprobe_core.store.stored_rows import Rows
 
 _MAX_NAMES = 200
 """Further names of a side are ignored: a side with so many unmatched names is a different program."""
@@ -32,6 +34,9 @@ _SAME_NORM = 1e-3
 
 _SAME_NAME = 0.8
 """Similarity of two names, from 0 to 1, from which they may be partners even if no value is the same."""
+
+_SHOWN = ("kind", "shape", "norm")
+"""What is read of the values of a call without a partner."""
 
 _LEAST_SCORE = 1.0
 _WHOLE = 0.99
@@ -93,7 +98,7 @@ class _Named:
     parameters: list[tuple[str, float]]
 
 
-def suggest_names(judged: pl.DataFrame, wrappers: tuple[str, str] = ("", "")) -> list[Suggestion]:
+def suggest_names(judged: Rows, wrappers: tuple[str, str] = ("", "")) -> list[Suggestion]:
     """Return suggestions for the names of the target's calls that have no partner.
 
     Args:
@@ -101,13 +106,18 @@ def suggest_names(judged: pl.DataFrame, wrappers: tuple[str, str] = ("", "")) ->
         wrappers: Paths of the modules around those that both sides have, of target and golden dump. A mapping file that
             maps inner modules must map these paths too.
     """
-    has_partner = (pl.col("match") == Match.BOTH.value).any().over("entry")
-    is_lone = ~has_partner & (pl.col("verdict") == Verdict.UNMATCHED.value)
-    lone = judged.with_row_index("row").filter(is_lone & (pl.col("phase") == Phase.FORWARD.value))
+    read = ("match", "role", "entry", "entry_golden", *(f"{name}_{side}" for name in _SHOWN for side in SIDES))
+    is_unmatched = (pl.col("verdict") == Verdict.UNMATCHED.value) & (pl.col("phase") == Phase.FORWARD.value)
+    unmatched = filtered(judged, read, is_unmatched, "row")
+    if not unmatched.height:
+        return []
+    entries = pl.concat(
+        part.unique() for part in filtered_parts(judged, ["entry"], pl.col("match") == Match.BOTH.value)
+    )
+    lone = unmatched.join(entries, on="entry", how="anti", maintain_order="left")
     own = _named(lone.filter(pl.col("match") == Match.TARGET.value), "target", judged.height)
     other = _named(lone.filter(pl.col("match") == Match.GOLDEN.value), "golden", judged.height)
-    paired = judged.filter(pl.col("match") == Match.BOTH.value)["entry"].unique()
-    stems = {names.stem_of(entry) for entry in paired} if own and other else set[str | None]()
+    stems = {names.stem_of(entry) for entry in entries["entry"]} if own and other else set[str | None]()
     found = [
         replace(suggestion, is_partly_paired=suggestion.target in stems)
         for kind in NameKind

@@ -209,7 +209,7 @@ def compare_unit(
         incomplete_findings=incomplete,
         replicas=replicas,
         is_foreign=is_foreign,
-        suggestions=suggest_names(frame_of(rows), alignment.wrappers) if is_foreign or options.matching.renames else [],
+        suggestions=suggest_names(rows, alignment.wrappers) if is_foreign or options.matching.renames else [],
         judged=rows,
         calls=nodes,
         weigh=weigh,

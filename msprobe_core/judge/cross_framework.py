@@ -32,6 +32,7 @@ import polars as pl
 from msprobe_core import names
 from msprobe_core.findings import Finding
 from msprobe_core.judge.columns import Match
+from msprobe_core.judge.joining import filtered, with_marks
 from msprobe_core.judge.judge_codes import JudgeCode
 from msprobe_core.judge.row_codes import RowCode
 from msprobe_core.judge.row_conditions import EXCUSE, EXCUSE_OF, FROM_END
@@ -48,7 +49,7 @@ _SIDES = ("target", "golden")
 
 _READ = (
     *("entry", "entry_golden", "match", "phase", "role"),
-    *(f"{name}_{side}" for name in ("place", "kind", "type", "shape", "name", "max", "min") for side in _SIDES),
+    *(f"{name}_{side}" for name in ("place", "kind", "max", "min") for side in _SIDES),
 )
 """Columns that excuses depend on."""
 
@@ -95,8 +96,9 @@ def with_excuses(
         .when((one_has_none | (is_lone & has_partner)) & is_gradient)
         .then(_excuse(RowCode.EXCUSED_GRADIENT, computed_by))
     )
-    rows = _with_excuse(rows, found).with_columns(pl.int_range(pl.len()).is_in(_counted_from_end(rows)).alias(FROM_END))
-    return aligned.hstack(rows.select(EXCUSE, EXCUSE_OF, FROM_END)), [*notes, *_note_gradients(rows)]
+    excused = _with_excuse(rows, found).select(EXCUSE, EXCUSE_OF)
+    marked = with_marks(aligned.hstack(excused), FROM_END, _counted_from_end(aligned))
+    return marked, [*notes, *_note_gradients(marked)]
 
 
 def _excuse(code: RowCode, of: pl.Expr | None = None) -> pl.Expr:
@@ -114,22 +116,23 @@ def _with_excuse(rows: pl.DataFrame, found: pl.Expr, *, replaces: bool = False) 
     )
 
 
-def _counted_from_end(rows: pl.DataFrame) -> list[int]:
+def _counted_from_end(rows: Rows) -> list[int]:
     """Return the indices of rows whose two integers mean the same size or dimension.
 
     A dimension counted from the end is less than the other by the number of dimensions of a tensor of the call. In
     place of a size, -1 means the remaining elements, or an unchanged size; the other side's value is then a size of the
     result.
     """
-    pairs = rows.with_row_index("row").filter(
-        pl.all_horizontal(*[(pl.col(f"type_{side}") == "int").fill_null(value=False) for side in _SIDES])
-        & ((pl.col("max_target") < 0) != (pl.col("max_golden") < 0))
-    )
+    are_integers = [(pl.col(f"type_{side}") == "int").fill_null(value=False) for side in _SIDES]
+    has_other_sign = (pl.col("max_target") < 0) != (pl.col("max_golden") < 0)
+    columns = ("entry", "name_target", "name_golden", "max_target", "max_golden")
+    pairs = filtered(rows, columns, pl.all_horizontal(*are_integers, has_other_sign), "row")
     if not pairs.height:
         return []
     shapes: dict[str, tuple[set[int], set[int]]] = {}  # numbers of dimensions, and sizes of results
-    own = rows.filter(pl.col("entry").is_in(pairs["entry"].unique().to_list()))
-    for entry, role, *listed in own.select("entry", "role", "shape_target", "shape_golden").rows():
+    is_own = pl.col("entry").is_in(pairs["entry"].unique().to_list())
+    own = filtered(rows, ("entry", "role", "shape_target", "shape_golden"), is_own)
+    for entry, role, *listed in own.rows():
         dimensions, sizes = shapes.setdefault(entry, (set(), set()))
         for shape in filter(None, listed):
             found = [int(size) for size in re.findall(r"\d+", shape)]
@@ -139,8 +142,7 @@ def _counted_from_end(rows: pl.DataFrame) -> list[int]:
                 dimensions.add(len(found))
             sizes.update(found if is_result else ())
     counted: list[int] = []
-    columns = ("row", "entry", "name_target", "name_golden", "max_target", "max_golden")
-    for row, entry, own_name, other_name, *values in pairs.select(columns).rows():
+    for row, entry, own_name, other_name, *values in pairs.rows():
         dimensions, sizes = shapes[entry]
         low, high = sorted(int(value) for value in values)
         is_dimension = _DIMENSION.search(own_name) or _DIMENSION.search(other_name)
@@ -230,8 +232,8 @@ def _words(is_module: bool, phase: str, role: str) -> str:
     return f"{words} of {'modules' if is_module else 'APIs'}"
 
 
-def _note_gradients(rows: pl.DataFrame) -> list[Finding]:
-    alone = rows.filter(pl.col(EXCUSE) == RowCode.EXCUSED_GRADIENT.value)
+def _note_gradients(rows: Rows) -> list[Finding]:
+    alone = filtered(rows, ("name_target", "name_golden"), pl.col(EXCUSE) == RowCode.EXCUSED_GRADIENT.value)
     return [
         Finding(JudgeCode.LONE_GRADIENTS, fields={"count": alone.height, "first": name})
         for name in alone.select(pl.coalesce("name_target", "name_golden")).head(1).to_series()
