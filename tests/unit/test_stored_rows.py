@@ -9,6 +9,7 @@ import pytest
 from polars.testing import assert_frame_equal
 
 from msprobe_core.compare import CompareOptions
+from msprobe_core.compare.mapping import Matching
 from msprobe_core.compare.pairs import UnitPair
 from msprobe_core.compare.unit import compare_unit
 from msprobe_core.compat.call_table import table_of_a, table_of_c
@@ -117,6 +118,60 @@ def test_a_comparison_in_files_has_the_result_of_one_in_memory(pair, options, mo
     assert_frame_equal(found.entries, own.entries)
     assert_frame_equal(found.weigh().rows, own.weigh().rows, check_column_order=False)
     assert_frame_equal(found.weigh().nodes, own.weigh().nodes)
+
+
+def _with_other_calls(path, make):
+    """Copy the dump of calls for which `make` returns other records."""
+    document = json.loads((PAIRS["statistics"][1] / "dump.json").read_bytes())
+    document["data"] = make(list(document["data"].items()))
+    path.mkdir()
+    (path / "dump.json").write_text(json.dumps(document))
+    return path
+
+
+def _with_keyword(records):
+    """Pass an argument of one call by keyword."""
+    for _, record in records:
+        if len(record.get("input_args", ())) > 1:
+            record["input_kwargs"] = {"other": record["input_args"].pop()}
+            break
+    return dict(records)
+
+
+OTHER_CALLS = {
+    "lacks a call": lambda records: dict(records[:7] + records[8:]),
+    "lacks the first and the last": lambda records: dict(records[1:-1]),
+    "other order": lambda records: dict(records[:4] + records[5:9] + records[4:5] + records[9:]),
+    "other name": lambda records: dict([*records[:5], ("Functional.other.0.forward", records[5][1]), *records[6:]]),
+    "by keyword": _with_keyword,
+}
+
+
+@pytest.mark.parametrize("is_fuzzy", [False, True], ids=["in sequence", "fuzzy"])
+@pytest.mark.parametrize("side", ["target", "golden"])
+@pytest.mark.parametrize("make", OTHER_CALLS.values(), ids=OTHER_CALLS)
+def test_other_calls_are_aligned_in_files_as_in_memory(make, side, is_fuzzy, monkeypatch, tmp_path):
+    pair = _with_other_calls(tmp_path / "other", make), PAIRS["statistics"][1]
+    unit = UnitPair("", None, None, *(pair if side == "target" else pair[::-1]))
+    options = CompareOptions(matching=Matching(is_fuzzy=is_fuzzy))
+    own = compare_unit(unit, options)
+    for name in ("PART_ROWS", "LONG_ROWS", "LONG_BYTES"):
+        monkeypatch.setattr(stored_rows, name, 10)
+    found = compare_unit(unit, options, in_files=True)
+    assert isinstance(found.judged, StoredRows)
+    assert len(found.judged.heights) > 2
+    assert found.summary() == own.summary()
+    assert_frame_equal(found.rows, own.rows, check_column_order=False)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [[0, 1, 2, 3, 4, 5, 6, 7], [7, None, 0, 3, 3, None], [5, 6], [None], []],
+    ids=["all", "any", "part", "null", "none"],
+)
+def test_rows_are_taken_by_their_numbers(rows, numbers):
+    wanted = pl.Series(numbers, dtype=pl.Int64)
+    assert_frame_equal(rows.taken(wanted), FRAME.select(pl.all().gather(wanted)))
 
 
 @pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
