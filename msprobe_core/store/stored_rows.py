@@ -372,13 +372,14 @@ class RowsBuilder:
         )
 
 
-def stored(frame: Rows) -> Rows:
+def stored(frame: Rows, most: int | None = None) -> Rows:
     """Return rows that are in files if there are many of them, in parts of whole entries if there can be.
 
     Args:
         frame: Has ``entry``.
+        most: Up to how many rows stay in memory; ``None`` for `LONG_ROWS`.
     """
-    if isinstance(frame, StoredRows) or frame.height <= LONG_ROWS:
+    if isinstance(frame, StoredRows) or frame.height <= (LONG_ROWS if most is None else most):
         return frame
     return built(frame["entry"], frame.slice)
 

@@ -1,6 +1,7 @@
 """Dumps of several ranks as one: what is known of the whole is what it would be had one process had it."""
 
 import itertools
+import json
 import math
 
 import numpy as np
@@ -16,6 +17,9 @@ from msprobe_core.fingerprint.hashing import hash_of
 from msprobe_core.fingerprint.place import Place
 from msprobe_core.fingerprint.shard_ranges import coordinates_of, held_ranges, local_offset, sizes_of
 from msprobe_core.model import Distribution, Placement
+from msprobe_core.store import stored_rows
+from msprobe_core.store.reading import read_dump
+from msprobe_core.store.stored_rows import StoredRows
 
 ENTRY = "Module.fc.Linear.forward.0"
 
@@ -466,6 +470,63 @@ def test_results_that_communication_gives_to_all_are_checked():
     ]
     (found,) = check_replicas(dumps)
     assert "communication" in found.reason
+
+
+def _mixed_ranks(num_ranks=3, num_layers=6):
+    """Ranks that should share many values: replicas, terms of sums, results of communication; some differ."""
+    ranks = tuple(range(num_ranks))
+    group = {"type": "torch.ProcessGroup", "group_ranks": list(ranks)}
+    random = np.random.default_rng(0)
+    replicated = {"device_mesh": list(ranks), "placements": [{"Replicate": {}}], "local_shape": [4]}
+    records = [{"Module.DistributedDataParallel.forward.0": {"output": [part(np.ones(1))]}} for _ in ranks]
+    for layer in range(num_layers):
+        values = [random.standard_normal(4) for _ in ranks]
+        odd = layer % num_ranks
+        for rank, record in enumerate(records):
+            weight, own = np.full(4, float(layer)), values[rank]
+            entry = f"Module.module.{layer}.Linear.forward.0"
+            partial = {
+                "device_mesh": list(ranks),
+                "placements": [{"Partial": {"reduce_op": "sum"}}],
+                "local_shape": [4],
+            }
+            record[entry] = {
+                "parameters": {"weight": part(weight + (rank == odd))},
+                "output": [part(own, **partial), part(weight * (1 + (rank == odd and layer > 2)), **replicated)],
+            }
+            if rank == odd:  # a call that the others do not make
+                record[f"Tensor.only.{layer}.forward"] = {"output": [part(own)]}
+            result = np.sum(values, axis=0) + (rank == odd)
+            record[f"Distributed.all_reduce.{layer}.forward"] = {
+                "input_args": [part(own), group],
+                "output": [part(result)],
+            }
+    return [ArrayDump(record, rank=rank) for rank, record in enumerate(records)]
+
+
+@pytest.mark.parametrize("part_rows", [1, 4, 1000])
+def test_ranks_are_checked_in_parts_as_they_are_merged(part_rows, monkeypatch):
+    monkeypatch.setattr(stored_rows, "PART_ROWS", part_rows)
+    dumps = _mixed_ranks()
+    expected = merged(dumps).replicas
+    assert len(expected) > 12
+    assert len({found.reason for found in expected}) == 3
+    assert check_replicas(dumps) == expected
+
+
+def test_ranks_of_long_dumps_are_checked_in_files(monkeypatch, tmp_path):
+    for dump in _mixed_ranks(2):
+        path = tmp_path / f"rank{dump.rank}"
+        path.mkdir()
+        document = {"task": "statistics", "level": "mix", "framework": "pytorch", "data": dump.data}
+        (path / "dump.json").write_text(json.dumps(document))
+    expected = merged([read_dump(tmp_path / rank) for rank in ("rank0", "rank1")]).replicas
+    for name in ("PART_ROWS", "LONG_ROWS", "LONG_BYTES"):
+        monkeypatch.setattr(stored_rows, name, 10)
+    dumps = [read_dump(tmp_path / rank) for rank in ("rank0", "rank1")]
+    assert check_replicas(dumps) == expected
+    assert len(expected) > 12
+    assert all(isinstance(dump.rows, StoredRows) for dump in dumps)
 
 
 # --- parts ----------------------------------------------------------------------------------------------------------

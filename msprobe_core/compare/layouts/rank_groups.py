@@ -120,13 +120,13 @@ class DeclaredRanks:
         return self._ranks.place_of(rank)
 
     def placements(
-        self, rows: pl.DataFrame, parents: Mapping[str, str | None]
+        self, rows: pl.DataFrame, parents: Callable[[], Mapping[str, str | None]]
     ) -> Sequence[Sequence[AxisPlacement] | None]:
         """Return the placement of each value over the axes; rules of the file precede built-in ones."""
-        rules = (*self._rules.placements, *BUILT_IN)
+        rules, enclosing = (*self._rules.placements, *BUILT_IN), parents()
         found: list[Sequence[AxisPlacement] | None] = []
         for entry, role, phase, key in rows.select("entry", "role", "phase", "key").iter_rows():
-            module = enclosing_module(entry, parents)
+            module = enclosing_module(entry, enclosing)
             found.append(placements_of(rules, self.axes, entry, names_of(entry, role, phase, key), module))
         return found
 

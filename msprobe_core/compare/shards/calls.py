@@ -106,16 +106,25 @@ def results_for_all(union: Union) -> Iterator[tuple[Array, Sequence[int]]]:
                 yield np.array([value]), parts
 
 
+Mark: TypeAlias = "tuple[tuple[int, bytes], ...]"
+"""The statistics of a value in several parts, by which it is recognised."""
+
+
 def reduced_values(union: Union) -> dict[int, int]:
     """Return, for values that are terms of a sum, the value that is the sum.
 
     A value counts as such a term if every rank that has it passed a tensor with identical statistics and number of
     elements to a summing ``all_reduce`` among exactly these ranks.
     """
-    calls = [e for e in _calls(union) if names.function_of(e) == "all_reduce" and e.endswith(".forward")]
+    return terms_in(union, sums_in(union))
+
+
+def sums_in(union: Union) -> dict[Mark, int]:
+    """Return the values that are sums, by the statistics of their terms."""
+    calls = _sums_of(union)
     groups = _groups(union, calls)
     results = {union.rows["entry"][v]: v for v in _first_tensors(union, calls, Role.OUTPUT)}
-    sums: dict[Any, int] = {}
+    sums: dict[Mark, int] = {}
     texts = _texts_of(union, calls)
     for value in _first_tensors(union, calls, Role.INPUT):
         entry = union.rows["entry"][value]
@@ -127,17 +136,32 @@ def reduced_values(union: Union) -> dict[int, int]:
             mark = _mark(union, value, parts)
             if mark is not None:
                 sums.setdefault(mark, results[entry])
+    return sums
+
+
+def terms_in(union: Union, sums: Mapping[Mark, int]) -> dict[int, int]:
+    """Return the values that are terms of sums, each with the sum; values of the summing calls are none."""
     if not sums:
         return {}
     found: dict[int, int] = {}
-    own = {value for value in range(union.rows.height) if union.rows["entry"][value] in results}
+    results = _first_tensors(union, _sums_of(union), Role.OUTPUT)
+    is_own = union.rows["entry"].is_in(union.rows["entry"].gather(results).unique().to_list()).to_list()
     candidates = _with_norms(union, {mark[0][1] for mark in sums})
     for value in candidates:
         parts = union.holders(value)
         mark = _mark(union, value, parts)
-        if value not in own and mark is not None and mark in sums and _differs(mark):
+        if not is_own[value] and mark is not None and mark in sums and _differs(mark):
             found[value] = sums[mark]
     return found
+
+
+def has_sums() -> pl.Expr:
+    """Whether an entry may be a sum."""
+    return pl.col("entry").str.contains(names.COMMUNICATION) & pl.col("entry").str.contains("all_reduce", literal=True)
+
+
+def _sums_of(union: Union) -> list[str]:
+    return [e for e in _calls(union) if names.function_of(e) == "all_reduce" and e.endswith(".forward")]
 
 
 def _differs(mark: Sequence[tuple[int, bytes]]) -> bool:
@@ -153,7 +177,7 @@ def _with_norms(union: Union, marks: set[bytes]) -> list[int]:
     return [value for value, one in enumerate(packed) if one in marks]
 
 
-def _mark(union: Union, value: int, parts: Sequence[int]) -> tuple[tuple[int, bytes], ...] | None:
+def _mark(union: Union, value: int, parts: Sequence[int]) -> Mark | None:
     """Return the statistics of a value in several parts; ``None`` if one is missing."""
     marks: list[tuple[int, bytes]] = []
     for part in parts:

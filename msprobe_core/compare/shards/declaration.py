@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import polars as pl
@@ -42,13 +42,13 @@ class Declaration(Protocol):
         ...
 
     def placements(
-        self, rows: pl.DataFrame, parents: Mapping[str, str | None]
+        self, rows: pl.DataFrame, parents: Callable[[], Mapping[str, str | None]]
     ) -> Sequence[Sequence[AxisPlacement] | None]:
         """Return the placement of each value over the axes; ``None`` if nothing is declared.
 
         Args:
             rows: Columns of a dump.
-            parents: Enclosing call by entry.
+            parents: Returns the enclosing call by entry, which takes long.
         """
         ...
 
@@ -59,8 +59,15 @@ class Undeclared:
     axes = ("rank",)
     divides_calls = False
 
-    def __init__(self, ranks: Sequence[int]) -> None:
+    def __init__(self, ranks: Sequence[int], is_parallel: bool | None = None) -> None:
+        """Take the ranks.
+
+        Args:
+            ranks: The ranks.
+            is_parallel: Result of `is_data_parallel` for all entries; ``None`` if rows are always given as a whole.
+        """
         self._places = {rank: MeshCoordinate((("rank", i),)) for i, rank in enumerate(ranks)}
+        self._is_parallel = is_parallel
 
     def place_of(self, rank: int) -> MeshCoordinate:
         """Return the mesh coordinate of a rank."""
@@ -77,17 +84,17 @@ class Undeclared:
     def placements(
         self,
         rows: pl.DataFrame,
-        parents: Mapping[str, str | None],  # noqa: ARG002
+        parents: Callable[[], Mapping[str, str | None]],  # noqa: ARG002
     ) -> Sequence[Sequence[AxisPlacement] | None]:
         """Return replicated placements for parameters of data parallel models, and ``None`` for all other values."""
-        if not is_data_parallel(rows):
+        is_parallel = is_data_parallel(rows["entry"]) if self._is_parallel is None else self._is_parallel
+        if not is_parallel:
             return [None] * rows.height
         is_parameter = rows["role"] == Role.PARAMETERS.value
         return [() if yes else None for yes in is_parameter.to_list()]
 
 
-def is_data_parallel(rows: pl.DataFrame) -> bool:
+def is_data_parallel(entries: pl.Series) -> bool:
     """Whether all ranks have the same parameters: it is wrapped for data parallelism, and no layer is sharded."""
-    entries = rows["entry"]
     is_wrapped = entries.str.contains(names.DATA_PARALLEL).any()
     return bool(is_wrapped) and not entries.str.contains(r"ParallelLinear|VocabParallel").any()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
@@ -110,17 +110,20 @@ class Groups:
         return np.where(index >= 0, codes[np.maximum(index, 0)], -1) if len(codes) else np.full(len(index), -1)
 
     def _placement_codes(self) -> tuple[list[tuple[AxisPlacement, ...]], Array]:
+        known: dict[tuple[AxisPlacement, ...], int] = {}
+        codes = [
+            -1 if placements is None else known.setdefault(tuple(placements), len(known))
+            for placements in self._declaration.placements(self._union.rows, self._parents)
+        ]
+        return list(known), np.array(codes, np.int64)
+
+    def _parents(self) -> Mapping[str, str | None]:
         parents: dict[str, str | None] = {}
         for part in self._union.parts:
             for entry, parent in part.dump.parents.items():
                 own = part.names.get(entry, entry)
                 parents.setdefault(own, None if parent is None else part.names.get(parent, parent))
-        known: dict[tuple[AxisPlacement, ...], int] = {}
-        codes = [
-            -1 if placements is None else known.setdefault(tuple(placements), len(known))
-            for placements in self._declaration.placements(self._union.rows, parents)
-        ]
-        return list(known), np.array(codes, np.int64)
+        return parents
 
     def _like_shapes(self) -> tuple[list[tuple[int, ...]], Array]:
         """Return the shapes of the other side, and for each value the number of its shape, -1 if it is unknown."""

@@ -43,7 +43,8 @@ from msprobe_core.compare.shards.groups import Groups, one_part
 from msprobe_core.compare.shards.merged_files import MergedFiles
 from msprobe_core.compare.shards.placement import recorded
 from msprobe_core.compare.shards.rank_rows import Part, part_of, unite
-from msprobe_core.compare.shards.replicas import differing
+from msprobe_core.compare.shards.replica_check import replicas_that_differ
+from msprobe_core.compare.shards.replicas import copies_that_differ, differing
 from msprobe_core.model import Distribution, Ending, RunHeader
 from msprobe_core.protocols.storage import Dump, TensorSource
 from msprobe_core.store.ending import ending_of_all
@@ -182,7 +183,9 @@ def check_replicas(dumps: Sequence[Dump], declaration: Declaration | None = None
         dumps: Dumps of different ranks in one step.
         declaration: Declared placements of plain tensors.
     """
-    return list(merged(dumps, declaration).replicas) if len(dumps) > 1 else []
+    if len(dumps) < 2:  # nothing to compare with
+        return []
+    return replicas_that_differ(dumps) if declaration is None else list(merged(dumps, declaration).replicas)
 
 
 # --- one merging ----------------------------------------------------------------------------------------------------
@@ -249,10 +252,7 @@ class _Merging:
             values = values[~is_reduced]
         if not len(values):
             return
-        for piece in assembly.pieces:
-            if piece.copies:
-                reason = self._why_alike(values, piece.part)
-                differing(self.union, values, [piece.part, *piece.copies], reason, self._findings)
+        copies_that_differ(self.union, values, assembly, self._findings)
         self._assemblies.update(dict.fromkeys(values.tolist(), assembly))
         if assembly.is_one_part:
             self._take_one(values, assembly)
@@ -268,10 +268,6 @@ class _Merging:
     def _are_reduced(self, values: Array) -> Array:
         """Return whether the result of a sum is recorded; bool ``[n]``."""
         return np.array([value in self._reduced for value in values.tolist()], np.bool_)
-
-    def _why_alike(self, values: Array, part: int) -> CompareCode:
-        cell = self.union.parts[part].frame["distribution"][int(self.union.index[values[0], part])]
-        return CompareCode.ALIKE_AS_PARTS if cell else CompareCode.ALIKE_ON_ALL
 
     def _take_one(self, values: Array, assembly: Assembly) -> None:
         """Take the values of the only part."""

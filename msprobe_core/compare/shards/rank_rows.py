@@ -55,11 +55,16 @@ class Part:
 
 
 def part_of(dump: Dump, position: int) -> Part:
-    """Return a dump as a part; its rank is in its path, or else its position among the others."""
+    """Return a dump as a part."""
+    return Part(dump, rank_of(dump, position), dump.frame)
+
+
+def rank_of(dump: Dump, position: int) -> int:
+    """Return the rank of a dump, which is in its path, or else its position among the others."""
     for name in (dump.path.name, dump.path.parent.name):
         if found := _RANK.fullmatch(name):
-            return Part(dump, int(found.group(1)), dump.frame)
-    return Part(dump, position, dump.frame)
+            return int(found.group(1))
+    return position
 
 
 def _numbers(column: Any) -> Numbers:
@@ -109,13 +114,27 @@ def unite(parts: Sequence[Part]) -> Union:
 
     They are in the order of the first part; a value that it lacks follows its predecessor in another part.
     """
+    index = index_of([part.frame["key"].hash() for part in parts])
+    return Union(parts, rows_of_first(parts, index), index)
+
+
+def index_of(keys: Sequence[pl.Series]) -> Array:
+    """Return the row of each value in each part, int64 ``[values, parts]``, in the order of `unite`.
+
+    Args:
+        keys: Hashes of the keys of each part's rows, of 64 bits; equal ones of a part are counted.
+    """
+    if all(own.equals(keys[0]) for own in keys[1:]):
+        return np.repeat(np.arange(len(keys[0]))[:, None], len(keys), axis=1)
     keyed = [
-        part.frame.select("key", occurrence=pl.int_range(pl.len()).over("key"), row=pl.int_range(pl.len()))
-        for part in parts
+        own.alias("key")
+        .to_frame()
+        .with_columns(occurrence=pl.int_range(pl.len()).over("key"), row=pl.int_range(pl.len()))
+        for own in keys
     ]
     order = keyed[0].select(*_KEY, place=pl.col("row").cast(pl.Float64), part=pl.lit(0), row="row")
-    for number, keys in enumerate(keyed[1:], start=1):
-        placed = keys.join(order.select(*_KEY, "place"), on=_KEY, how="left", maintain_order="left")
+    for number, own in enumerate(keyed[1:], start=1):
+        placed = own.join(order.select(*_KEY, "place"), on=_KEY, how="left", maintain_order="left")
         # After the preceding value; a later part's value after that of an earlier one.
         anchor = pl.col("place").forward_fill().fill_null(-1.0)
         lone = placed.with_columns(anchor=anchor).filter(pl.col("place").is_null())
@@ -123,20 +142,21 @@ def unite(parts: Sequence[Part]) -> Union:
         order = pl.concat([order, lone]).sort("place", "part", "row", maintain_order=True)
         if lone.height:
             order = order.with_columns(place=pl.int_range(pl.len()).cast(pl.Float64))
-    return _at(parts, keyed, order)
-
-
-def _at(parts: Sequence[Part], keyed: Sequence[pl.DataFrame], order: pl.DataFrame) -> Union:
     columns: list[Array] = []
-    for keys in keyed:
-        found = order.select(_KEY).join(keys, on=_KEY, how="left", maintain_order="left")
+    for own in keyed:
+        found = order.select(_KEY).join(own, on=_KEY, how="left", maintain_order="left")
         columns.append(found["row"].fill_null(-1).to_numpy())
-    index = np.stack(columns, axis=1)
+    return np.stack(columns, axis=1)
+
+
+def rows_of_first(parts: Sequence[Part], index: Array) -> pl.DataFrame:
+    """Return for each value the row of the first part that has it."""
+    if (index[:, 0] >= 0).all() and len(index) == parts[0].frame.height:
+        return parts[0].frame[index[:, 0]]
     first = (index >= 0).argmax(axis=1)
     starts = np.cumsum([0, *[part.frame.height for part in parts[:-1]]])
     whole = pl.concat([part.frame for part in parts], how="vertical")
-    rows = whole[index[np.arange(len(first)), first] + starts[first]]
-    return Union(parts, rows, index)
+    return whole[index[np.arange(len(first)), first] + starts[first]]
 
 
 # --- names ----------------------------------------------------------------------------------------------------------

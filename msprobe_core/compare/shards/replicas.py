@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 
 from msprobe_core.compare.compare_codes import CompareCode
+from msprobe_core.compare.shards.assembly import Assembly
 from msprobe_core.compare.shards.findings import ReplicaFinding
 from msprobe_core.compare.shards.rank_rows import Union
 
@@ -55,6 +56,23 @@ def differing(
         differs |= ~agreement(union, values, parts[0], part)
     for value in values[differs].tolist():
         known.setdefault(value, _finding(union, value, parts, reason))
+
+
+def copies_that_differ(union: Union, values: Array, assembly: Assembly, known: dict[int, ReplicaFinding]) -> None:
+    """Add a finding for each value whose parts are copies and differ.
+
+    Args:
+        union: All values.
+        values: Values of one group.
+        assembly: Their assembly.
+        known: Findings by value; existing ones are kept.
+    """
+    for piece in assembly.pieces:
+        if piece.copies:
+            part = union.parts[piece.part]
+            is_placed = bool(part.frame["distribution"][int(union.index[values[0], piece.part])])
+            reason = CompareCode.ALIKE_AS_PARTS if is_placed else CompareCode.ALIKE_ON_ALL
+            differing(union, values, [piece.part, *piece.copies], reason, known)
 
 
 def _finding(union: Union, value: int, parts: Sequence[int], reason: CompareCode) -> ReplicaFinding:
