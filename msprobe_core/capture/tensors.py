@@ -62,7 +62,7 @@ class _TensorShards:
     """Shards; tensors of a dtype that the shard format lacks get their own files."""
 
     def __init__(self, framework: Framework, directory: Path, files: TensorStore) -> None:
-        from msprobe_core.store.shards import ShardWriter  # imports NumPy, which a framework may not need
+        from msprobe_core.store.safetensors_writer import ShardWriter  # imports NumPy, which a framework may not need
 
         self._framework = framework
         self._files = files

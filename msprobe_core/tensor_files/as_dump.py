@@ -53,7 +53,7 @@ from msprobe_core.store import layout
 from msprobe_core.store.convert import Format, check_places, replaced_directory
 from msprobe_core.store.folder_reader import FRAMEWORK
 from msprobe_core.store.json_writer import JsonWriter
-from msprobe_core.store.shards import ShardWriter
+from msprobe_core.store.safetensors_writer import ShardWriter
 from msprobe_core.store.tensor_statistics import statistics_of
 from msprobe_core.tensor_files.contents import FileContent, FileFormat, NamedTensor
 from msprobe_core.tensor_files.recognition import identify, tags_of

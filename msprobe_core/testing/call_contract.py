@@ -22,7 +22,7 @@ from msprobe_core.protocols.capabilities import (
     WatchingFramework,
 )
 from msprobe_core.protocols.framework import Framework
-from msprobe_core.store.shards import ShardWriter
+from msprobe_core.store.safetensors_writer import ShardWriter
 from msprobe_core.store.tensors import open_tensor
 from msprobe_core.testing.contract_base import (
     VALUES,

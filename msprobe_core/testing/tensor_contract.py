@@ -16,7 +16,7 @@ from msprobe_core.protocols.capabilities import (
     ExtraReducer,
     Fp8Reducer,
 )
-from msprobe_core.store.shards import ShardWriter
+from msprobe_core.store.safetensors_writer import ShardWriter
 from msprobe_core.store.tensors import read_tensor
 from msprobe_core.testing.contract_base import (
     VALUES,

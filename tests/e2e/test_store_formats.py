@@ -15,7 +15,7 @@ from msprobe_core.compare import compare_dumps
 from msprobe_core.config import load_config
 from msprobe_core.plugins import registry
 from msprobe_core.store.reading import read_dump
-from msprobe_core.store.shards import ShardWriter
+from msprobe_core.store.safetensors_writer import ShardWriter
 from msprobe_core.store.tensors import read_tensor
 
 pytest.importorskip("pyarrow")

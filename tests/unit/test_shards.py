@@ -20,7 +20,7 @@ from msprobe_core.errors import ConfigError, DumpError
 from msprobe_core.model import TensorContent
 from msprobe_core.store import layout
 from msprobe_core.store.reading import read_dump
-from msprobe_core.store.shards import ShardWriter
+from msprobe_core.store.safetensors_writer import ShardWriter
 from msprobe_core.store.tensors import read_tensor
 
 REPOSITORY = Path(msprobe_core.__file__).parents[1]
