@@ -14,7 +14,7 @@ from msprobe_core.monitor.readings import Reading, Step
 from msprobe_core.monitoring.parameter_classes import ParameterClass, class_of
 from msprobe_core.monitoring.quantities import Quantity
 from msprobe_core.store.atomic_file import write_json
-from msprobe_core.store.json_structs import load_struct
+from msprobe_core.store.struct_files import load_struct
 
 _logger = logging.getLogger(__name__)
 

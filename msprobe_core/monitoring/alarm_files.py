@@ -14,7 +14,7 @@ import msgspec
 
 from msprobe_core.errors import MissingDumpError
 from msprobe_core.monitoring.quantities import Quantity
-from msprobe_core.store.json_structs import load_struct
+from msprobe_core.store.struct_files import load_struct
 
 _FILE = "anomaly.json"
 _DIRECTORY = "anomaly_detected"

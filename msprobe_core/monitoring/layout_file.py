@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from msprobe_core.protocols.monitoring import Part, Size
-from msprobe_core.store.json_structs import load_struct
+from msprobe_core.store.struct_files import load_struct
 
 FILE = "layout.json"
 

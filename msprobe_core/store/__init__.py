@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from msprobe_core.store.ending import ending_of, sentence
     from msprobe_core.store.frame import FrameBuilder
     from msprobe_core.store.json_reader import JsonDump, read_json_dump
-    from msprobe_core.store.json_structs import load_struct, save_struct
     from msprobe_core.store.json_writer import entry_json
     from msprobe_core.store.layout import (
         Unit,
@@ -45,6 +44,7 @@ if TYPE_CHECKING:
         sample_id,
         save_samples,
     )
+    from msprobe_core.store.struct_files import load_struct, save_struct
     from msprobe_core.store.tensor_source import read_whole
     from msprobe_core.store.tensor_values import DTYPES, SAFETENSORS_DTYPES, widen
     from msprobe_core.store.tensors import open_member, open_tensor, read_tensor, shard_keys
@@ -58,7 +58,7 @@ else:
             "msprobe_core.store.ending": "ending_of sentence",
             "msprobe_core.store.frame": "FrameBuilder",
             "msprobe_core.store.json_reader": "JsonDump read_json_dump",
-            "msprobe_core.store.json_structs": "load_struct save_struct",
+            "msprobe_core.store.struct_files": "load_struct save_struct",
             "msprobe_core.store.json_writer": "entry_json",
             "msprobe_core.store.layout": (
                 "Unit create_file find_steps find_units make_directory tensor_file_name unit_directory"

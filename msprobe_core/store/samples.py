@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from msprobe_core.errors import StoreError
-from msprobe_core.store.json_structs import load_struct, save_struct
+from msprobe_core.store.struct_files import load_struct, save_struct
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from msprobe_core.store.json_structs import load_struct, save_struct
+from msprobe_core.store.struct_files import load_struct, save_struct
 
 UPDATES_FILE = "updates.json"
 

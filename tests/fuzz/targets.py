@@ -1028,7 +1028,7 @@ TARGETS = {
         command("responses", "{}/answers.jsonl", "-o", "{}/out"),
     ),
     "tokenizer": Target(["rl/token_texts"], written("tokenizer.json", _TOKENIZER), _use_tokenizer),
-    "verl": Target(["rl/files", "store/json_structs", "store/samples"], _verl, _use_verl),
+    "verl": Target(["rl/files", "store/struct_files", "store/samples"], _verl, _use_verl),
     "updates": Target(["store/training_metrics"], _updates, _use_updates),
     "reactions": Target(["free_benchmark/ranking"], _reactions, _use_reactions, "**/*.jsonl"),
     "stored calls": Target(["api_check/call_files"], _stored_calls, _use_stored_calls, "calls/*"),
