@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 import polars as pl
 
 from msprobe_core import names
-from msprobe_core.judge.flow import edges_of, identity_of
+from msprobe_core.judge.data_flow import edges_of, identity_of
 from msprobe_core.model import Phase
 from msprobe_core.protocols.storage import Dump
 

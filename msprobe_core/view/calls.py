@@ -21,7 +21,7 @@ from msprobe_core.compare.structure import structure_dumps
 from msprobe_core.compare.tensor_pass import TensorMetrics
 from msprobe_core.findings import Finding, Level
 from msprobe_core.judge.columns import EXTRA_PREFIX, SKETCH_ERROR, Match
-from msprobe_core.judge.flow import identity_of
+from msprobe_core.judge.data_flow import identity_of
 from msprobe_core.judge.origins import is_flagged
 from msprobe_core.judge.row_findings import FINDINGS, SCHEMA, findings_of, said
 from msprobe_core.judge.statistics_columns import STATISTICS

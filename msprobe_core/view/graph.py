@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from msprobe_core import names
-from msprobe_core.judge.flow import edges_of
+from msprobe_core.judge.data_flow import edges_of
 from msprobe_core.judge.row_findings import FINDINGS, findings_of
 from msprobe_core.model import Phase
 from msprobe_core.store.stack_text import frames_of_user
