@@ -30,7 +30,7 @@ _IDENTITY = tuple(f"{name}_{side}" for name in ("norm", "mean", "max", "min") fo
 _PLACE = r"\.(?:input|output)\.(\w+)(?:\.(\d+))?$"
 _FOREACH = "_foreach_"
 _SEEN = 4.0
-"""Multiple of the observed difference that an element's error may have; see `msprobe_core.judge.noise.flow`."""
+"""Multiple of the observed difference that an element's error may have; see `msprobe_core.judge.noise.propagation`."""
 
 _LONGEST_CHAIN = 16
 """Largest number of calls from a gradient to its parameter that is followed; that of AdamW with clipping has ten."""

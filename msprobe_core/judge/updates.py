@@ -35,7 +35,7 @@ Measured for SGD in two frameworks: up to 1.1 in healthy runs, 40 to 16,000 with
 """
 
 _SEEN = 4.0
-"""Multiple of the observed gradient difference by which an update may differ; see `msprobe_core.judge.noise.flow`."""
+"""Multiple of the observed gradient difference by which an update may differ; see `noise.propagation`."""
 
 _FACTOR, _STEADINESS = 1e-3, 10.0
 """Minimum deviation of a common factor of all updates from one: absolute, and in units of the factors' spread."""

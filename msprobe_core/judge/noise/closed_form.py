@@ -59,7 +59,7 @@ def with_closed_form(rows: Rows, operations: Operations | None = None) -> Rows:
     distance = pl.col("roundoff") * pl.max_horizontal(pl.lit(1.0), ROUNDINGS * depth.sqrt())
     shift = pl.lit(0.0)
     if operations is not None:
-        from msprobe_core.judge.noise.flow import SHIFT, SPREAD, with_flow  # unused within one framework
+        from msprobe_core.judge.noise.propagation import SHIFT, SPREAD, with_flow  # unused within one framework
 
         rows = stored_as(rows, with_flow(frame_of(rows), operations))
         distance, shift = pl.max_horizontal(distance, SPREAD), pl.col(SHIFT).fill_null(0.0)
