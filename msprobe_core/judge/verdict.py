@@ -6,8 +6,9 @@ A row's verdict is ``pass``, ``warning``, ``error`` or ``unmatched``. The rules:
 * NaN or Inf that differ between the sides are an error, and so are different shapes, a tensor against nothing, and
   different scalar arguments.
 * Otherwise the row's ``error`` is compared with the limit of the coarsest precision that contributed to the value on
-  either side, see `msprobe_core.judge.inherited`: the result of a bfloat16 operation is no better than bfloat16, and
-  neither is anything computed from it. So a different dtype alone is not an error. Integers and booleans must be equal.
+  either side, see `msprobe_core.judge.inherited_precision`: the result of a bfloat16 operation is no better than
+  bfloat16, and neither is anything computed from it. So a different dtype alone is not an error. Integers and booleans
+  must be equal.
 * If both sides have sketches, the lower bound of the relative error that they give is used too.
 * A statistic of a plugin that differs by more than its own limit is an error too, whatever the measure of noise.
 * If checksums are compared, different ones are an error whatever the statistics.
@@ -38,7 +39,7 @@ from msprobe_core.errors import NoValuesError
 from msprobe_core.findings import Level
 from msprobe_core.judge import activation_flips, overrides, statistics_columns
 from msprobe_core.judge.columns import EXTRA_ERROR, EXTRA_LIMIT, EXTRA_STATISTIC, SKETCH_ERROR, SKETCH_LOW, Match
-from msprobe_core.judge.inherited import inherited_precision
+from msprobe_core.judge.inherited_precision import inherited_precision
 from msprobe_core.judge.joining import (
     any_of,
     filtered,
