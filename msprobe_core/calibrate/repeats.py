@@ -21,7 +21,7 @@ from msprobe_core.judge.noise.estimate import DISTANCE, estimate
 from msprobe_core.judge.noise.measures import MEASURES, with_measures
 from msprobe_core.judge.noise.profile import NO_RANK, SCHEMA, VERSION, About, identity_of, place_of
 from msprobe_core.judge.noise.rounding import with_sizes
-from msprobe_core.judge.parameters import is_at_place_of_parameter
+from msprobe_core.judge.parameter_arguments import is_at_place_of_parameter
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.model import Role
 from msprobe_core.store.layout import create_file

@@ -20,7 +20,7 @@ from msprobe_core.judge.limits import LimitTable, roundoff_of
 from msprobe_core.judge.noise.carried import SUMMED
 from msprobe_core.judge.noise.null_distribution import LEAST_LIMITS
 from msprobe_core.judge.op_bound import with_local_excess
-from msprobe_core.judge.parameters import given_parameters
+from msprobe_core.judge.parameter_arguments import given_parameters
 from msprobe_core.judge.rounding_rules import RoundingRule
 from msprobe_core.judge.updates import ALL_NOISE, value_of_row, with_updated_parameters
 from msprobe_core.judge.verdict import Verdict, differs
