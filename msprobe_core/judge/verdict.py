@@ -12,7 +12,7 @@ A row's verdict is ``pass``, ``warning``, ``error`` or ``unmatched``. The rules:
 * If both sides have sketches, the lower bound of the relative error that they give is used too.
 * A statistic of a plugin that differs by more than its own limit is an error too, whatever the measure of noise.
 * If checksums are compared, different ones are an error whatever the statistics.
-* Exempt are: uninitialized memory, see `msprobe_core.judge.uninitialised`; the gradient of a bias that is negligible on
+* Exempt are: uninitialized memory, see `msprobe_core.judge.uninitialized`; the gradient of a bias that is negligible on
   both sides relative to the gradient it is the sum of (zero in exact arithmetic, as that of the bias of an attention
   key); and a golden tensor of zeros where the target has a few unit round-offs of its sources.
 * A limit given for a row by name replaces the conventional one, and the rules for checksums and equality; it does not
@@ -68,7 +68,7 @@ from msprobe_core.judge.row_conditions import (
 )
 from msprobe_core.judge.row_findings import SCHEMA, RowRule, described
 from msprobe_core.judge.row_rules import rules_of
-from msprobe_core.judge.uninitialised import uninitialised_rows
+from msprobe_core.judge.uninitialized import uninitialised_rows
 from msprobe_core.model import Role
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.frame import RowKind
