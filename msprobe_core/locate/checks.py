@@ -16,7 +16,7 @@ from msprobe_core.compare.result import Mode
 from msprobe_core.findings import Finding
 from msprobe_core.judge.columns import Match
 from msprobe_core.judge.discrete_ops import RANDOM, api_of, is_decision
-from msprobe_core.judge.initial import initial_values
+from msprobe_core.judge.initial_parameters import initial_values
 from msprobe_core.locate.locate_codes import LocateCode
 from msprobe_core.locate.result import Check, CheckState, Decision, Precondition
 from msprobe_core.model import Phase, Role

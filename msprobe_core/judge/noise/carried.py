@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from msprobe_core.judge.initial import initial_values
+from msprobe_core.judge.initial_parameters import initial_values
 from msprobe_core.judge.noise.measures import MEASURES, Measure
 from msprobe_core.judge.rounding_rules import RoundingRule
 from msprobe_core.model import Role
