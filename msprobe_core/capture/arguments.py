@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from msprobe_core.interception.host_values import statistics_of
+from msprobe_core.interception.host_reducer import statistics_of
 from msprobe_core.model import Argument
 
 SCALARS = frozenset({bool, int, float, str})

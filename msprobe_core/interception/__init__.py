@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     )
     from msprobe_core.interception.fixing import FixingCalls
     from msprobe_core.interception.gradients import GraphGradients, Node
-    from msprobe_core.interception.host_values import (
+    from msprobe_core.interception.host_reducer import (
         BFLOAT16,
         HostReducer,
         HostValues,
@@ -119,7 +119,7 @@ else:
             ),
             "msprobe_core.interception.fixing": "FixingCalls",
             "msprobe_core.interception.gradients": "GraphGradients Node",
-            "msprobe_core.interception.host_values": (
+            "msprobe_core.interception.host_reducer": (
                 "BFLOAT16 HostReducer HostValues real_vector statistics_of sums_of_integers"
             ),
             "msprobe_core.interception.modules": (

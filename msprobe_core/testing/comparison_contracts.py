@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from msprobe_core.compare.extra_statistics import merged_extra
 from msprobe_core.fingerprint.arrays import NumpyArrays
 from msprobe_core.guard import missing_members
-from msprobe_core.interception.host_values import real_vector
+from msprobe_core.interception.host_reducer import real_vector
 from msprobe_core.model import ExecutorOptions
 from msprobe_core.protocols.comparison import Executor, Metric
 from msprobe_core.protocols.statistics import Statistic

@@ -13,7 +13,7 @@ from msprobe_core.api_check.made_inputs import (
 )
 from msprobe_core.api_check.verdict import Inputs, Verdict
 from msprobe_core.fingerprint import NumpyArrays, Sketcher
-from msprobe_core.interception.host_values import statistics_of
+from msprobe_core.interception.host_reducer import statistics_of
 from msprobe_core.model import Argument, ReplayTensor
 from msprobe_core.names import parse_entry
 from msprobe_core.replay.recorded import RecordedCall

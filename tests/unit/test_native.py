@@ -16,7 +16,7 @@ import hatch_build
 from msprobe_core.fingerprint.arrays import NumpyArrays
 from msprobe_core.fingerprint.hashing import hash_of
 from msprobe_core.fingerprint.sketch import Sketcher
-from msprobe_core.interception.host_values import BFLOAT16, HostReducer, HostValues, statistics_of
+from msprobe_core.interception.host_reducer import BFLOAT16, HostReducer, HostValues, statistics_of
 from msprobe_core.model import Digest
 from msprobe_core.native import reductions as native
 from msprobe_core.native.reductions import FLOAT_KINDS, INTEGER_KINDS, LONG, Kernels, Threads, kernels
@@ -258,7 +258,7 @@ def test_values_of_a_framework_are_reduced_the_same_with_and_without(monkeypatch
     values = HostValues(array, dtype)
     digests = []
     for used in (lib, None):
-        monkeypatch.setattr("msprobe_core.interception.host_values.kernels", lambda used=used: used)
+        monkeypatch.setattr("msprobe_core.interception.host_reducer.kernels", lambda used=used: used)
         digests.append(reduced(HostReducer(), values))
     with_kernels, without = digests
     assert with_kernels.checksum == without.checksum
