@@ -24,7 +24,6 @@ class CheckpointFormat(str, Enum):
     DEEPSPEED = "deepspeed"
     MINDSPORE = "mindspore"
     NPZ = "npz"
-    FINGERPRINT = "fingerprint"
 
 
 class Kind(str, Enum):

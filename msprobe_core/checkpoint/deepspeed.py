@@ -27,13 +27,6 @@ from msprobe_core.store.tensor_source import StoredTensor
 _STATES = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
 _MASTER = "fp32_param"
 
-_Flats = Mapping[str, Sequence[Sequence[StoredTensor]]]
-"""By the name of a state, the flat vectors of each rank, one for each group."""
-
-
-_Shapes = Sequence[Mapping[str, tuple[int, ...]]]
-"""Shapes of parameters by name, for each group."""
-
 
 def open_deepspeed(path: Path) -> Draft:
     """Return the checkpoint in the directory of one step.

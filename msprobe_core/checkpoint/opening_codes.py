@@ -11,7 +11,6 @@ class OpeningCode(Code):
     MISSING_FILE = "checkpoint.open.missing-file"
     MISSING_RANK = "checkpoint.open.missing-rank"
     UNREADABLE = "checkpoint.open.unreadable"
-    NOT_A_TENSOR = "checkpoint.open.not-a-tensor"
     MISSING_ENTRY = "checkpoint.open.missing-entry"
     GAP = "checkpoint.open.gap"
     OVERLAP = "checkpoint.open.overlap"

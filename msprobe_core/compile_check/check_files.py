@@ -27,9 +27,6 @@ COLUMNS = (
     "note",
 )  # fmt: skip
 
-INSIDE_COMPILED = "SKIP_inside_compiled"
-"""Note on modules that ran inside of compiled code."""
-
 _COMMAND = "msprobe compile check"
 
 

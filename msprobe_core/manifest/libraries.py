@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from msprobe_core.manifest.facts import Library
 
@@ -199,9 +199,3 @@ def _build_id_in(notes: bytes) -> str | None:
 def digest_of(content: bytes) -> str:
     """Return a digest of 64 bits, as 16 hexadecimal digits."""
     return hashlib.blake2b(content, digest_size=8).hexdigest()
-
-
-def version_of(module: str) -> str:
-    """Return the version of a package that is imported; empty if it does not say."""
-    found = cast("object", getattr(sys.modules.get(module), "__version__", ""))
-    return found if isinstance(found, str) else str(found)
