@@ -17,7 +17,7 @@ import numpy as np
 
 from msprobe_core.fingerprint.distance import SIZE_BYTES, decoded
 from msprobe_core.fingerprint.place import Place
-from msprobe_core.fingerprint.shard_ranges import Ranges
+from msprobe_core.fingerprint.shard_ranges import Ranges, sizes_of
 
 Array: TypeAlias = Any
 """A NumPy array, whose functions the type checker knows only in part."""
@@ -127,7 +127,7 @@ def assemble(shape: Sequence[int], held: Sequence[Held], reduction: str | None =
         found.setdefault((one.term, one.ranges), []).append(one.part)
     terms = {term: i for i, term in enumerate(dict.fromkeys(one.term for one in held))}
     pieces = tuple(
-        Piece(parts[0], tuple(parts[1:]), _blocks_of(ranges), _sizes_of(ranges), terms[term])
+        Piece(parts[0], tuple(parts[1:]), _blocks_of(ranges), sizes_of(ranges), terms[term])
         for (term, ranges), parts in found.items()
     )
     for number in terms.values():
@@ -136,10 +136,6 @@ def assemble(shape: Sequence[int], held: Sequence[Held], reduction: str | None =
             what = "overlap" if size > math.prod(shape) else "are not all there"
             return CannotMerge(f"its parts {what}: they have {size} elements, the whole {math.prod(shape)}")
     return Assembly(shape, pieces, reduction if len(terms) > 1 else None)
-
-
-def _sizes_of(ranges: tuple[Ranges, ...]) -> tuple[int, ...]:
-    return tuple(sum(end - begin for begin, end in one) for one in ranges)
 
 
 def _blocks_of(ranges: tuple[Ranges, ...]) -> tuple[Block, ...]:
