@@ -185,13 +185,14 @@ def _state(before: Checkpoint, after: Checkpoint, what: str, pattern: re.Pattern
         found.append(Finding(DifferenceCode.RESUME_MISSING, Level.ERROR, {"what": what, "count": len(lost)}))
     for name, value in own.items():
         now = other.get(name)
-        if _is_number(value) and _is_number(now) and "consumed" in name and float(now or 0) < float(value or 0):
+        if is_number(value) and is_number(now) and "consumed" in name and float(now or 0) < float(value or 0):
             fields = {"name": name, "before": value, "after": now}
             found.append(Finding(DifferenceCode.RESUME_STEPS, Level.ERROR, fields))
     return found
 
 
-def _is_number(value: Scalar) -> bool:
+def is_number(value: Scalar) -> bool:
+    """Whether a setting is a number; ``True`` and ``False`` are none."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

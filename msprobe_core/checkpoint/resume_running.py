@@ -15,10 +15,10 @@ import numpy as np
 from msprobe_core.checkpoint.boxes import read_values, whole_box
 from msprobe_core.checkpoint.contents import Checkpoint, Kind, LogicalTensor
 from msprobe_core.checkpoint.difference_codes import DifferenceCode
-from msprobe_core.checkpoint.resume import ResumeResult
+from msprobe_core.checkpoint.resume import ResumeResult, is_number
 from msprobe_core.errors import DumpError
 from msprobe_core.findings import Finding, Level
-from msprobe_core.manifest.facts import Manifest, Optimizer, Scalar
+from msprobe_core.manifest.facts import Manifest, Optimizer
 from msprobe_core.manifest.libraries import digest_of
 from msprobe_core.store.layout import find_steps, find_units, holds_units
 from msprobe_core.store.manifest_file import MANIFEST_FILE, read_manifest
@@ -136,7 +136,7 @@ def _rates(before: Checkpoint, optimizers: Sequence[Optimizer]) -> Iterator[Find
     """Compare the learning rates of the groups, in their order."""
     rates: dict[int, dict[str, float]] = {}
     for name, value in before.settings.items():
-        if (match := _RATE.search(name)) and _is_number(value):
+        if (match := _RATE.search(name)) and is_number(value):
             rates.setdefault(int(match[1]), {})[match[2]] = float(value or 0)
     groups = [group.settings.get("lr") for each in optimizers for group in each.groups]
     seen = [rate for each in optimizers for rate in each.first_rates]
@@ -147,7 +147,7 @@ def _rates(before: Checkpoint, optimizers: Sequence[Optimizer]) -> Iterator[Find
     for number, last in enumerate(groups):
         now = seen[number] if len(seen) == len(groups) else last
         rate, initial = rates.get(number, {}).get("lr"), rates.get(number, {}).get("initial_lr")
-        if rate is None or not _is_number(now) or not _is_number(last):
+        if rate is None or not is_number(now) or not is_number(last):
             continue
         first, after = float(now or 0), float(last or 0)
         fields = {"number": number, "before": rate, "after": first}
@@ -162,10 +162,6 @@ def _rates(before: Checkpoint, optimizers: Sequence[Optimizer]) -> Iterator[Find
 def _is_next_step(before: Checkpoint, optimizers: Sequence[Optimizer]) -> bool:
     expected, steps = _steps_of(before), [each.steps for each in optimizers if each.steps is not None]
     return expected is not None and bool(steps) and max(steps) == expected + 1
-
-
-def _is_number(value: Scalar) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _is_equal(one: float, other: float) -> bool:
