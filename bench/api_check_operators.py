@@ -1,10 +1,11 @@
 """Record the operators of PyTorch's own test database with healthy kernels, and check each recorded call.
 
-    python -m bench.api_check_operators [--samples 3] [--dtypes float32,bfloat16,float16] [--only SUBSTRING]
+    python -m bench.api_check_operators [--samples 3] [--every 1] [--dtypes float32,bfloat16,float16] [--only SUBSTRING]
 
 Every operator of ``torch.testing._internal``'s database is called with some of its sample inputs, forward and backward,
 while it is recorded; every recorded call is then checked by itself. All of them are right by definition, up to faults
-of this PyTorch: what is called wrong is listed with what decides. Prints the counts of verdicts per dtype.
+of this PyTorch: what is called wrong is listed with what decides, and so is every function that does not agree with
+its independent formula. Prints the counts of verdicts per dtype. ``--every 8`` takes each eighth operator.
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ from torch.testing._internal.common_methods_invocations import op_db
 
 from msprobe_core.api_check.dump_check import CheckOptions, DumpCheck
 from msprobe_core.api_check.verdict import Verdict
+from msprobe_core.replay.replay_codes import ReplayCode
 
 _MOST_ELEMENTS = 1 << 16
 
 
-def call_all(dtype: torch.dtype, num_samples: int, only: str) -> Iterator[str]:
+def call_all(dtype: torch.dtype, num_samples: int, only: str, every: int) -> Iterator[str]:
     """Call each operator with samples, forward and backward; yield the names of those that were called."""
-    for operator in op_db:
+    for operator in op_db[::every]:
         if only not in operator.name or dtype not in operator.supported_dtypes("cpu"):
             continue
         torch.manual_seed(0)
@@ -69,6 +71,7 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=3)
+    parser.add_argument("--every", type=int, default=1, help="distance of the operators that are taken")
     parser.add_argument("--dtypes", default="float32,bfloat16,float16")
     parser.add_argument("--only", default="")
     parser.add_argument("--reasons", action="store_true", help="also print why calls were not checked")
@@ -82,7 +85,7 @@ def main() -> None:
         debugger = PrecisionDebugger(str(config))
         for step, name in enumerate(options.dtypes.split(",")):
             debugger.start()
-            called = list(call_all(getattr(torch, name), options.samples, options.only))
+            called = list(call_all(getattr(torch, name), options.samples, options.only, options.every))
             debugger.stop()
             debugger.step()
             _check(name, next((Path(place) / f"step{step}").rglob("dump.json")).parent, len(called), options.reasons)
@@ -97,6 +100,8 @@ def _check(dtype: str, dump: Path, num_operators: int, shows_reasons: bool) -> N
         counts[found.verdict.value] += 1
         if found.reason is not None:
             reasons[f"{found.entry.split('.')[1]}: {found.reason.text[:150]}"] += 1
+        if any(note.code is ReplayCode.FUNCTION_IS_OFF for note in found.notes):
+            print(f"  {found.entry} does not agree with its formula: {found.notes}")
         if found.verdict in (Verdict.WRONG, Verdict.ILL_CONDITIONED) and found.worst is not None:
             worst = found.worst
             off = f"own {worst.own_error}" if worst.own_error is None else f"own {worst.own_error:.2g}"

@@ -539,6 +539,26 @@ class ReplayTensor(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 ReplayValue: TypeAlias = "ReplayTensor | Argument | list[ReplayValue] | dict[str, ReplayValue] | None"
 
 
+class ReplayModule(msgspec.Struct, frozen=True, kw_only=True):
+    """How a recorded module was made, as far as the manifest beside a dump says it.
+
+    Attributes:
+        path: From the module that is called; empty for this one itself.
+        type: Full name of its class.
+        settings: Its attributes that are scalars; sequences of these are there as text.
+        has_hooks: Whether it had hooks of the program, which may change its inputs and results.
+        parameters: Names of its own parameters.
+        buffers: Names of its own buffers, whose values no dump has.
+    """
+
+    path: str
+    type: str
+    settings: dict[str, bool | int | float | str | None] = {}
+    has_hooks: bool = False
+    parameters: tuple[str, ...] = ()
+    buffers: tuple[str, ...] = ()
+
+
 class ReplayCall(msgspec.Struct, frozen=True, kw_only=True):
     """One recorded call to be replayed.
 
@@ -547,10 +567,13 @@ class ReplayCall(msgspec.Struct, frozen=True, kw_only=True):
         args: Positional arguments of the forward.
         kwargs: Keyword arguments.
         parameters: For a module: recorded parameters of it and of the modules inside it, by their path from it.
+        modules: For a module: how it and the modules inside it were made, itself first; empty if that is not known.
         gradients: Gradients with respect to the outputs, by path; empty for a forward.
         is_widened: Whether this is the replay in float64: tensors are float64 already, and every floating-point dtype
             that the call or anything inside it asks for becomes float64 too.
         has_lists: Whether nested sequences are lists; otherwise they are tuples. Dumps do not distinguish the two.
+        by_reference: Whether an independent formula is replayed instead of the function; see
+            `msprobe_core.plugin.ReferringFramework`.
         max_elements: A call with more elements in its results is rejected.
     """
 
@@ -558,9 +581,11 @@ class ReplayCall(msgspec.Struct, frozen=True, kw_only=True):
     args: list[ReplayValue]
     kwargs: dict[str, ReplayValue]
     parameters: dict[str, ReplayTensor] = {}
+    modules: tuple[ReplayModule, ...] = ()
     gradients: dict[str, ReplayTensor] = {}
     is_widened: bool = False
     has_lists: bool = False
+    by_reference: bool = False
     max_elements: int = 1 << 28
 
 

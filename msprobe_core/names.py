@@ -268,6 +268,12 @@ def forward_of(entry: str) -> str | None:
     return format_entry(msgspec.structs.replace(site, phase=Phase.FORWARD, backward_pass=0))
 
 
+def call_of(entry: str) -> str:
+    """Return the name of a call without its phase: ``Functional.linear.0``, or ``Module.fc.Linear.0`` of a module."""
+    *stem, last = entry.split(".")
+    return ".".join((*stem[:-1], last) if last.isdecimal() else stem)
+
+
 def backward_of_parameters(entry: str) -> str | None:
     """Return the name of the module's backward entry during which its parameters' gradients ``entry`` arise.
 

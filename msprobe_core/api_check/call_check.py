@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from msprobe_core import names
 from msprobe_core.api_check.check_codes import CheckCode
 from msprobe_core.api_check.made_inputs import verdict_of_made
 from msprobe_core.api_check.power import inputs_of, power_of
@@ -209,7 +210,7 @@ def unchecked(call: RecordedCall, reason: Finding) -> CallVerdict:
 
 def api_of(call: RecordedCall) -> str:
     """Return the name of a call without its phase, such as ``Functional.linear.0``."""
-    return call.entry.removesuffix(f".{call.site.phase.value}")
+    return names.call_of(call.entry)
 
 
 def _is_undecided(found: OutputJudgement, replays: Replays) -> bool:

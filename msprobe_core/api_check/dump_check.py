@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -26,7 +27,7 @@ from msprobe_core.errors import EntryNameError
 from msprobe_core.execute.units import executor_called
 from msprobe_core.findings import Finding
 from msprobe_core.interrupts import raise_if_interrupted
-from msprobe_core.model import ExecutorOptions, Phase, ReplayTensor, SiteKind, TaskLost
+from msprobe_core.model import ExecutorOptions, Phase, ReplayTensor, Site, SiteKind, TaskLost
 from msprobe_core.replay.frameworks import replaying_framework
 from msprobe_core.replay.recorded import RecordedCall
 from msprobe_core.replay.replay_codes import ReplayCode
@@ -104,8 +105,19 @@ class DumpCheck:
         return cls(dump=dump, options=options, entries=list(_chosen(source, options)), positions=positions)
 
     def of_entries(self, entries: Sequence[str]) -> DumpCheck:
-        """Return the check of some of the calls only."""
+        """Return the check of some of the calls only, which may be modules beside calls of functions."""
         return replace(self, entries=entries)
+
+    @property
+    def modules(self) -> Sequence[str]:
+        """The calls of modules in the dump."""
+        found: list[str] = []
+        for entry in self.positions:
+            with suppress(EntryNameError):
+                site = names.parse_entry(entry)
+                if site.kind is SiteKind.MODULE and site.phase in (Phase.FORWARD, Phase.BACKWARD):
+                    found.append(entry)
+        return found
 
     def with_devices(self, devices: Sequence[str]) -> DumpCheck:
         """Return the same check with devices that compute each call, too."""
@@ -241,13 +253,17 @@ def _check_made(source: CallSource, checker: CallChecker, task: _Task, inputs: I
 
 
 def _chosen(source: CallSource, options: CheckOptions) -> Iterable[str]:
-    seen: set[tuple[object, ...]] = set()
+    """Yield the calls to check: those of functions, and those of modules if the dump has no others."""
+    calls: dict[str, Site] = {}
     for entry in source.entries:
-        try:
+        with suppress(EntryNameError):
             site = names.parse_entry(entry)
-        except EntryNameError:
-            continue
-        if site.kind is not SiteKind.API or site.phase not in (Phase.FORWARD, Phase.BACKWARD):
+            if site.phase in (Phase.FORWARD, Phase.BACKWARD):
+                calls[entry] = site
+    has_functions = any(site.kind is SiteKind.API for site in calls.values())
+    seen: set[tuple[object, ...]] = set()
+    for entry, site in calls.items():
+        if has_functions and site.kind is not SiteKind.API:
             continue
         if not _is_listed(entry, options):
             continue

@@ -34,12 +34,12 @@ from msprobe_core.api_check.script_text import (
 from msprobe_core.api_check.verdict import CallVerdict, Inputs
 from msprobe_core.errors import PluginError, ReplayError
 from msprobe_core.interception import literal, script_tensors, source_of
-from msprobe_core.model import CallScript, Phase, ReplayCall, ReplayTensor
+from msprobe_core.model import CallScript, Phase, ReplayTensor
 from msprobe_core.protocols.capabilities import ReplayingFramework, ScriptingFramework
 from msprobe_core.replay.judge import judge_of
 from msprobe_core.replay.limits import Limits
 from msprobe_core.replay.recorded import RecordedCall
-from msprobe_core.replay.replays import NUM_DISTURBED, Replayer, Replays
+from msprobe_core.replay.replays import NUM_DISTURBED, Replayer, Replays, base_of
 from msprobe_core.store.atomic_file import whole_file
 from msprobe_core.store.layout import make_directory
 
@@ -157,9 +157,7 @@ class Scripted:
 
 def _drawn(call: RecordedCall, drawn: RandomScript, framework: ReplayingFramework) -> Scripted:
     """Return what a script of a random call is made of."""
-    base = ReplayCall(
-        site=call.site, args=call.args, kwargs=call.kwargs, gradients=call.gradients, max_elements=MAX_ELEMENTS
-    )
+    base = base_of(call, MAX_ELEMENTS)
     script = structs.replace(_scripting(framework).script(base), formula=drawn.tests)
     return Scripted(
         script=script,
@@ -215,10 +213,7 @@ def file_name(call: RecordedCall) -> str:
 
 
 def _own_results(call: RecordedCall, framework: ReplayingFramework, max_elements: int) -> dict[str, ReplayTensor]:
-    base = ReplayCall(
-        site=call.site, args=call.args, kwargs=call.kwargs, gradients=call.gradients, max_elements=max_elements
-    )
-    return framework.replay(base).values
+    return framework.replay(base_of(call, max_elements)).values
 
 
 # --- limits -----------------------------------------------------------------------------------------------------

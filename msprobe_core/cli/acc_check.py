@@ -20,6 +20,7 @@ from msprobe_core.cli.output import overwrite_option
 from msprobe_core.cli.progress import progress_bar
 from msprobe_core.cli.show import show
 from msprobe_core.errors import ConfigError, ReplayError, StoreError
+from msprobe_core.names import call_of
 
 if TYPE_CHECKING:
     from msprobe_core.api_check.dump_check import CheckOptions, DumpCheck
@@ -150,7 +151,7 @@ def _run(asked: _Asked) -> int:
     if not check.entries and (settings.white_list or settings.black_list):
         raise ConfigError(f"{asked.config}: white_list and black_list leave no call of {asked.dump}; change them")
     if not check.entries:
-        raise ConfigError(f"{asked.dump}: has no calls of functions to check; record with level L1 or mix")
+        raise ConfigError(f"{asked.dump}: has no calls to check; record with level L1 or mix")
     if asked.devices:
         check = check.with_devices(devices_called(replaying_framework(check.framework), asked.devices))
     if asked.shards is not None:
@@ -225,10 +226,11 @@ def _write_scripts(check: DumpCheck, names: Sequence[str], directory: Path) -> i
     from msprobe_core.report.api_check import print_checks
 
     chosen: list[str] = []
+    known = list(dict.fromkeys([*check.entries, *check.modules]))
     for name in names:
-        own = [entry for entry in check.entries if name in (entry, _api_of(entry))]
+        own = [entry for entry in known if name in (entry, call_of(entry))]
         if not own:
-            near = difflib.get_close_matches(name, check.entries, 1)
+            near = difflib.get_close_matches(name, known, 1)
             hint = f"; did you mean {near[0]!r}?" if near else "; give it as the results have it"
             raise ConfigError(f"--script {name}: the dump has no such call{hint}")
         chosen += own
@@ -289,7 +291,7 @@ def _checked(check: DumpCheck, files: PublishedFiles, asked: _Asked, settings: C
         found = dict(journal.verdicts)
         rows = _Rows(tables, check.entries, skipped=tables.finished)
         rows.add(*found.values())
-        left = [entry for entry in check.entries if _api_of(entry) not in tables.finished]
+        left = [entry for entry in check.entries if call_of(entry) not in tables.finished]
         with progress_bar("checking") as progress:
             try:
                 for verdict in check.of_entries(left).run(workers=asked.workers, known=found, progress=progress):
@@ -371,7 +373,7 @@ class _Rows:
         self._tables = tables
         self._left: dict[str, int] = {}
         for entry in entries:
-            if (api := _api_of(entry)) not in skipped:
+            if (api := call_of(entry)) not in skipped:
                 self._left[api] = self._left.get(api, 0) + 1
         self._known: dict[str, list[CallVerdict]] = {}
 
@@ -382,7 +384,3 @@ class _Rows:
             if len(own) == self._left.get(verdict.api):
                 own = self._known.pop(verdict.api)
                 self._tables.append(sorted(own, key=lambda each: each.phase.value, reverse=True))
-
-
-def _api_of(entry: str) -> str:
-    return entry.rpartition(".")[0]

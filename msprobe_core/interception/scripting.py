@@ -22,25 +22,26 @@ SpecialText = Callable[[Argument], str | None]
 
 GRADIENT = "gradient of "
 RECORDED = "recorded "
-"""Beginnings of the names of tensors in scripts: incoming gradients, and recorded results."""
+PARAMETER = "parameter "
+"""Beginnings of the names of tensors in scripts: incoming gradients, recorded results, and parameters of a module."""
 
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 def script_tensors(call: ReplayCall) -> dict[str, ReplayTensor]:
-    """Return the tensors that a script of a call needs by name: the arguments by path, and incoming gradients.
+    """Return the tensors that a script of a call needs by name: arguments by path, parameters, incoming gradients.
 
     Arguments that were one tensor in the program are there once, by the path of the first.
 
     Raises:
-        ReplayError: the name of an argument is that of a gradient.
+        ReplayError: the name of an argument is that of a gradient or of a parameter.
     """
     found = {path: value for path, value in _arguments(call) if _first_path(call, path, value) == path}
-    for path, value in call.gradients.items():
-        if f"{GRADIENT}{path}" in found:
-            raise ReplayError(f"one of its arguments has the name {GRADIENT}{path}, which is that of a gradient")
-        found[f"{GRADIENT}{path}"] = value
-    return found
+    others = {f"{GRADIENT}{path}": value for path, value in call.gradients.items()}
+    others |= {f"{PARAMETER}{name}": value for name, value in call.parameters.items()}
+    if taken := found.keys() & others.keys():
+        raise ReplayError(f"one of its arguments has the name {min(taken)}, which is that of a gradient or a parameter")
+    return found | others
 
 
 def script_leaves(call: ReplayCall) -> dict[str, str]:

@@ -466,6 +466,18 @@ class LinearFramework(Protocol):
 
 
 @runtime_checkable
+class ReferringFramework(Protocol):
+    """Optional, for a `ReplayingFramework` with formulas of functions that do not depend on these functions.
+
+    A function that is wrong in float64 as well is noticed by them. `ReplayCall.by_reference` asks for a replay by one.
+    """
+
+    def has_reference(self, site: Site) -> bool:
+        """Return whether there is an independent formula of a function; it need not take all arguments."""
+        ...
+
+
+@runtime_checkable
 class DeviceReplayingFramework(ReplayingFramework, Protocol):
     """Optional, for a `ReplayingFramework` that replays calls on other devices than the host too."""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeAlias, cast
@@ -15,10 +16,12 @@ from numpy.typing import NDArray
 from msprobe_core import names
 from msprobe_core.errors import DumpError, EntryNameError
 from msprobe_core.findings import Field, Finding
-from msprobe_core.model import Argument, Phase, ReplayTensor, ReplayValue, Role, Site, SiteKind
+from msprobe_core.manifest.facts import Model, Module
+from msprobe_core.model import Argument, Phase, ReplayModule, ReplayTensor, ReplayValue, Role, Site, SiteKind
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.replay.replay_codes import ReplayCode
 from msprobe_core.store.frame import RowKind
+from msprobe_core.store.manifest_file import find_manifest, read_manifest
 from msprobe_core.store.tensor_source import read_whole
 
 
@@ -32,6 +35,7 @@ class RecordedCall:
         args: Positional arguments of the forward call.
         kwargs: Keyword arguments of the forward call.
         parameters: Parameters of a module and of the modules inside it, by path relative to the module.
+        modules: How a module and those inside it were made; see `msprobe_core.model.ReplayCall`.
         gradients: For a backward call, the gradients with respect to the outputs, by path.
         outputs: Results by path; for a backward call, the gradients with respect to the arguments.
         scalars: Arguments as text, by path: scalars by value, tensors by dtype and shape.
@@ -43,6 +47,7 @@ class RecordedCall:
     args: list[ReplayValue] = field(default_factory=list["ReplayValue"])
     kwargs: dict[str, ReplayValue] = field(default_factory=dict[str, "ReplayValue"])
     parameters: dict[str, ReplayTensor] = field(default_factory=dict[str, ReplayTensor])
+    modules: tuple[ReplayModule, ...] = ()
     gradients: dict[str, ReplayTensor] = field(default_factory=dict[str, ReplayTensor])
     outputs: dict[str, ReplayTensor] = field(default_factory=dict[str, ReplayTensor])
     scalars: dict[str, str] = field(default_factory=dict[str, str])
@@ -114,6 +119,37 @@ class RecordedCalls:
         ).iter_rows():  # fmt: skip
             found.setdefault(entry, []).append((end - length, length))
         return found
+
+    @cached_property
+    def _models(self) -> Sequence[Model]:
+        path = find_manifest(self.dump.path)
+        return () if path is None else read_manifest(path).run.models
+
+    @cached_property
+    def parameters(self) -> Sequence[tuple[Site, dict[str, Any]]]:
+        """Rows of the stored parameters of modules, each with the module's site."""
+        frame = self.dump.frame.filter((pl.col("role") == Role.PARAMETERS.value) & pl.col("file_name").is_not_null())
+        found: list[tuple[Site, dict[str, Any]]] = []
+        for row in frame.select(FILL_COLUMNS).iter_rows(named=True):
+            with suppress(EntryNameError):
+                found.append((names.parse_entry(row["entry"]), row))
+        return found
+
+    def modules(self, path: str) -> tuple[ReplayModule, ...]:
+        """Return how the module at a path and those inside it were made, itself first; empty if that is not known.
+
+        Raises:
+            DumpError: the manifest beside the dump cannot be read.
+        """
+        for model in self._models:
+            # Of several models in a list, the path of each begins with its name.
+            stem = path.removeprefix(f"{model.name}.") if model.name else path
+            stem = "" if path == model.name else stem
+            inside = [each for each in model.modules if each.path == stem or _is_inside(each.path, stem)]
+            if (model.name and stem == path) or not inside or inside[0].path != stem:
+                continue
+            return tuple(_replay_module(each, stem) for each in inside)
+        return ()
 
     @property
     def entries(self) -> Iterable[str]:
@@ -188,6 +224,7 @@ class _Reader:
             args=_as_list(positional),
             kwargs={key: _nested(value) for key, value in tree.items() if key not in positional},
             parameters=self._parameters(forward) if site.kind is SiteKind.MODULE else {},
+            modules=self._calls.modules(site.path) if site.kind is SiteKind.MODULE else (),
             gradients=self._tensors_of(_by_path(own, Role.INPUT, self._entry)) if is_backward else {},
             outputs=outputs,
             scalars={path: _described(row) for path, row in given.items()},
@@ -258,20 +295,29 @@ class _Reader:
     def _parameters(self, forward: str) -> dict[str, ReplayTensor]:
         """Return the recorded parameters of a module and of the modules inside it; the model supplies the others."""
         stem = self._site.path
-        frame = self._dump.frame.filter((pl.col("role") == Role.PARAMETERS.value) & pl.col("file_name").is_not_null())
         found: dict[str, ReplayTensor] = {}
-        for row in frame.select(FILL_COLUMNS).to_dicts():
-            try:
-                site = names.parse_entry(row["entry"])
-            except EntryNameError:
-                continue
-            if site.path == stem or not stem or site.path.startswith(f"{stem}."):
+        for site, row in self._calls.parameters:
+            if site.path == stem or _is_inside(site.path, stem):
                 inner = site.path[len(stem) :].strip(".")
                 name = row["key"].removeprefix(names.row_name(row["entry"], Role.PARAMETERS, ""))
                 path = f"{inner}.{name}" if inner else name
                 if path not in found or row["entry"] == forward:
                     found[path] = self._tensor(row, path)
         return found
+
+
+def _is_inside(path: str, stem: str) -> bool:
+    """Whether a module is inside of another, by their paths."""
+    return path != stem and (not stem or path.startswith(f"{stem}."))
+
+
+def _replay_module(module: Module, stem: str) -> ReplayModule:
+    return ReplayModule(
+        path=module.path[len(stem) :].strip("."), type=module.type, settings=module.settings,
+        has_hooks=bool(module.hooks),
+        parameters=tuple(each.name for each in module.parameters if not each.is_buffer),
+        buffers=tuple(each.name for each in module.parameters if each.is_buffer),
+    )  # fmt: skip
 
 
 def _mark_places(slots: list[tuple[dict[str, Any], str, str]], results: Mapping[str, Mapping[str, Any]]) -> None:

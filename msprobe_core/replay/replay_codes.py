@@ -19,6 +19,7 @@ class ReplayCode(Code):
     OUTPUT_TIES = "confirm.output.ties"
     OUTPUT_OTHER_ELEMENTS = "confirm.output.other-elements"
     # Replays.
+    FUNCTION_IS_OFF = "confirm.replay.function-is-off"
     AUTOCAST = "confirm.replay.autocast"
     NO_OWN_PRECISION = "confirm.replay.no-own-precision"
     NO_SUCH_OUTPUT = "confirm.replay.no-such-output"

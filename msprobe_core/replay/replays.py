@@ -10,9 +10,14 @@ import msgspec
 import numpy as np
 
 from msprobe_core.errors import ReplayError
-from msprobe_core.findings import Finding
+from msprobe_core.findings import Finding, Level
 from msprobe_core.model import Phase, ReplayCall, Replayed, ReplayTensor, ReplayValue, SiteKind
-from msprobe_core.protocols.capabilities import DeviceReplayingFramework, ReplayingFramework, ScriptingFramework
+from msprobe_core.protocols.capabilities import (
+    DeviceReplayingFramework,
+    ReferringFramework,
+    ReplayingFramework,
+    ScriptingFramework,
+)
 from msprobe_core.replay.recorded import RecordedCall, map_tensors
 from msprobe_core.replay.replay_codes import ReplayCode
 from msprobe_core.replay.slices import slices_of
@@ -61,6 +66,80 @@ class Replays:
     is_unique: bool = True
 
 
+_DIFFERENT = 2.0**-30
+"""Norm of the difference of two results in float64, relative to that of one, from which they may be two functions."""
+
+_EXPLAINED = 2.0**-40
+"""Change of the inputs that explains a difference of two results in float64: each rounds thousands of times at most."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """What an independent formula says of a call, see `msprobe_core.protocols.capabilities.ReferringFramework`.
+
+    Attributes:
+        base: The call, to be replayed by the formula.
+        values: Its results in float64, by path of the output.
+        note: Which result of the function differs, and how far off it is; ``None`` if all agree.
+    """
+
+    base: ReplayCall
+    values: dict[str, ReplayTensor]
+    note: Finding | None
+
+    @classmethod
+    def of(
+        cls, base: ReplayCall, oracle: Mapping[str, ReplayTensor], call: RecordedCall, framework: ReplayingFramework
+    ) -> Reference | None:
+        """Replay a call by an independent formula, and compare; ``None`` if there is none for it.
+
+        Args:
+            base: The form of the call that was replayed.
+            oracle: Results of the function in float64.
+            call: The call.
+            framework: What it is replayed with.
+        """
+        if not isinstance(framework, ReferringFramework) or not framework.has_reference(base.site):
+            return None
+        base = msgspec.structs.replace(base, by_reference=True)
+        generator = np.random.default_rng(_SEED)
+
+        def change(value: ReplayTensor) -> ReplayTensor:
+            return _disturbed(value, 0.0, generator, _EXPLAINED)
+
+        try:
+            values = framework.replay(_mapped(base, _wide)).values
+            if _misfit(Replayed(values=values), call) is not None:
+                return None
+            off = {path: error for path in call.outputs if (error := _other(oracle[path], values[path])) > _DIFFERENT}
+            if off:
+                changed = framework.replay(_mapped(base, change)).values
+                off = {path: error for path, error in off.items() if error > _other(changed[path], values[path])}
+        except ReplayError:  # it does not take these arguments
+            return None
+        found = min(off.items(), default=None)
+        fields = {} if found is None else {"output": found[0], "error": found[1]}
+        note = Finding(ReplayCode.FUNCTION_IS_OFF, Level.WARNING, fields) if found is not None else None
+        return cls(base=base, values=dict(values), note=note)
+
+    @property
+    def is_other(self) -> bool:
+        """Whether the function computes something else than the formula."""
+        return self.note is not None
+
+
+def _other(result: ReplayTensor, reference: ReplayTensor) -> float:
+    """Return the norm of the difference relative to that of the reference; 0 where either is not finite."""
+    values, expected = np.ravel(result.values), np.ravel(reference.values)
+    if values.dtype.kind not in "fc" or expected.dtype.kind not in "fc":
+        return 0.0
+    with np.errstate(all="ignore"):
+        error = np.abs(values - expected)
+    is_finite = np.isfinite(error)
+    scale = float(np.linalg.norm(expected[is_finite]))
+    return float(np.linalg.norm(error[is_finite])) / scale if scale else 0.0
+
+
 class Replayer:
     """Replays one call in stages, because for most calls the first one decides.
 
@@ -78,7 +157,8 @@ class Replayer:
         self, call: RecordedCall, framework: ReplayingFramework, model: object | None, max_elements: int
     ) -> None:
         self._call, self._framework, self._model = call, framework, model
-        oracle, self.base = _widest(_base_of(call, max_elements), call, framework, model)
+        oracle, self.base = _widest(base_of(call, max_elements), call, framework, model)
+        self._own_base = self.base
         own, note = _own(self.base, call, framework, model)
         self._least = 0.0
         if own is not None and (autocast := _autocast_dtype(call, own)) is not None:
@@ -97,6 +177,10 @@ class Replayer:
             note=note,
             is_unique=oracle.is_unique,
         )
+        if (reference := Reference.of(self.base, oracle.values, call, framework)) is not None and reference.is_other:
+            # The function is wrong in every precision: what it computes shows nothing but its fault.
+            self.base = reference.base
+            self.plain = replace(self.plain, oracle=reference.values, own=None, note=reference.note)
         """Replays of the undisturbed inputs only. What is right by them is right: others only allow for more."""
 
     def disturbed(self, number: int) -> Replays:
@@ -121,7 +205,7 @@ class Replayer:
 
     def on_device(self, device: str) -> dict[str, ReplayTensor]:
         """Return the results of the call from another device than the host; see `replay_on_device`."""
-        return _first_on_device([self.base], self._call, self._framework, self._model, device)
+        return _first_on_device([self._own_base], self._call, self._framework, self._model, device)
 
 
 def replay_on_device(
@@ -142,7 +226,7 @@ def replay_on_device(
         ConfigError: there is no such device here.
         ReplayError: the call cannot be replayed there, returns other shapes than recorded, or draws random numbers.
     """
-    return _first_on_device(_attempts(_base_of(call, max_elements)), call, framework, model, device)
+    return _first_on_device(_attempts(base_of(call, max_elements)), call, framework, model, device)
 
 
 def _first_on_device(
@@ -171,7 +255,7 @@ def replay_as_recorded(call: RecordedCall, run: Run, max_elements: int) -> tuple
     Raises:
         ReplayError: it cannot be replayed, returns other shapes than recorded, or draws random numbers.
     """
-    return _first_as_recorded(_attempts(_base_of(call, max_elements)), call, run)
+    return _first_as_recorded(_attempts(base_of(call, max_elements)), call, run)
 
 
 def _first_as_recorded(attempts: Iterable[ReplayCall], call: RecordedCall, run: Run) -> tuple[Replayed, ReplayCall]:
@@ -236,7 +320,7 @@ def replay_once(call: RecordedCall, run: Run, max_elements: int) -> tuple[Replay
         ReplayError: none did.
     """
     failure: ReplayError | None = None
-    for attempt in _attempts(_base_of(call, max_elements)):
+    for attempt in _attempts(base_of(call, max_elements)):
         try:
             found = run(attempt)
         except ReplayError as error:
@@ -247,10 +331,11 @@ def replay_once(call: RecordedCall, run: Run, max_elements: int) -> tuple[Replay
     raise failure
 
 
-def _base_of(call: RecordedCall, max_elements: int) -> ReplayCall:
+def base_of(call: RecordedCall, max_elements: int) -> ReplayCall:
+    """Return a call as it is replayed, in its own precision."""
     return ReplayCall(
-        site=call.site, args=call.args, kwargs=call.kwargs, parameters=call.parameters, gradients=call.gradients,
-        max_elements=max_elements,
+        site=call.site, args=call.args, kwargs=call.kwargs, parameters=call.parameters, modules=call.modules,
+        gradients=call.gradients, max_elements=max_elements,
     )  # fmt: skip
 
 
@@ -357,12 +442,14 @@ def _wide(value: ReplayTensor) -> ReplayTensor:
     return msgspec.structs.replace(value, values=value.values.astype(dtype), dtype=dtype)
 
 
-def _disturbed(value: ReplayTensor, least: float, generator: np.random.Generator) -> ReplayTensor:
+def _disturbed(
+    value: ReplayTensor, least: float, generator: np.random.Generator, roundoff: float | None = None
+) -> ReplayTensor:
     """Return values widened and scaled by 1 + u or 1 - u, where u is the unit round-off of their original dtype."""
     wide = _wide(value)
     if not _is_floating(value):
         return wide
-    roundoff = max(_roundoff(value.dtype), least)
+    roundoff = max(_roundoff(value.dtype), least) if roundoff is None else roundoff
     source: Any = generator  # its type hints are incomplete
     values: Any = wide.values.reshape(-1)  # a copy of the recorded values, which may be written to
     with np.errstate(all="ignore"):

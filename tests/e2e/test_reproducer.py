@@ -1,14 +1,13 @@
 """Scripts of recorded calls: they run where msprobe is not, and say what the check says."""
 
 import json
-import runpy
-import sys
 
 import numpy as np
 import pytest
 import torch
 from architectures import ARCHITECTURES
 from bare_scripts import run_bare
+from replay_scripts import COMMAND, run_here
 from replaying import call_of
 from torch.nn import functional
 from wrong_kernels import FAULTS, call, train
@@ -23,8 +22,6 @@ from msprobe_core.model import Phase, ReplayTensor, SiteKind
 from msprobe_core.replay.frameworks import replaying_framework
 from msprobe_core.replay.recorded import RecordedCall, RecordedCalls
 from msprobe_core.store.reading import read_dump
-
-COMMAND = "msprobe acc_check -api_info dump.json --script NAME"
 
 
 @pytest.fixture(autouse=True)
@@ -52,14 +49,6 @@ def write(unit, entry, directory, **changes):
     (found,) = [found for found in judged_calls(unit) if found[0].entry == entry]
     options = {"command": COMMAND, "place": str(unit)} | changes
     return write_reproducer(*found, replaying_framework("pytorch"), directory, **options), found[1]
-
-
-def run_here(path, monkeypatch):
-    """Run a script in this process and return its exit status."""
-    monkeypatch.setattr(sys, "argv", [str(path)])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(path), run_name="__main__")
-    return ended.value.code
 
 
 def llama(dtype):

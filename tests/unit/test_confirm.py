@@ -171,6 +171,7 @@ SAMPLES = {
     ConfirmCode.AROUND_WITH_MODEL: {"entry": CALL, "why": ROUNDED},
     ConfirmCode.ALSO_ASKED_OTHERWISE: {"argument": OTHER_EPS},
     ReplayCode.NO_OWN_PRECISION: {"why": "the dtype is not known here"},
+    ReplayCode.FUNCTION_IS_OFF: {"output": "0", "error": 0.02},
     ReplayCode.NO_SUCH_OUTPUT: {"output": "1"},
     ReplayCode.OTHER_SHAPE: {"output": "0", "replayed": "[2]", "recorded": "[3]"},
     ReplayCode.NO_RECORD: {"entry": CALL},

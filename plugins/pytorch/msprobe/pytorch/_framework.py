@@ -325,6 +325,12 @@ class PyTorchFramework(Monitoring, Measuring, Describing):
 
         return linear_in(site.path)
 
+    def has_reference(self, site: Site) -> bool:
+        """Return whether a function has an independent formula; see `msprobe_core.plugin.ReferringFramework`."""
+        from msprobe.pytorch._references import find_reference
+
+        return find_reference(site.prefix, site.path) is not None
+
     def script(self, call: ReplayCall) -> CallScript:
         """Write a recorded call as source code; see `msprobe_core.plugin.ScriptingFramework`."""
         from msprobe.pytorch._script import script_of

@@ -6,7 +6,7 @@ import copy
 import math
 import re
 import warnings
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -16,7 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from msprobe.pytorch._references import find_reference
 from msprobe.pytorch._replay_devices import HOST, device_of, state_of, without_autocast
+from msprobe.pytorch._replay_modules import made_again, settings_of
 from msprobe.pytorch._replay_table import AMBIGUOUS, RANDOM, find_function, num_factors, why_left_out
 from msprobe_core.interception import NOT_SPECIAL, build_arguments, literal_of, tensors_by_path, why_not_called
 from msprobe_core.plugin import Argument, Phase, ReplayCall, Replayed, ReplayError, ReplayTensor, Site, SiteKind
@@ -62,6 +64,9 @@ def _replay(call: ReplayCall, model: object | None, device: torch.device) -> Rep
 
     if call.site.kind is SiteKind.API:
         _check_size(function, call)
+    elif model is None:
+        again = made_again(call, lambda value: torch.empty(value.values.shape, device="meta"))
+        _raise_if_large(again, call, settings_of(call))
     args, kwargs = _arguments(call, make, device)
     before = state_of(device)
     with (
@@ -141,9 +146,13 @@ def _function_of(call: ReplayCall, model: object | None, device: torch.device) -
         function = find_function(site.prefix, site.path)
         if (reason := why_not_replayed(site)) is not None or function is None:
             raise ReplayError(f"{site.prefix}.{site.path} is not replayed: {reason}")
+        if call.by_reference and (function := find_reference(site.prefix, site.path)) is None:
+            raise ReplayError(f"no independent formula is written for {site.prefix}.{site.path}")
         return function
+    if model is None:
+        return made_again(call, lambda value: _tensor_of(value).to(device))
     if not isinstance(model, nn.Module):
-        raise ReplayError("a module is replayed with the model that it is part of; name it with --model")
+        raise ReplayError("a module is replayed with the model that it is part of, a torch.nn.Module")
     return _module_of(call, model, device)
 
 
@@ -286,14 +295,14 @@ def _form_of(value: Any) -> Any:
     return repr(value)
 
 
-def _raise_if_large(function: Function, call: ReplayCall) -> None:
+def _raise_if_large(function: Function, call: ReplayCall, settings: Sequence[Any] = ()) -> None:
     meta = torch.device("meta")
     args, kwargs = _arguments(call, lambda value, _: torch.empty(value.values.shape, device=meta), meta)
     try:
         with meta:
             output = function(*args, **kwargs)
     except Exception as error:  # depends on values, or has no meta kernel: then no number may exceed the limit
-        if (number := _largest_size([*args, *kwargs.values()])) > call.max_elements:
+        if (number := _largest_size([*args, *kwargs.values(), *settings])) > call.max_elements:
             raise ReplayError(
                 f"its arguments could ask for {number:,} elements, more than the {call.max_elements:,} replayed here"
             ) from error

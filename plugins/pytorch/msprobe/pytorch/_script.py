@@ -6,7 +6,9 @@ import msgspec
 import torch
 
 from msprobe.pytorch import _script_parts as parts
+from msprobe.pytorch._references import find_reference
 from msprobe.pytorch._replay import CASTS, dtype_of, special_of, why_not_replayed
+from msprobe.pytorch._replay_modules import Plan, plan_of
 from msprobe.pytorch._replay_table import find_function
 from msprobe.pytorch._script_formula import Formula
 from msprobe_core.interception import (
@@ -40,11 +42,12 @@ def script_of(call: ReplayCall) -> CallScript:
     """See `msprobe_core.plugin.ScriptingFramework`."""
     site = call.site
     if site.kind is not SiteKind.API:
-        raise ReplayError("it is a module; the APIs inside it have scripts")
+        plan = plan_of(call)
+        return _script(call, f"torch.nn.{plan.name}", _module_body(call, plan))
     is_drawn = (site.prefix, site.path) in _DRAWN
     if not is_drawn and (reason := why_not_replayed(site)) is not None:
         raise ReplayError(f"{site.prefix}.{site.path} is not replayed: {reason}")
-    function, formula = _name_of(site), _formula_of(site)
+    function, formula = _name_of(site), _formula_of(call)
     if site.prefix == "Tensor" and site.path in CASTS and call.args:
         # The dtype that it casts to must be an argument, to be widened.
         dtype = Argument("torch.dtype", str(CASTS[site.path]))
@@ -56,9 +59,32 @@ def script_of(call: ReplayCall) -> CallScript:
         called = function if formula is None else "function"
         body = f"return {call_text(call, called, _text, '.clone()' if may_write(call) else '')}"
         if formula is not None:
-            body = f'function = {formula.name} if device == "cpu" else {function}\n{body}'
+            # An independent formula is exact; the formula of what the host does not have is also what it computes.
+            is_formula = "wide is widest" if call.by_reference else 'device == "cpu"'
+            body = f"function = {formula.name} if {is_formula} else {function}\n{body}"
     if is_drawn:  # the device of a result without arguments is the one that is asked for
         body = f"torch.manual_seed(0)\nwith torch.device(device):\n    {body}"
+    return _script(call, function, body, formula)
+
+
+def _module_body(call: ReplayCall, plan: Plan) -> str:
+    copy = ".clone()" if plan.writes else ""
+    given = 'name.removeprefix("parameter "): value for name, value in x.items() if name.startswith("parameter ")'
+    loaded = f"module.load_state_dict({{{given}}}, assign=True)\n" if call.parameters else ""
+    made = f'with torch.device("meta"):\n    module = {plan.text}\n' if loaded else f"module = {plan.text}\n"
+    return f"{made}{loaded}return {call_text(call, 'module', _text, copy)}"
+
+
+def _script(call: ReplayCall, function: str, body: str, formula: Formula | None = None) -> CallScript:
+    """Return the script of a call.
+
+    Args:
+        call: The call.
+        function: Expression of what is called.
+        body: Lines of the function that calls it.
+        formula: The formula by which it is replayed.
+    """
+    site = call.site
     is_backward = site.phase is Phase.BACKWARD
     leaves = {literal(path): literal(name) for path, name in script_leaves(call).items()}
     text_of_leaves = ", ".join(f"{path}: {name}" for path, name in leaves.items())
@@ -71,7 +97,7 @@ def script_of(call: ReplayCall) -> CallScript:
         function=function,
         constants="\n".join(constants),
         call="\n    ".join(("def call(x, wide, device):", *body.splitlines())),
-        parts=(source_of(parts.widest), source_of(parts.array), run),
+        parts=(*map(source_of, (parts.widest, parts.array, parts.inside)), run),
         dtypes={value.dtype: str(dtype_of(value)) for value in script_tensors(call).values()},
         formula="" if formula is None else formula.source,
         device='"npu" if torch_npu else "cpu"' if site.prefix == "NPU" else '"cpu"',
@@ -94,9 +120,10 @@ def _name_of(site: Site) -> str:
     return f"{_NAMESPACES[site.prefix]}.{name}"
 
 
-def _formula_of(site: Site) -> Formula | None:
+def _formula_of(call: ReplayCall) -> Formula | None:
     """Return the formula by which a function is replayed; ``None`` if PyTorch's own function is called."""
-    function = find_function(site.prefix, site.path)
+    find = find_reference if call.by_reference else find_function
+    function = find(call.site.prefix, call.site.path)
     module = getattr(function, "__module__", None) or ""
     return Formula(function) if function is not None and module.startswith("msprobe") else None
 

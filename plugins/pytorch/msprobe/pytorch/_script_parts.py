@@ -37,14 +37,19 @@ def array(value: torch.Tensor) -> Any:
     return value.detach().cpu().to(widest(value.dtype)).resolve_conj().resolve_neg().numpy()
 
 
+def inside(result: Any, name: str) -> Any:
+    first, _, rest = name.partition(".")
+    return inside(result[int(first)], rest) if rest else result[int(first)]
+
+
 def forward(device: str, *, is_wide: bool) -> dict[str, Any]:
     """Return the results by name: in the call's own precision or, exactly, in float64."""
     wide = widest if is_wide else lambda dtype: dtype
     x = {name: torch.from_numpy(load(*entry)).to(device, wide(entry[0])) for name, entry in INPUTS.items()}
     with torch.no_grad():
         result = call(x, wide, device)
-    result = result if isinstance(result, tuple | list) else [result]
-    return {name: array(result[int(name.rpartition(".")[2])]) for name in ALLOWED}
+    result = result if type(result) in (tuple, list) else [result]
+    return {name: array(inside(result, name)) for name in ALLOWED}
 
 
 def backward(device: str, *, is_wide: bool) -> dict[str, Any]:
@@ -53,8 +58,8 @@ def backward(device: str, *, is_wide: bool) -> dict[str, Any]:
     x = {name: torch.from_numpy(load(*entry)).to(device, wide(entry[0])) for name, entry in INPUTS.items()}
     leaves = [x[name].requires_grad_() for name in LEAVES.values()]
     result = call(x, wide, device)
-    result = result if isinstance(result, tuple | list) else [result]
-    given = {name: result[int(name[12:].rpartition(".")[2])] for name in x if name.startswith("gradient of ")}
+    result = result if type(result) in (tuple, list) else [result]
+    given = {name: inside(result, name[12:]) for name in x if name.startswith("gradient of ")}
     ends = [(end, x[name].to(end.dtype)) for name, end in given.items() if end.requires_grad]
     found = torch.autograd.grad([end for end, _ in ends], leaves, [end for _, end in ends], allow_unused=True)
     return {name: array(value) for name, value in zip(LEAVES, found, strict=True) if value is not None}
