@@ -20,6 +20,7 @@ import click
 from configuration_tables import configuration
 from error_page import errors_page
 
+from msprobe_core import testing
 from msprobe_core.plugins import registry
 
 _DOCS = Path(__file__).parents[2] / "docs"
@@ -87,15 +88,23 @@ def _class(name: str, value: type) -> str:
     if issubclass(value, enum.Enum):
         members = "".join(f"\n    {member.name} = {member.value!r}" for member in value)
         return f"class {name}(Enum):\n{_summary(value)}{members}"
-    bases = ", ".join(base.__name__ for base in value.__bases__ if base.__name__ not in {"object", "Struct"})
+    parts = [base for base in value.__mro__[1:] if _is_part(base)]
+    named = (base for base in value.__bases__ if base not in parts and base.__name__ not in {"object", "Struct"})
+    bases = ", ".join(base.__name__ for base in named)
     head = f"class {name}({bases}):" if bases else f"class {name}:"
     fields = [f"    {field}: {_plain(kind)}" for field, kind in _fields(value).items() if not field.startswith("_")]
     methods = [
         f"    def {member}{_signature(function)}:\n{textwrap.indent(_summary(function), '    ')}"
-        for member, function in vars(value).items()
+        for owner in (*reversed(parts), value)
+        for member, function in vars(owner).items()
         if inspect.isfunction(function) and not member.startswith("_")
     ]
     return "\n".join([head, _summary(value), *fields, *methods])
+
+
+def _is_part(base: type) -> bool:
+    """Whether a contract that plugins inherit is divided into this one, which they cannot import by itself."""
+    return base.__module__.startswith("msprobe_core.testing.") and base.__name__ not in testing.__all__
 
 
 def _fields(value: type) -> dict[str, Any]:
