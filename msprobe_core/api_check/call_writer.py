@@ -1,4 +1,4 @@
-"""Store calls with what a device computed of them, for a machine without that device; see `call_records`."""
+"""Write calls and the results that a device computed of them to files, to be judged elsewhere; see `call_records`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors whose elements are NumPy arrays on the host: the same reductions and storage for all frameworks."""
+"""The reducer of tensors on the host, whose elements are NumPy arrays: one for all frameworks."""
 
 from __future__ import annotations
 

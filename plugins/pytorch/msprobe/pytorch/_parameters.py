@@ -1,4 +1,4 @@
-"""Record gradients of parameters as they are accumulated."""
+"""Gradients of parameters, reported as they are accumulated."""
 
 from __future__ import annotations
 
