@@ -6,6 +6,7 @@ import csv
 import itertools
 import json
 import logging
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -520,14 +521,25 @@ def test_gradients_of_ranks_are_seen_before_and_after_they_are_reduced(tmp_path)
 def test_what_ranks_exchange_is_seen_and_stays_the_same(tmp_path):
     run_job("monitored_exchange.py", tmp_path, str(tmp_path))
     for rank in range(2):
-        bare, watched = np.load(tmp_path / f"weights{rank}.npy")
-        assert bare.tobytes() == watched.tobytes()
-        (path,) = (tmp_path / "out").glob(f"*rank{rank}*/cc_0-0.csv")
-        with path.open() as file:
-            rows = {row["name"]: row for row in csv.DictReader(file)}
+        bare, *watched = np.load(tmp_path / f"weights{rank}.npy")
+        assert [each.tobytes() for each in watched] == 3 * [bare.tobytes()]
+        rows = exchanged(tmp_path / "out", rank)
         assert {Path(row["caller"].partition("[")[0]).name for row in rows.values()} == {"monitored_exchange.py"}
         norms = {name: float(row["norm"]) for name, row in rows.items()}
         assert norms["all_reduce.2.input"] == pytest.approx(2 * (1 + rank))
         assert norms["all_reduce.2.output"] == pytest.approx(6)
         assert norms["all_reduce.0.output"] == pytest.approx(norms["all_reduce.0.input"] * 3 / (1 + rank))
         assert "broadcast.0.input" in norms
+        for order, num_steps in (("last", 2), ("first", 1)):  # beside a debugger, each sees all that the other sees
+            assert exchanged(tmp_path / f"out_debugger_{order}", rank) == rows
+            dumps = sorted((tmp_path / f"dump_{order}").glob(f"step*/rank{rank}/dump.json"))
+            assert len(dumps) == num_steps
+            names = [name for path in dumps for name in json.loads(path.read_text())["data"]]
+            recorded = Counter(name.split(".")[1] for name in names)
+            assert (recorded["all_reduce"], recorded["broadcast"]) == (2 * 3, 2 * 1)
+
+
+def exchanged(directory, rank):
+    (path,) = directory.glob(f"*rank{rank}*/cc_0-0.csv")
+    with path.open() as file:
+        return {row["name"]: row for row in csv.DictReader(file)}

@@ -14,9 +14,18 @@ from mindspore import Tensor
 from mindspore.communication import GlobalComm, get_process_group_ranks
 
 from msprobe.mindspore._apis import Function
-from msprobe.mindspore._inside import inside
+from msprobe.mindspore._inside import hidden
 from msprobe.mindspore._quiet import RecordingGuard
-from msprobe_core.interception import RECEIVES, SENDS, Describer, FunctionPatch, Patches, PendingWorks, original_of
+from msprobe_core.interception import (
+    RECEIVES,
+    SENDS,
+    Describer,
+    FunctionPatch,
+    Inside,
+    Patches,
+    PendingWorks,
+    original_of,
+)
 from msprobe_core.plugin import Argument, Call, CallRecorder
 
 NAMESPACES = {
@@ -43,8 +52,14 @@ class CommunicationPatches:
     Created once: there may be a window in every step.
     """
 
-    def __init__(self) -> None:
-        """Find the functions."""
+    def __init__(self, inside: Inside) -> None:
+        """Find the functions.
+
+        Args:
+            inside: Whether a thread runs a call that the recorder has. Recorders that see the same calls, as a debugger
+                and a monitor do, have one each.
+        """
+        self._inside = inside
         self._recorder: CallRecorder | None = None
         self._works = PendingWorks()
         self._functions = Patches(self._places())
@@ -84,8 +99,8 @@ class CommunicationPatches:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        recorder = self._recorder
-        if recorder is None or inside.value or not recorder.is_open:
+        recorder, inside = self._recorder, self._inside
+        if recorder is None or inside.value or hidden.value or not recorder.is_open:
             return function(*args, **kwargs)
         call: Call | None = None
         if not name.endswith(_PASSED_OVER):

@@ -20,6 +20,7 @@ from msprobe.mindspore._communication import CommunicationPatches
 from msprobe.mindspore._device import WITH_ARITHMETIC, check_target, copied, device_target, is_host
 from msprobe.mindspore._functions import ApiPatches
 from msprobe.mindspore._gradients import takes_gradient, watch_gradient
+from msprobe.mindspore._inside import inside
 from msprobe.mindspore._jit import JitPatches, is_tracing
 from msprobe.mindspore._manifest import Describing
 from msprobe.mindspore._measuring import Measuring
@@ -409,7 +410,7 @@ class _GraphWatch:
 
 @cache
 def _communication() -> CommunicationPatches:
-    return CommunicationPatches()
+    return CommunicationPatches(inside)
 
 
 def _visit() -> None:

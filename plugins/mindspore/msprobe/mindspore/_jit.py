@@ -14,7 +14,7 @@ from mindspore import nn
 
 from msprobe.mindspore._calls import ApiCalls
 from msprobe.mindspore._compiling import api
-from msprobe.mindspore._inside import inside
+from msprobe.mindspore._inside import unseen_by_all
 from msprobe_core.interception import OPTIMIZER, Function, FunctionPatch, Patches
 
 PREFIX = "Jit"
@@ -93,11 +93,8 @@ class JitPatches:
 
 def _compile(function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     # Python code that the compiler runs to fold constants is not a call of the user.
-    was_inside, inside.value = inside.value, True
-    try:
+    with unseen_by_all():
         return function(*args, **kwargs)
-    finally:
-        inside.value = was_inside
 
 
 def is_tracing() -> bool:

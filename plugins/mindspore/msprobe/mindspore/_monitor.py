@@ -23,7 +23,7 @@ from msprobe.mindspore._optimizer_calls import by_parameter, is_optimizer, watch
 from msprobe.mindspore._quiet import RecordingGuard, executor
 from msprobe.mindspore._reduce import values_of
 from msprobe.mindspore.graph.attachment import graph_mode
-from msprobe_core.interception import Function, FunctionPatch, Patches
+from msprobe_core.interception import Function, FunctionPatch, Inside, Patches
 from msprobe_core.plugin import CallRecorder, NamedModel, SessionError
 
 _logger = logging.getLogger(__name__)
@@ -175,7 +175,7 @@ class _Communication:
     """See `msprobe_core.plugin.Removable`."""
 
     def __init__(self, recorder: CallRecorder) -> None:
-        self._patches = CommunicationPatches()
+        self._patches = CommunicationPatches(Inside())
         self._patches.install(recorder)
 
     def detach(self) -> None:

@@ -11,7 +11,7 @@ try:  # 2.8 and later
 except ImportError:
     from mindspore.common.api import _pynative_executor  # pyright: ignore[reportAttributeAccessIssue]
 
-from msprobe.mindspore._inside import inside
+from msprobe.mindspore._inside import hidden, inside
 from msprobe_core.plugin import UserCodeError, is_of_the_program, kept
 
 executor: Any = _pynative_executor
@@ -25,7 +25,7 @@ class RecordingGuard:
     carries.
     """
 
-    __slots__ = ("_builds_graph", "_on_failure", "_was_inside")
+    __slots__ = ("_builds_graph", "_on_failure", "_was_hidden", "_was_inside")
 
     def __init__(self, on_failure: Callable[[str, Exception], None] | None = None) -> None:
         """Create a guard.
@@ -39,13 +39,13 @@ class RecordingGuard:
         self._builds_graph: bool = executor.enable_grad()
         if self._builds_graph:
             executor.set_enable_grad(False)
-        self._was_inside = inside.value
-        inside.value = True
+        self._was_inside, self._was_hidden = inside.value, hidden.value
+        inside.value = hidden.value = True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        inside.value = self._was_inside
+        inside.value, hidden.value = self._was_inside, self._was_hidden
         if self._builds_graph:
             executor.set_enable_grad(True)
         if isinstance(error, UserCodeError):

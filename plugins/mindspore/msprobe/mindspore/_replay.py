@@ -15,7 +15,7 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 from msprobe.mindspore._apis import find_places
-from msprobe.mindspore._inside import inside
+from msprobe.mindspore._inside import unseen_by_all
 from msprobe.mindspore._jit import is_tracing
 from msprobe.mindspore._replay_formula import NoFormulaError, by_formula, has_formula
 from msprobe.mindspore._replay_table import CASTS, CHECKED, DRAWING, INDEXED, RANDOM, SIZED, find_function
@@ -188,20 +188,19 @@ def _by_itself(*, may_draw: bool) -> Generator[None, None, None]:
 
     The state of MindSpore's generator is a tensor, and costs more than a call: it is kept only for what may draw.
     """
-    was_inside, inside.value = inside.value, True  # patches of recorders pass the call on
-    states, mode = RandomStates(), ms.get_context("mode")
-    drawn = ms.get_rng_state().copy() if may_draw else None
-    try:
-        if mode != ms.PYNATIVE_MODE:
-            ms.set_context(mode=ms.PYNATIVE_MODE)
-        yield
-    finally:
-        if mode != ms.PYNATIVE_MODE:
-            ms.set_context(mode=mode)
-        if drawn is not None:
-            ms.set_rng_state(drawn)
-        states.restore()
-        inside.value = was_inside
+    with unseen_by_all():
+        states, mode = RandomStates(), ms.get_context("mode")
+        drawn = ms.get_rng_state().copy() if may_draw else None
+        try:
+            if mode != ms.PYNATIVE_MODE:
+                ms.set_context(mode=ms.PYNATIVE_MODE)
+            yield
+        finally:
+            if mode != ms.PYNATIVE_MODE:
+                ms.set_context(mode=mode)
+            if drawn is not None:
+                ms.set_rng_state(drawn)
+            states.restore()
 
 
 def _replay(call: ReplayCall, model: object | None, *, may_draw: bool) -> Replayed:
