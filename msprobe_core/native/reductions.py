@@ -114,13 +114,18 @@ class Kernels:
             threads: Used for long tensors.
         """
         if (kind := FLOAT_KINDS.get(dtype)) is not None:
-            return Stats(*self.float_statistics(address, count, kind, threads))
+            return self.statistics_of_floats(address, count, kind, threads)
         if (kind := INTEGER_KINDS.get("uint8" if dtype == "bool" else dtype)) is None:
             return None
         high, low, mean, norm = self.integer_statistics(address, count, kind)
         if dtype == "bool":
             return Stats(bool(high), bool(low), mean, norm, 0, 0)
         return Stats(high, low, mean, norm, 0, 0)
+
+    def statistics_of_floats(self, address: int, count: int, kind: int, threads: Threads | None = None) -> Stats:
+        """Return `float_statistics` as what is recorded."""
+        high, low, mean, norm, num_nan, num_inf = self._floats(address, count, kind, threads)
+        return Stats(high, low, mean, norm, int(num_nan), int(num_inf))
 
     def float_statistics(self, address: int, count: int, kind: int, threads: Threads | None = None) -> FloatStatistics:
         """Return the statistics of floating-point numbers.
@@ -137,13 +142,16 @@ class Kernels:
 
         Returns: NaN except for the counts if an element is NaN.
         """
+        high, low, mean, norm, num_nan, num_inf = self._floats(address, count, kind, threads)
+        return high, low, mean, norm, int(num_nan), int(num_inf)
+
+    def _floats(self, address: int, count: int, kind: int, threads: Threads | None) -> list[float]:
         result = _SixNumbers()
         if count < LONG:
             self._float_statistics[count >= _BRIEF](address, count, kind, None, result)
         else:
             self._float_statistics[1](address, count, kind, _pointer(threads), result)
-        high, low, mean, norm, num_nan, num_inf = result
-        return high, low, mean, norm, int(num_nan), int(num_inf)
+        return result[:]  # a slice is one call, where unpacking is six
 
     def integer_statistics(self, address: int, count: int, kind: int) -> tuple[int, int, float, float]:
         """Return maximum, minimum, mean and Euclidean norm of integers, the last two summed in float64.

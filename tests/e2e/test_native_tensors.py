@@ -52,6 +52,28 @@ def test_every_layout_has_the_statistics_of_its_elements(dtype, layout):
     assert stats.l2_norm == pytest.approx(wide.norm().item(), rel=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS], ids=str)
+def test_what_is_read_as_it_is_has_the_same_statistics_to_the_bit(dtype):
+    as_it_is = set()
+    for layout, view in LAYOUTS.items():
+        x = view(tensor_of(dtype)).requires_grad_(dtype in FLOATS)
+        with torch.no_grad():
+            stats, digest = _native.statistics_of_plain(x), Digest()
+            TorchReducer().statistics(x, digest)
+            assert digest.stats == host_statistics(readable(x))
+        if stats is not None:
+            as_it_is.add(layout)
+            assert stats == digest.stats
+    dense = {"contiguous", "transposed", "0-d", "from the middle", "strides of single dimensions"}
+    assert as_it_is == (dense if dtype in FLOATS else set())
+
+
+def test_a_wrapper_without_memory_is_not_read():
+    if not hasattr(torch, "_to_functional_tensor"):
+        pytest.skip("this PyTorch has no such wrapper")
+    assert _native.statistics_of_plain(torch._to_functional_tensor(torch.randn(4, 5))) is None
+
+
 @pytest.mark.parametrize(
     "view",
     [
@@ -65,6 +87,9 @@ def test_numbers_that_memory_does_not_hold_as_they_are(view):
     x = view(torch.tensor([1 + 2j, 3 - 5j]))
     stats, plain = host_statistics(readable(x)), torch.tensor((x + torch.zeros(2)).tolist())
     assert (stats.max, stats.min, stats.mean) == (plain.max(), plain.min(), plain.mean())
+    reduced = Digest()
+    TorchReducer().statistics(x, reduced)
+    assert reduced.stats == stats
     digests = {}
     for name, tensor in {"view": x, "plain": plain}.items():
         digests[name] = digest = Digest()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from msprobe.pytorch._memory import address_of
+from msprobe.pytorch._transforms import is_wrapped
 from msprobe_core.fingerprint import FLOAT_KINDS, INTEGER_KINDS, Sketcher, Threads, kernels
 from msprobe_core.plugin import Stats
 
@@ -42,6 +43,39 @@ def statistics_by_kernels(values: Tensor) -> Stats | None:
     values = values.contiguous()
     address = address_of(values)
     return _KERNELS.statistics(address, values.numel(), dtype, _THREADS) if address else None
+
+
+def statistics_of_plain(tensor: Tensor) -> Stats | None:
+    """Return the statistics of a floating-point tensor on the host whose elements fill a piece of memory.
+
+    Most recorded tensors are such, and nothing has to be made of them first: no detached alias, no view as a vector.
+    ``None`` for all others. Elements are read in memory order, whatever the dimensions' order.
+    """
+    kind = _FLOATS.get(tensor.dtype)
+    if (
+        kind is None or _KERNELS is None or not tensor.is_cpu or is_wrapped(tensor) or tensor.is_nested
+        or tensor.layout is not torch.strided or tensor.is_neg() or tensor._is_zerotensor()
+    ):  # fmt: skip
+        return None
+    count = tensor.numel()
+    if not count or not (tensor.is_contiguous() or _is_dense(tensor)):
+        return None
+    # FSDP releases the memory of parameters.
+    if tensor.untyped_storage().nbytes() < (tensor.storage_offset() + count) * tensor.element_size():
+        return None
+    address = tensor.data_ptr()  # 0 of wrappers, in which PyTorch's functionalization has a tensor
+    return _KERNELS.statistics_of_floats(address, count, kind, _THREADS) if address else None
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether the elements are adjacent in memory, each once, in some order of the dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
 
 
 def hash_by_kernels(values: Tensor) -> int | None:

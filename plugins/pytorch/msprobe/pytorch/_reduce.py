@@ -12,7 +12,7 @@ from torch import Tensor
 from msprobe.pytorch._arrivals import HostCopy, Queue, on, queue_of
 from msprobe.pytorch._checksums import bytes_of, crc32_of, xor_of, xor_on_device
 from msprobe.pytorch._fingerprints import DeviceTensors, HostTensors
-from msprobe.pytorch._native import hash_by_kernels, sketch_by_kernels
+from msprobe.pytorch._native import hash_by_kernels, sketch_by_kernels, statistics_of_plain
 from msprobe.pytorch._placements import place_of
 from msprobe.pytorch._statistics import (
     SPARSE_LAYOUTS,
@@ -125,6 +125,9 @@ class TorchReducer:
 
     def statistics(self, tensor: Any, digest: Digest) -> None:
         """Set ``digest.stats``, now or at the next ``collect``."""
+        if type(tensor) in _PLAIN_TYPES and not self._defer_host and (stats := statistics_of_plain(tensor)) is not None:
+            digest.stats = stats
+            return
         values = readable(tensor)
         if values is None:
             is_sparse = tensor.layout in SPARSE_LAYOUTS and self._is_on_host(tensor)
