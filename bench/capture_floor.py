@@ -4,10 +4,10 @@
 
 Steps with and without the probe alternate in one process, on one thread. Their difference in CPU time of that thread is
 what recording adds; what the process takes beyond it is the thread that writes files. During recorded steps a timer
-interrupts the thread, and each sample counts for the part to which the innermost frame of the probe belongs. An
-interrupt is handled when the next call begins or ends, so a sample at the first line of a function counts for its
-caller; samples without such a frame, or in the program's own call, are the program. Collections of garbage are timed
-too, and are part of what ran meanwhile. ``--lines`` shows so many lines of code.
+interrupts the thread, and the CPU time since the interrupt before counts for the part to which the innermost frame of
+the probe belongs. An interrupt is handled when the next call begins or ends, so at the first line of a function it
+counts for the caller; without such a frame, or in the program's own call, it is the program. Collections of garbage are
+timed too, and are part of what ran meanwhile. ``--lines`` shows so many lines of code, with milliseconds of all steps.
 """
 
 from __future__ import annotations
@@ -98,21 +98,27 @@ def own_file(path: str) -> str | None:
 
 
 class Sampler:
-    """Counts samples of this thread, by part and by line."""
+    """Nanoseconds of CPU time of this thread, by part and by line."""
 
     def __init__(self) -> None:
         """Begin without samples."""
         self.parts: Counter[str] = Counter()
         self.lines: Counter[str] = Counter()
+        self.size = 0
+        self._last = 0.0
         signal.signal(signal.SIGALRM, self._note)
 
     def _note(self, _number: int, frame: FrameType | None) -> None:
+        passed = round(1e9 * (time.thread_time() - self._last))  # not what a sample itself, or waiting, takes
         part, line = part_of(frame)
-        self.parts[part] += 1
-        self.lines[line] += 1
+        self.parts[part] += passed
+        self.lines[line] += passed
+        self.size += 1
+        self._last = time.thread_time()
 
     def around(self, step: Callable[[], object]) -> None:
         """Run a step with the timer on."""
+        self._last = time.thread_time()
         signal.setitimer(signal.ITIMER_REAL, SECONDS, SECONDS)
         try:
             step()
@@ -176,7 +182,7 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
     return {
         "bare": statistics.median(bare), "recorded": statistics.median(recorded), "whole": statistics.median(whole),
         "collected": 1000 * during_recorded / case["steps"], "parts": sampler.parts,
-        "lines": sampler.lines.most_common(case["lines"]), "entries": len(entries),
+        "lines": sampler.lines.most_common(case["lines"]), "size": sampler.size, "entries": len(entries),
         "tensors": json.dumps(entries).count('"Norm"'),
     }  # fmt: skip
 
@@ -228,14 +234,14 @@ def main() -> None:
                 case = {"model": model, "level": level, "mode": mode, "steps": arguments.steps}
                 found = measure(case | {"lines": arguments.lines})
                 entries, tensors = found["entries"], found["tensors"]
-                bare, recorded, num_samples = found["bare"], found["recorded"], sum(found["parts"].values())
+                bare, recorded, num_samples = found["bare"], found["recorded"], found["size"]
                 print(f"\n{model}, {level}, {mode}: {bare:.1f} ms without the probe, {recorded:.1f} with it; ", end="")
                 print(f"{entries} records, {tensors} tensors; {num_samples} samples; ", end="")
                 print(f"garbage collection {found['collected']:.1f} ms")
                 for part, milliseconds in table_of(found):
                     print(f"{part:<36}{milliseconds:>8.1f} ms{1000 * milliseconds / entries:>8.1f} us per record")
                 for line, count in found["lines"]:
-                    print(f"{count:>7} {line}")
+                    print(f"{count / 1e6:>7.1f} {line}")
 
 
 if __name__ == "__main__":

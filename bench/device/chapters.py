@@ -97,8 +97,10 @@ class Book:
 
     def write(self, chapter: Chapter, proof: Proof) -> None:
         """Run the cases of a chapter that have no row yet."""
-        done = {row.case for row in self.rows(chapter)}
-        for case in chapter.cases(proof):
+        done, cases = {row.case for row in self.rows(chapter)}, list(chapter.cases(proof))
+        if not cases:
+            self._path(chapter).touch()
+        for case in cases:
             if case.name in done:
                 continue
             if time.monotonic() > self._end:
@@ -122,7 +124,8 @@ class Book:
         for number, chapter in enumerate(chapters, 1):
             rows = self.rows(chapter)
             parts.append(f"## {number}. {chapter.title}\n")
-            parts.append(_table(chapter, rows) if rows else f"{chapter.absent}\n")
+            why = chapter.absent if self._path(chapter).exists() else _NOT_RUN
+            parts.append(_table(chapter, rows) if rows else f"{why}\n")
         if self.left_out:
             parts.append("## Left out, because the time was over\n\n" + "\n".join(f"* {one}" for one in self.left_out))
         return "\n".join(parts) + "\n"
@@ -132,6 +135,7 @@ class Book:
         return sum(row.holds is False for chapter in chapters for row in self.rows(chapter))
 
 
+_NOT_RUN = "It has not been run yet."
 _MARKS = {True: "ok", False: "NO", None: ""}
 
 

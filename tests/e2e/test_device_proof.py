@@ -62,6 +62,14 @@ class TestBook:
         assert book.left_out == ["one: late"]
         assert "one: late" in book.page([chapter], "# Proof")
 
+    def test_a_chapter_without_rows_is_absent_or_has_not_been_run(self, tmp_path, proof):
+        book, chapter = Book(tmp_path, 60), chapter_of()
+        assert "It has not been run yet." in book.page([chapter], "# Proof")
+        book.write(chapter, proof)
+        page = Book(tmp_path, 60).page([chapter], "# Proof")
+        assert chapter.absent in page
+        assert "It has not been run yet." not in page
+
 
 def test_waits_are_counted_inside_of_the_step_only():
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
