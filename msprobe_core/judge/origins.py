@@ -221,7 +221,7 @@ def _without_old_state(nodes: pl.DataFrame, nesting: Nesting) -> pl.DataFrame:
     if nodes["parameters_equal"].all():
         return nodes
     given = nodes.filter((pl.col("input_excess") > 1) & pl.col("only_on").is_null())
-    old = [node["entry"] for node in given.to_dicts() if names.OPTIMIZER in nesting.of(node)]
+    old = _within(given, nesting, {names.OPTIMIZER})["entry"].to_list()
     return nodes.filter(~pl.col("entry").is_in(old))
 
 
@@ -242,8 +242,18 @@ def _events(nodes: pl.DataFrame) -> list[Node]:
     return events if events and first["position"] >= events[0]["position"] else [first, *events]
 
 
+_UPDATE = frozenset({names.OPTIMIZER, names.CLIP_GRAD})
+"""Calls inside which parameters are updated."""
+
+
 def _is_of_update(node: Node, nesting: Nesting) -> bool:
-    return not {names.OPTIMIZER, names.CLIP_GRAD}.isdisjoint(nesting.of(node))
+    return not _UPDATE.isdisjoint(nesting.of(node))
+
+
+def _within(nodes: pl.DataFrame, nesting: Nesting, around: AbstractSet[str]) -> pl.DataFrame:
+    """Return the nodes inside some calls. As Python objects all columns of each node would take 1 kB."""
+    named = nodes.select("entry", "entry_golden", "only_on").iter_rows(named=True)
+    return nodes.filter(pl.Series([not around.isdisjoint(nesting.of(node)) for node in named], dtype=pl.Boolean))
 
 
 def _handed_over(rows: Rows, nodes: pl.DataFrame, nesting: Nesting) -> Source | None:
@@ -253,18 +263,18 @@ def _handed_over(rows: Rows, nodes: pl.DataFrame, nesting: Nesting) -> Source | 
     call that changes it, such as one of weight decay, is a call that one side has alone, and is found as such.
     """
     given_other = nodes.filter((pl.col("input_score") > _HANDED_OVER) & pl.col("only_on").is_null())
-    updates = [node for node in given_other.to_dicts() if _is_of_update(node, nesting)]
-    if not updates:
+    updates = _within(given_other, nesting, _UPDATE)
+    if not updates.height:
         return None
     columns = ["entry", *_COLUMNS]
     is_made = (pl.col("role") == Role.PARAMETERS_GRAD.value) & pl.col("is_equal") & (pl.col("norm_golden") > 0)
     made = filtered(rows, columns, is_made & (pl.col("numel_golden") > 1))
     is_given = (pl.col("role") == Role.INPUT.value) & (pl.col("score") > _HANDED_OVER) & (pl.col("numel_golden") > 1)
-    given = filtered(rows, columns, is_given & pl.col("entry").is_in([node["entry"] for node in updates]))
+    given = filtered(rows, columns, is_given & pl.col("entry").is_in(updates["entry"].to_list()))
     keys = {side: [f"{name}_{side}" for name in _IDENTITY if name != "num_nan"] for side in ("target", "golden")}
     results = filtered(rows, _COLUMNS, pl.col("role") == Role.OUTPUT.value)
     sides: tuple[Literal["golden"], Literal["target"]] = "golden", "target"
-    for node in updates:
+    for node in updates.iter_rows(named=True):
         own = given.filter(pl.col("entry") == node["entry"])
         for changed, kept in (sides, sides[::-1]):
             is_kept = own.join(made, on=keys[kept], how="semi").join(made, on=keys[changed], how="anti")
