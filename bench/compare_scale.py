@@ -67,6 +67,7 @@ CASES = (
     Case("long, --compat c", ("--compat", "c"), num_apis=LONG),
     Case("long, --compat a", ("--compat", "a"), num_apis=LONG),
     Case("long, -da, 2 ranks", ("-da",), num_apis=LONG, num_ranks=2),
+    Case("long, 2 ranks", num_apis=LONG, num_ranks=2),
     Case("long, --noise closed", ("--noise", "closed"), num_apis=LONG),
     Case("long, --noise measured", ("--noise", "measured"), num_apis=LONG, is_calibrated=True),
     Case("long, two frameworks", num_apis=LONG, is_foreign=True),

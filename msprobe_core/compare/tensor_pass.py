@@ -27,6 +27,7 @@ from msprobe_core.compare.tensor_metrics import PairSums, Workspace, cosine
 from msprobe_core.errors import DamagedDumpError, DumpError
 from msprobe_core.plugins import registry
 from msprobe_core.protocols.storage import Dump, TensorSource
+from msprobe_core.store.stored_rows import Rows, frame_of, narrowed
 from msprobe_core.store.tensor_source import HeldTensor
 from msprobe_core.store.tensor_values import DTYPES
 
@@ -450,24 +451,32 @@ def _compare_pair(row: int, pair: Pair, work: _Work) -> TensorMetrics:
 
 
 def add_tensor_metrics(
-    rows: pl.DataFrame,
+    aligned: Rows,
     target: Dump,
     golden: Dump,
     progress: Progress | None = None,
     post_processing: PostProcessing | None = None,
-) -> tuple[pl.DataFrame, list[str]]:
+) -> tuple[Rows, list[str]]:
     """Return aligned rows with the metrics of every pair that has a tensor on both sides, and notes.
 
     The columns are those of `TensorMetrics`, and for each metric of a plugin one named `custom.PREFIX` and its name.
     The error of the tensors replaces that of the statistics.
     """
     post_processing = post_processing or PostProcessing()
+    reads = [f"{name}_{side}" for name in ("name", *_STORED) for side in ("target", "golden")]
+    rows = frame_of(narrowed(aligned, (*reads, *TensorMetrics.__struct_fields__)))
     pairs = stored_pairs(rows, target, golden, post_processing)
-    custom = CustomMetrics(registry().metrics().values(), (*rows.columns, *TensorMetrics.__struct_fields__))
-    rows = _with_metrics(rows, list(compare_pairs(pairs, progress, custom)))
+    custom = CustomMetrics(registry().metrics().values(), (*aligned.columns, *TensorMetrics.__struct_fields__))
+    measured = _with_metrics(rows, list(compare_pairs(pairs, progress, custom)))
     names = [str(name) for (name,) in rows.select(pl.coalesce("name_target", "name_golden")).rows()]
     notes = [*custom.notes(names), *_note_products(rows, post_processing)]
-    return rows.hstack(custom.columns(rows.height)), notes
+    others = aligned.drop([name for name in TensorMetrics.__struct_fields__ if name in aligned.columns])
+    metrics = measured.select(TensorMetrics.__struct_fields__)
+    return others.hstack(metrics).hstack(custom.columns(rows.height)), notes
+
+
+_STORED = ("file_name", "shape", "dtype", "numel")
+"""What is read of a row to find its tensors."""
 
 
 def stored_pairs(
@@ -482,7 +491,7 @@ def stored_pairs(
 
 
 def _stored_sides(rows: pl.DataFrame, side: str, dump: Dump, factors: Mapping[str, Factors]) -> list[StoredSide | None]:
-    columns = [f"{name}_{side}" for name in ("file_name", "shape", "dtype", "numel")]
+    columns = [f"{name}_{side}" for name in _STORED]
     return [
         StoredSide(dump, name, shape, dtype, numel, factors.get(name)) if name else None
         for name, shape, dtype, numel in rows.select(columns).rows()

@@ -145,8 +145,8 @@ def compare_unit(
     rows, told_statistics = with_extra_columns(rows, ("target", "golden"))
     notes = [*notes, *told_statistics]
     if mode is Mode.TENSOR:
-        frame, told_tensors = add_tensor_metrics(frame_of(rows), target, golden, progress, options.post_processing)
-        rows, notes = stored_as(rows, frame), [*notes, *told_tensors]
+        rows, told_tensors = add_tensor_metrics(rows, target, golden, progress, options.post_processing)
+        notes = [*notes, *told_tensors]
     scorer = _scorer(options.noise, pair.golden, told := [], alignment.operations)
     excuser = _excuser(target, golden, notes := [*notes]) if is_foreign else None
     rows = judge(

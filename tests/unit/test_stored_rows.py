@@ -99,6 +99,8 @@ PAIRS = {
     "statistics": (TOOL / "8.3.3_statistics/step0/rank", TOOL / "26.2.0_statistics/step0/proc1"),
     "checksums": (TOOL / "26.2.0_md5/step0/proc1", TOOL / "26.2.0_md5/step0/proc1"),
     "structure": (TOOL / "26.2.0_structure/step0/proc1", TOOL / "26.2.0_L1/step0/proc1"),
+    "tensors": (TOOL / "26.2.0_tensor/step0/proc1", TOOL / "26.2.0_tensor/step0/proc1"),
+    "two tools": (TOOL / "26.2.0_statistics/step0/proc1", DATA / "frameworks/pytorch"),
     "frameworks": (DATA / "frameworks/mindspore_fault", DATA / "frameworks/pytorch"),
     "equal calls": (TOOL / "26.2.0_statistics/step0/proc1", TOOL / "26.2.0_statistics/step0/proc1"),
 }
