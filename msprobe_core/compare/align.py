@@ -176,7 +176,7 @@ class _PairedCalls:
 def _pair_calls(
     target: Dump, golden: Dump, matching: Matching, frameworks: tuple[str, str], *, is_foreign: bool
 ) -> _PairedCalls:
-    """Pair the calls of two dumps. What is known of each call takes 0.7 kB, and is given up on return."""
+    """Pair the calls of two dumps. What is known of each call takes 1 kB, and is given up on return."""
     entries = list_entries(target, is_foreign=is_foreign), list_entries(golden, is_foreign=is_foreign)
     stems = [set(side["stem"].drop_nulls()) for side in entries]
     translates = matching.apis is not None or is_foreign

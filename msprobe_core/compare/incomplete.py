@@ -11,9 +11,12 @@ from msprobe_core.compare.compare_codes import CompareCode
 from msprobe_core.errors import NothingInCommonError
 from msprobe_core.findings import Finding, Level
 from msprobe_core.judge.columns import Match
+from msprobe_core.judge.joining import any_of, kept
 from msprobe_core.model import Ending, EndState, Phase
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.ending import ending_of, sentence
+from msprobe_core.store.stored_dump import rows_of
+from msprobe_core.store.stored_rows import Rows, frame_of
 
 _LATE = (Phase.BACKWARD.value, Phase.PARAMETERS_GRAD.value)
 
@@ -60,9 +63,7 @@ def _may_lack_calls(ending: Ending, partner: Ending) -> bool:
     return not ending.is_whole
 
 
-def without_missing_calls(
-    rows: pl.DataFrame, target: Dump, golden: Dump, ends: Ends
-) -> tuple[pl.DataFrame, list[Finding]]:
+def without_missing_calls(rows: Rows, target: Dump, golden: Dump, ends: Ends) -> tuple[Rows, list[Finding]]:
     """Return aligned rows without calls that one side lacks because it ended early, and notes on them.
 
     These are the calls after the last one that both sides have and, in an interrupted window, gradients anywhere,
@@ -92,13 +93,13 @@ def without_missing_calls(
             missing.update(found)
     if not missing:
         return rows, notes
-    left = rows.filter(~pl.col("entry").is_in(list(missing)))
-    if not (left["match"] == Match.BOTH.value).any():
+    left = kept(rows, ~pl.col("entry").is_in(list(missing)))
+    if not any_of(left, pl.col("match") == Match.BOTH.value):
         raise NothingInCommonError(f"{ends.text}: the two have no call in common")
     return left, notes
 
 
-def _missing(rows: pl.DataFrame, whole: Dump, match: Match, column: str, *, lacks_gradients: bool) -> Collection[str]:
+def _missing(rows: Rows, whole: Dump, match: Match, column: str, *, lacks_gradients: bool) -> Collection[str]:
     """Return the entries, as named in ``rows``, that one side lacks because it ended early.
 
     Args:
@@ -108,11 +109,15 @@ def _missing(rows: pl.DataFrame, whole: Dump, match: Match, column: str, *, lack
         column: Column with the entry's name in ``whole``.
         lacks_gradients: Whether gradients may be missing anywhere.
     """
-    places = {entry: i for i, entry in enumerate(whole.frame["entry"].unique(maintain_order=True))}
-    calls = rows.group_by("entry", maintain_order=True).agg(
-        is_lone=(pl.col("match") == match.value).all(),
-        phase=pl.col("phase").first(),
-        place=pl.col(column).drop_nulls().first().replace_strict(places, default=None, return_dtype=pl.Int64),
+    places = {entry: i for i, entry in enumerate(rows_of(whole)["entry"].unique(maintain_order=True))}
+    calls = (
+        frame_of(rows, dict.fromkeys(["entry", "match", "phase", column]))
+        .group_by("entry", maintain_order=True)
+        .agg(
+            is_lone=(pl.col("match") == match.value).all(),
+            phase=pl.col("phase").first(),
+            place=pl.col(column).drop_nulls().first().replace_strict(places, default=None, return_dtype=pl.Int64),
+        )
     )
     last = calls.filter(~pl.col("is_lone"))["place"].max()
     is_behind = pl.lit(value=True) if last is None else pl.col("place") > last

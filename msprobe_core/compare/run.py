@@ -41,8 +41,8 @@ RunProgress: TypeAlias = Callable[[int, int, str], None]
 """Called with the number of pairs done, or of tensors for a single pair, the total, and what is counted."""
 
 _FEW_RANKS = 16
-"""Up to this many ranks are compared with each other by default. All of a step must be in memory at once for that, and
-it takes about 20 us per row."""
+"""Up to this many ranks are compared with each other by default. All of a step is read once more for that, and it
+takes about 20 us per row."""
 
 R = TypeVar("R")
 U = TypeVar("U", bound=UnitSummary)

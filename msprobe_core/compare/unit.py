@@ -313,7 +313,7 @@ def _aligned(target: Dump, golden: Dump, mode: Mode, matching: Matching, ends: E
         raise NothingInCommonError(f"{target.path} and {golden.path} have no row in common{because}")
     if not ends.findings:
         return alignment, []
-    rows, left_out = without_missing_calls(frame_of(alignment.rows), *dumps, ends)
+    rows, left_out = without_missing_calls(alignment.rows, *dumps, ends)
     return replace(alignment, rows=rows), left_out
 
 

@@ -5,15 +5,20 @@ import json
 import numpy as np
 import pytest
 from dumps import api, tensor, write_dump
+from polars.testing import assert_frame_equal
 
 from msprobe_core.cli.main import main
 from msprobe_core.compare import compare_dumps
+from msprobe_core.compare.pairs import UnitPair
+from msprobe_core.compare.unit import compare_unit
 from msprobe_core.findings import Finding
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.locate import LocateVerdict, locate
 from msprobe_core.overflow import search
 from msprobe_core.overflow.overflow_codes import OverflowCode
+from msprobe_core.store import stored_rows
 from msprobe_core.store.ending_codes import EndingCode
+from msprobe_core.store.stored_rows import StoredRows
 
 RUN = {"job": "", "host": "h", "process": 1, "started": 1.0}
 NAN = {"Max": "NaN", "Min": "NaN", "Mean": "NaN", "Norm": "NaN", "num_nan": 1, "num_inf": 0}
@@ -370,3 +375,16 @@ def test_a_repetition_that_ended_early_exempts_nothing(tmp_path, run):
     code, said = run("calibrate", tmp_path / "g", tmp_path / "g1", tmp_path / "g2")
     assert code == 2
     assert "Values that must be equal and were not" not in said
+
+
+@pytest.mark.parametrize("num_forward", [2, 5])
+def test_a_run_that_ended_early_is_compared_in_files_as_in_memory(target, golden, num_forward, monkeypatch):
+    unit = UnitPair("", None, None, target(calls(num_forward, 0)), golden)
+    own = compare_unit(unit)
+    for name in ("PART_ROWS", "LONG_ROWS", "LONG_BYTES"):
+        monkeypatch.setattr(stored_rows, name, 3)
+    found = compare_unit(unit, in_files=True)
+    assert isinstance(found.judged, StoredRows)
+    assert found.judged.height < 3 * 12  # without the calls that the target lacks
+    assert found.summary() == own.summary()
+    assert_frame_equal(found.rows, own.rows, check_column_order=False)
