@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from bench.bugs.bug import Bug, url_of
+from bench.bugs.healthy import HEALTHY
 
 if TYPE_CHECKING:
     from bench.bugs.peers import PeerAnswer
@@ -28,7 +29,7 @@ on a machine with other work; `config`, `checkpoint` and `reduction` are `msprob
 and `monitor reduction-check`, which were asked of the target on the same kernels. `acc_check` is not asked: each of
 these bugs consists of right calls. `compare` is asked without noise, with its fixed limits, and also calls runs
 different that only compute in another way: its column for healthy pairs says how often. Missed bugs and wrong places
-stay in the tables.
+stay in the tables, whose rows may be of several runs of the command, each of a part of them.
 
 With `--peers` other means of comparison are asked about the same pairs, each with its defaults, and the place of their
 first answer is judged in the same way. `mindstudio-probe`: `compare -da` of release 26.2.0, on the same dumps, if
@@ -172,6 +173,10 @@ def _healthy(results: Sequence[Result]) -> Iterator[str]:
         answers = [one.peers[peer].verdict for one in results if peer in one.peers]
         if answers:
             yield f"Called faulty by {peer}: {sum(one not in _NO_FAULT for one in answers)} of {len(answers)}."
-    for one in results:
-        if one.locate.verdict != "agree" and (first := next(iter(one.locate.suspects), None)):
-            yield f"\n* {one.name}: {first.entry} (step {first.step}): {first.kind}, {first.reason[:240]}"
+    left = [pair.name for pair in HEALTHY if all(one.name != pair.name for one in results)]
+    if left and results:
+        yield f"\nListed, and not run: {'; '.join(left)}."
+    faulty = [(one, one.locate.suspects[0]) for one in results if one.locate.verdict != "agree" and one.locate.suspects]
+    yield from [""] * bool(faulty)
+    for one, first in faulty:
+        yield f"* {one.name}: {first.entry} (step {first.step}): {first.kind}, {first.reason[:240]}"
