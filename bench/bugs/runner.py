@@ -44,6 +44,7 @@ from bench.faults.answers import MSPROBE, TIMEOUT_S, Answer, Nesting, ask_compar
 from bench.faults.scoring import Score, score
 from bench.faults.single import file_name
 from bench.faults.truth import Fault, Phase
+from msprobe_core.judge.noise.profile import PROFILE_FILE
 
 ROOT = Path(__file__).parents[2]
 _LOCKS: defaultdict[Path, Lock] = defaultdict(Lock)
@@ -146,7 +147,7 @@ def golden_of(bug: Bug | Variant, asked: Asked, *options: str) -> tuple[Path, fl
 
 def _golden(bug: Bug | Variant, place: Path, *options: str) -> float:
     seconds = recorded(bug, Side.GOLDEN, place, *options)
-    if seconds:
+    if not (place / PROFILE_FILE).exists():  # also if a run before was stopped in between
         begin = time.perf_counter()
         _run_apart([MSPROBE, "calibrate", str(place)], dict(os.environ), place)
         seconds += time.perf_counter() - begin
