@@ -131,7 +131,7 @@ def _first_value(golden: Observed, target: Observed, _: object) -> tuple[int, in
     for step, values in enumerate(zip_longest(golden.values, target.values, fillvalue=())):
         for position, (one, two) in enumerate(zip_longest(*values)):
             if one is None or two is None or not _close(one, two):
-                value: Value = one or two
+                value = two if one is None else one
                 if value.kind == OUTPUT:
                     return step, position, _module(value.path, "forward")
                 gradient = _module(value.path, "parameters_grad")
@@ -141,7 +141,6 @@ def _first_value(golden: Observed, target: Observed, _: object) -> tuple[int, in
 
 def _close(one: Value, two: Value) -> bool:
     is_same_place = (one.kind, one.path, one.name) == (two.kind, two.path, two.name)
-    tensors = (one.tensor, two.tensor)
-    if not is_same_place or tensors[0].shape != tensors[1].shape:
+    if not is_same_place or one.tensor.shape != two.tensor.shape:
         return False
-    return torch.allclose(*(tensor.float() for tensor in tensors), equal_nan=True)
+    return torch.allclose(one.tensor.float(), two.tensor.float(), equal_nan=True)

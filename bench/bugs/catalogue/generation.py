@@ -37,9 +37,10 @@ def _rolling(_: Side) -> Program:
     """Return Gemma 2, whose text reaches the window of its first layer while it is generated."""
     from transformers import Gemma2Config, Gemma2ForCausalLM
 
+    kernels: dict[str, Any] = {"attn_implementation": "eager"}
     config = Gemma2Config(
         vocab_size=VOCABULARY, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=16, sliding_window=8, attn_implementation="eager",
+        num_key_value_heads=2, head_dim=16, sliding_window=8, **kernels,
     )  # fmt: skip
     model = Gemma2ForCausalLM(config)
     with torch.no_grad():

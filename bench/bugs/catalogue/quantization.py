@@ -59,6 +59,8 @@ def _trained_for_int4(_: Side) -> Program:
 class _Integers(nn.Module):
     """A linear layer on integers with a scale and a zero point; the defect subtracts the zero point in int8."""
 
+    weight: torch.Tensor
+
     def __init__(self, linear: nn.Linear, *, is_defective: bool) -> None:
         super().__init__()
         self.is_defective, self.zero_point = is_defective, -20
