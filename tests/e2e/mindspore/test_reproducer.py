@@ -6,6 +6,7 @@ import sys
 import sysconfig
 
 import mindspore as ms
+import msgspec
 import numpy as np
 import pytest
 from mindspore import mint, nn, ops
@@ -13,6 +14,7 @@ from msprobe.mindspore import PrecisionDebugger
 
 from msprobe_core import names
 from msprobe_core.api_check.call_check import CallChecker
+from msprobe_core.api_check.dump_check import CheckOptions, DumpCheck
 from msprobe_core.api_check.reproducer import MOST_LINES, write_reproducer
 from msprobe_core.api_check.verdict import Verdict
 from msprobe_core.model import Phase, SiteKind
@@ -51,6 +53,44 @@ def unit(tmp_path_factory):
         debugger.close()
     (unit,) = place.glob("step0/*")
     return unit
+
+
+class Drawing(nn.Cell):
+    """Drops elements, and draws others."""
+
+    def construct(self, x):
+        return ops.dropout(x * 2.0, p=0.2) + ops.randn(120, 100) + ops.rand(120, 100)
+
+
+def test_scripts_of_random_calls_test_what_was_drawn(tmp_path):
+    config = tmp_path / "run.json"
+    settings = {"task": "tensor", "level": "L1", "risk_level": "ALL", "dump_path": str(tmp_path / "run")}
+    config.write_text(json.dumps(settings))
+    debugger, model = PrecisionDebugger(str(config)), Drawing()
+    try:
+        debugger.start(model)
+        model(ms.Tensor(np.random.default_rng(1).standard_normal((120, 100)), ms.float32))
+        debugger.stop()
+    finally:
+        debugger.close()
+    check = DumpCheck.of(next((tmp_path / "run").glob("step0/*")), CheckOptions())
+    verdicts = {each.entry: each for each in check.run(workers=0)}
+    drawn = [entry for entry in verdicts if names.parse_entry(entry).path in ("dropout", "randn", "rand")]
+    assert {names.parse_entry(entry).path for entry in drawn} == {"dropout", "randn", "rand"}
+    framework = replaying_framework("mindspore")
+    paths = {"right": [], "wrong": []}
+    for entry in drawn:
+        assert verdicts[entry].verdict is Verdict.RIGHT
+        call = check.read(entry)
+        for name, found in paths.items():
+            found.append(
+                write_reproducer(call, verdicts[entry], framework, tmp_path / name, command="msprobe acc_check")
+            )
+            off = call.outputs["0"]
+            call.outputs["0"] = msgspec.structs.replace(off, values=off.values * 1.2 + 0.1)
+    for name, status in (("right", 0), ("wrong", 1)):
+        statuses, said = run_bare(paths[name])
+        assert set(statuses.values()) == {status}, f"{said.stdout}{said.stderr}"
 
 
 BARE = """

@@ -12,13 +12,20 @@ from msprobe.mindspore._replay import casts, dtype_of, why_not_replayed
 from msprobe_core.interception import call_text, literal, may_write, script_leaves, script_tensors, source_of
 from msprobe_core.plugin import Argument, CallScript, Phase, ReplayCall, ReplayError, RiskLevel, Site, SiteKind
 
+_DRAWN = """
+    dropout dropout1d dropout2d dropout3d dropout_ext alpha_dropout feature_alpha_dropout rand randn rand_like
+    randn_like uniform_ normal_ exponential_ bernoulli_
+"""
+"""Random functions that scripts call; their results are as large as their arguments say."""
+
 
 def script_of(call: ReplayCall) -> CallScript:
     """See `msprobe_core.plugin.ScriptingFramework`."""
     site = call.site
     if site.kind is not SiteKind.API:
         raise ReplayError("it is a Cell; the APIs inside it have scripts")
-    if (reason := why_not_replayed(site)) is not None:
+    is_drawn = site.path in _DRAWN.split() and site.prefix != "Primitive"
+    if not is_drawn and (reason := why_not_replayed(site)) is not None:
         raise ReplayError(f"{site.prefix}.{site.path} is not replayed: {reason}")
     function = _name_of(site)
     if casts(site.prefix, site.path) and call.args:
@@ -30,6 +37,8 @@ def script_of(call: ReplayCall) -> CallScript:
         body = f'x["0"] = x["0"] * 1\n{call_text(call, function, _text)}\nreturn x["0"]'
     else:
         body = f"return {call_text(call, function, _text, ' * 1' if may_write(call) else '')}"
+    if is_drawn:
+        body = f"ms.set_seed(0)\n{body}"
     is_backward = site.phase is Phase.BACKWARD
     leaves = ", ".join(f"{literal(path)}: {literal(name)}" for path, name in script_leaves(call).items())
     functions = [source_of(parts.widest), source_of(parts.backward, "run")] if is_backward else [
