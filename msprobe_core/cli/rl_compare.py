@@ -201,6 +201,25 @@ def onpolicy(*, run: RecordedRun, **options: Any) -> Comparison:
 
 
 @comparison_command(
+    RUN,
+    STEPS,
+    click.option("--stage", "target", metavar="STAGE", help="Stage under test; all of the trainer by default."),
+    click.option("--against", "golden", metavar="STAGE", help="Stage whose experts it should have."),
+    click.option(
+        "--replay", type=click.Choice(["R2", "R3", "disabled"]), help="What is replayed; as configured by default."
+    ),
+)
+def routing(*, run: RecordedRun, **options: Any) -> Comparison:
+    """Compare the experts that rollout and trainer choose for each token, and test whether routing replay is in effect.
+
+    RUN is the directory of a recorded run that has routings of two stages, or routed_experts in its batches.
+    """
+    from msprobe_core.rl.routing_outcome import RoutingOptions, compare_routing
+
+    return lambda progress: compare_routing(run, RoutingOptions(**options), progress)
+
+
+@comparison_command(
     click.argument("target", type=click.Path(path_type=Path)),
     click.argument("golden", type=click.Path(path_type=Path)),
     STEPS,

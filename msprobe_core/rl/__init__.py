@@ -1,6 +1,7 @@
 """Recorded runs of RL trainers: their files, and what they are compared by. These names are public.
 
-* Runs: `RunWriter` writes what a trainer has by itself: batches, rewards, weights. `RLStage` names the stages.
+* Runs: `RunWriter` writes what a trainer has by itself: batches, rewards, weights, choices of experts
+  (`RoutedTokens`). `RLStage` names the stages.
 * Files: the structs of a run's files, and functions that read and write them.
 * Weights: `WeightDigests` takes fingerprints of parameters on their device, one by one as they pass;
   `WeightLog` writes those of one hop.
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from msprobe_core.rl.module_maps import FSDP, MEGATRON
     from msprobe_core.rl.published_weights import PublishedPlaces, places_asked_for
     from msprobe_core.rl.response_guard import Anomaly, AnomalyKind, ResponseGuard
+    from msprobe_core.rl.routing_files import RoutedTokens
     from msprobe_core.rl.weight_digests import WeightDigests, placements_of, sizes_of, tee
     from msprobe_core.rl.weight_log import Hop, Parallel, WeightLog, log_checkpoint
     from msprobe_core.rl.writer import RunWriter
@@ -60,6 +62,7 @@ else:
             "msprobe_core.rl.module_maps": "FSDP MEGATRON",
             "msprobe_core.rl.published_weights": "PublishedPlaces places_asked_for",
             "msprobe_core.rl.response_guard": "Anomaly AnomalyKind ResponseGuard",
+            "msprobe_core.rl.routing_files": "RoutedTokens",
             "msprobe_core.rl.weight_digests": "WeightDigests placements_of sizes_of tee",
             "msprobe_core.rl.weight_log": "Hop Parallel WeightLog log_checkpoint",
             "msprobe_core.rl.writer": "RunWriter",
@@ -68,7 +71,7 @@ else:
 
 __all__ = [  # noqa: RUF022  # by purpose
     # Runs
-    "RunWriter",
+    "RoutedTokens", "RunWriter",
     # Files
     "BatchFile", "BatchRow", "Capability", "HookStatus", "PolicyVersions", "ProcessInfo", "RLStage", "Reward",
     "RewardWriter", "RunInfo", "Sampling", "VERSION", "WeightsFile", "announce_policy_version",

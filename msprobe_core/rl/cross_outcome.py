@@ -16,6 +16,7 @@ from typing import Any
 import polars as pl
 
 from msprobe_core.errors import CompareError, NothingInCommonError
+from msprobe_core.findings import noted
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.rl.files import RLStage
 from msprobe_core.rl.log_prob_steps import LogProbOptions, StepLogProbs, compare_step
@@ -161,7 +162,7 @@ def _findings(one: Crossed) -> list[Finding]:
         f"{_REASONS[one.component]} ({one.of_rollout:.0%} of the variation goes with the rollout, "
         f"{one.of_training:.0%} with the training)"
     )
-    return [Finding(verdict=Verdict.ERROR, sentence=sentence, step=one.step, place=one.component.name.lower())]
+    return [Finding(verdict=Verdict.ERROR, said=noted(sentence), step=one.step, place=one.component.name.lower())]
 
 
 def _lines(one: Crossed) -> list[str]:

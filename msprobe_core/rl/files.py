@@ -70,6 +70,7 @@ __all__ = [
     "load_rewards",
     "load_run",
     "load_samples",
+    "load_tensors",
     "load_weights",
     "rank_directory",
     "ranks_of",
@@ -78,6 +79,7 @@ __all__ = [
     "save_process",
     "save_run",
     "save_samples",
+    "save_tensors",
     "save_weights",
     "stages_of",
     "steps_of",
@@ -95,13 +97,14 @@ Array: TypeAlias = NDArray[Any]
 
 
 class RLStage(str, Enum):
-    """The stages of a step, in the order in which a trainer runs them."""
+    """The stages of a step, in the order in which a trainer runs them; ``routing`` has choices of experts in others."""
 
     ROLLOUT = "rollout_generate"
     REWARD = "reward"
     ACTOR_LOG_PROB = "actor_compute_log_prob"
     REF_LOG_PROB = "ref_compute_log_prob"
     VALUES = "compute_values"
+    ROUTING = "routing"
     CRITIC_UPDATE = "critic_update"
     ACTOR_UPDATE = "actor_update"
     WEIGHTS_SENT = "update_weights_send"
@@ -512,7 +515,16 @@ def save_batch(directory: Path, batch: BatchFile, tensors: Mapping[str, Array]) 
         StoreError: they cannot be written, or safetensors does not support a dtype.
     """
     make_directory(directory, below=directory.parents[1])
-    path = directory / TENSORS_FILE
+    save_tensors(directory / TENSORS_FILE, tensors)
+    save_struct(directory / BATCH_FILE, msgspec.structs.replace(batch, tensors=tuple(sorted(tensors))))
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Array]) -> None:
+    """Write arrays by name as a ``.safetensors`` file; its directory exists.
+
+    Raises:
+        StoreError: it cannot be written, or safetensors does not support a dtype.
+    """
     arrays = {name: _contiguous(path, name, array) for name, array in sorted(tensors.items())}
     header, end = dict[str, Any](), 0
     for name, array in arrays.items():
@@ -531,7 +543,6 @@ def save_batch(directory: Path, batch: BatchFile, tensors: Mapping[str, Array]) 
                 file.write(array.tobytes())
     except OSError as error:
         raise StoreError(f"{path}: cannot be written ({error.strerror}); choose another directory") from error
-    save_struct(directory / BATCH_FILE, msgspec.structs.replace(batch, tensors=tuple(arrays)))
 
 
 def load_batch(directory: Path) -> tuple[BatchFile, dict[str, Array]]:
@@ -542,10 +553,19 @@ def load_batch(directory: Path) -> tuple[BatchFile, dict[str, Array]]:
     """
     batch = load_struct(directory / BATCH_FILE, BatchFile)
     path = directory / TENSORS_FILE
-    tensors = {name: _read_tensor(path, name) for name in shard_keys(path)}
+    tensors = load_tensors(path)
     if missing := set(batch.tensors) - tensors.keys():
         raise DumpError(f"{path}: lacks the tensor {min(missing)!r} that {BATCH_FILE} names; record again")
     return batch, tensors
+
+
+def load_tensors(path: Path) -> dict[str, Array]:
+    """Return the arrays of a ``.safetensors`` file by name.
+
+    Raises:
+        DumpError: it is missing or damaged.
+    """
+    return {name: _read_tensor(path, name) for name in shard_keys(path)}
 
 
 def _read_tensor(path: Path, name: str) -> Array:

@@ -52,6 +52,7 @@ class Cause(str, Enum):
     RETOKENISED = "retokenised"
     STALE_WEIGHTS = "stale weights"
     UNSYNCHRONISED = "unsynchronised parameter"
+    ROUTING = "other experts"
     PRECISION_CAST = "precision cast"
 
 
@@ -72,6 +73,8 @@ class Evidence:
         cast: Coarsest precision to which parameters were cast during the transfer.
         fine_floor: Root mean square of what rounding would explain without any cast, in nats.
         refit: What the logits of both sides show.
+        rerouted: For each row and position of the responses, whether the token before, from which it is predicted, has
+            other experts in the trainer than in the rollout.
     """
 
     temperature: float | None = None
@@ -86,6 +89,7 @@ class Evidence:
     cast: Precision | None = None
     fine_floor: float | None = None
     refit: Refit | None = None
+    rerouted: Flags | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -375,6 +379,24 @@ def _unsynchronised(tokens: Tokens, floor: float, evidence: Evidence) -> _Tested
     )
 
 
+def _routing(tokens: Tokens, _floor: float, evidence: Evidence) -> _Tested:
+    """Test whether the difference would be small if tokens with other experts differed as the others do."""
+    flags = evidence.rerouted
+    if flags is None:
+        return _Tested(None, None, "the experts that both sides choose are not recorded")
+    row, position = tokens.sample, tokens.position
+    is_known = (row < flags.shape[0]) & (position < flags.shape[1])
+    other = np.zeros(row.shape, bool)
+    other[is_known] = flags[row[is_known], position[is_known]]
+    size = np.abs(tokens.difference)
+    sentence = f"{int(other.sum()):,} of {other.size:,} tokens are predicted from one with other experts"
+    share = float(other.mean()) if other.size else 0.0
+    if not other.any() or int((~other).sum()) < FEWEST_TOKENS:
+        return _Tested(0.0 if not other.any() else None, share, sentence)
+    residual = np.where(other, np.minimum(size, size[~other].mean()), size)
+    return _Tested(_explained(residual, size), share, sentence)
+
+
 _CASTS = {Precision.BFLOAT16: "bfloat16", Precision.FLOAT16: "float16"}
 
 
@@ -438,6 +460,7 @@ _TESTS: Mapping[Cause, tuple[_Test, str]] = {
     Cause.RETOKENISED: (_retokenised, "share of the difference in samples with other tokens"),
     Cause.STALE_WEIGHTS: (_stale, "share of samples, or of parameters, of an older policy"),
     Cause.UNSYNCHRONISED: (_unsynchronised, "share of parameters that the engine has otherwise than they were sent"),
+    Cause.ROUTING: (_routing, "share of tokens that are predicted from one with other experts"),
     Cause.PRECISION_CAST: (_cast, "share of the log-probs of one side that the coarser format holds exactly"),
 }
 """The test of each cause, called with finite tokens, floor and evidence, and the meaning of its statistic."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from msprobe_core.errors import DumpError
+from msprobe_core.findings import noted
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.rl.advantages import EPSILON, KL, Array, Variants, gae, grpo, weights_of_tokens
 from msprobe_core.rl.files import BatchFile, RLStage, load_rewards
@@ -63,7 +64,7 @@ class RecordedStep:
 
     def wrong(self, place: str, sentence: str, verdict: Verdict = Verdict.ERROR) -> Finding:
         """Return a finding of this step."""
-        return Finding(verdict=verdict, sentence=sentence, step=self.step, place=place)
+        return Finding(verdict=verdict, said=noted(sentence), step=self.step, place=place)
 
     @property
     def is_on_policy(self) -> bool:

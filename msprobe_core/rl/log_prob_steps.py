@@ -18,6 +18,7 @@ from msprobe_core.rl.invariants import is_bypassed
 from msprobe_core.rl.log_probs import CLIP_RATIO, LogProbMeasures, Tokens, measure, tokens_of
 from msprobe_core.rl.logits import logits_of, refit_of
 from msprobe_core.rl.recorded import Array, RecordedRun, policy_versions, retokenised_rows, trainer_version
+from msprobe_core.rl.routing_outcome import rerouted_tokens
 from msprobe_core.rl.weights import Transfer, coarser_of
 from msprobe_core.rl.weights_outcome import Sync, syncs
 
@@ -194,7 +195,11 @@ def compare_step(run: RecordedRun, step: int, options: LogProbOptions, floor: Fl
     other_tokens = retokenised_rows(run, step, batch, tensors) if options.rollout == "rollout_log_probs" else None
     fine = coarser_of(*(one.sent.dtype for sync in transfers for one in sync.parameters if one.sent is not None))
     fine_floor = None if fine is None else log_prob_floor(fine, size).size
-    evidence = replace(_evidence(run, step, batch, transfers, other_tokens), fine_floor=fine_floor)
+    evidence = replace(
+        _evidence(run, step, batch, transfers, other_tokens),
+        fine_floor=fine_floor,
+        rerouted=rerouted_tokens(run, step, batch, tensors[options.training].shape),
+    )
     is_different = any(score.is_over for score in scores)
     if is_different and (options.training, options.rollout) == _OWN:
         evidence = replace(evidence, refit=refit_of(run, step, batch, tensors))

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from msprobe_core.findings import noted
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.rl.drift import Drift, drift_of
 from msprobe_core.rl.files import RLStage
@@ -93,8 +94,9 @@ def _over_limit(compared: Sequence[StepLogProbs], options: LogProbOptions) -> li
     return [
         Finding(
             verdict=Verdict.ERROR, step=one.step, place="limit",
-            sentence=f"the root mean square difference, {one.measures.rms:.3g} nats, is over the limit "
-            f"{options.limit:g}",
+            said=noted(
+                f"the root mean square difference, {one.measures.rms:.3g} nats, is over the limit {options.limit:g}"
+            ),
         )
         for one in over
     ]  # fmt: skip
@@ -107,7 +109,7 @@ def _drifted(compared: Sequence[StepLogProbs], drift: Drift | None, options: Log
         f"the root mean square difference drifts from {drift.first:.3g} to {drift.last:.3g} nats over {len(compared)} "
         f"steps, {drift.growth:.2g} times, where {options.max_growth:g} times are allowed"
     )
-    return [Finding(verdict=Verdict.ERROR, step=compared[-1].step, place="drift", sentence=sentence)]
+    return [Finding(verdict=Verdict.ERROR, step=compared[-1].step, place="drift", said=noted(sentence))]
 
 
 def _lines(one: StepLogProbs, options: LogProbOptions) -> list[str]:
@@ -151,23 +153,23 @@ def _findings(one: StepLogProbs) -> list[Finding]:
             f"{len(one.retokenised):,} of {len(one.ids):,} samples have other token ids than were generated, the first "
             f"{one.retokenised[0]}"
         )
-        found.append(Finding(verdict=Verdict.ERROR, sentence=sentence, step=one.step, place=one.retokenised[0]))
+        found.append(Finding(verdict=Verdict.ERROR, said=noted(sentence), step=one.step, place=one.retokenised[0]))
     found += _sampling_findings(one)
     if one.measures.num_not_finite:
         sentence = f"{one.measures.num_not_finite:,} log-probs are NaN or Inf on a side"
-        found.append(Finding(verdict=Verdict.ERROR, sentence=sentence, step=one.step))
+        found.append(Finding(verdict=Verdict.ERROR, said=noted(sentence), step=one.step))
     for score in one.scores:
         if score.is_over:
             sentence = (
                 f"the {score.measure} difference, {score.value:.3g} nats, is {score.score:.2g}x what rounding explains "
                 f"({score.floor:.2g}, {score.source.value}; limit {score.limit:.2g}x)"
             )
-            found.append(Finding(verdict=Verdict.ERROR, sentence=sentence, step=one.step, place=score.measure))
+            found.append(Finding(verdict=Verdict.ERROR, said=noted(sentence), step=one.step, place=score.measure))
     for diagnosis in one.diagnoses:
         if diagnosis.is_named:
             sentence = f"{diagnosis.cause.value} explains {diagnosis.explained:.0%}: {diagnosis.sentence}"
             found.append(
-                Finding(verdict=Verdict.WARNING, sentence=sentence, step=one.step, place=diagnosis.cause.value)
+                Finding(verdict=Verdict.WARNING, said=noted(sentence), step=one.step, place=diagnosis.cause.value)
             )
     return found
 
@@ -186,7 +188,7 @@ def _sampling_findings(one: StepLogProbs) -> list[Finding]:
     if not names:
         return []
     sentence = f"the engine's log-probs are raw, as before {' and '.join(names)}, with which tokens were drawn"
-    return [Finding(verdict=Verdict.WARNING, sentence=sentence, step=one.step, place="logprobs_mode")]
+    return [Finding(verdict=Verdict.WARNING, said=noted(sentence), step=one.step, place="logprobs_mode")]
 
 
 def _headline(compared: Sequence[StepLogProbs], worst: StepLogProbs | None, over_time: Sequence[Finding]) -> str:

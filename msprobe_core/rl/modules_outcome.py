@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 
 from msprobe_core.errors import CompareError
+from msprobe_core.findings import noted
 from msprobe_core.judge.noise.model import NoiseSource
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.rl.files import RLStage
@@ -197,7 +198,7 @@ def _part_finding(one: _Compared, first: ModuleDifference, was_given: bool | Non
     )  # fmt: skip
     phase = f"{first.phase}: " if is_of_phase else ""
     sentence = f"{phase}first at {first.module}, {first.reason}{how}"
-    return Finding(verdict=Verdict.ERROR, sentence=sentence, step=one.difference.step, place=first.module)
+    return Finding(verdict=Verdict.ERROR, said=noted(sentence), step=one.difference.step, place=first.module)
 
 
 def _outcome(
@@ -341,7 +342,7 @@ def _with_aliases(outcome: Outcome, run: RecordedRun, steps: Sequence[int]) -> O
     equal = [step for step in steps if outcome.numbers["steps"][str(step)]["is_equal"] and _was_updated(run, step)]
     found = [
         Finding(
-            verdict=Verdict.ERROR, step=step, place="reference", sentence=(
+            verdict=Verdict.ERROR, step=step, place="reference", said=noted(
                 "actor and reference are equal to the bit though the actor was updated before: the reference follows "
                 "it, as if both had the same parameters"
             ),
@@ -414,7 +415,7 @@ def _training_findings(one: _Compared) -> list[Finding]:
     if unequal is None:
         return []
     sentence = f"not equal to the bit, first at {unequal.module} ({unequal.error:.2g}), within rounding"
-    return [Finding(verdict=Verdict.WARNING, sentence=sentence, step=unequal.step, place=unequal.module)]
+    return [Finding(verdict=Verdict.WARNING, said=noted(sentence), step=unequal.step, place=unequal.module)]
 
 
 def _shapes(one: _Compared) -> list[str]:
@@ -492,4 +493,4 @@ def _statistics_findings(one: StatisticsDifference) -> list[Finding]:
     begin = "" if value.is_over else "not equal, "
     verdict = Verdict.ERROR if value.is_over else Verdict.WARNING
     sentence = f"{begin}first at {value.module}, {how}"
-    return [Finding(verdict=verdict, sentence=sentence, step=one.step, place=value.module)]
+    return [Finding(verdict=verdict, said=noted(sentence), step=one.step, place=value.module)]

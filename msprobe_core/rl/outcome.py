@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 import msgspec
 import polars as pl
 
+from msprobe_core.findings import Finding as Said
+from msprobe_core.findings import text_and_content
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.protocols.presentation import Column, Table, Width
 from msprobe_core.report.files import TableForm, time_stamp, write_table
@@ -38,15 +40,20 @@ class Finding:
 
     Attributes:
         verdict: How bad it is; ``ERROR`` and ``UNMATCHED`` make the sides differ.
-        sentence: What it is, and where.
+        said: What it is, and where.
         step: Of the trainer.
         place: What it is about: a module, a parameter, a cause; empty if it is about all.
     """
 
     verdict: Verdict
-    sentence: str
+    said: Said
     step: int | None = None
     place: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """What it is, in English."""
+        return self.said.text
 
     @property
     def is_fault(self) -> bool:
@@ -152,7 +159,7 @@ def write_outcome(
         "verdict": "agree" if outcome.agrees else "differ",
         "headline": outcome.headline,
         "findings": [
-            {"verdict": f.verdict.value, "step": f.step, "place": f.place, "sentence": f.sentence}
+            {"verdict": f.verdict.value, "step": f.step, "place": f.place, **text_and_content("sentence", f.said)}
             for f in outcome.findings
         ],
         "notes": list(outcome.notes),

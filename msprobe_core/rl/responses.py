@@ -14,6 +14,7 @@ from typing import Any, cast
 import msgspec
 
 from msprobe_core.errors import DamagedDumpError, DumpError, MissingDumpError
+from msprobe_core.findings import noted
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.rl.drift import MAX_GROWTH, drift_of
 from msprobe_core.rl.files import RUN_FILE, RLStage
@@ -159,7 +160,7 @@ def _drifted(measured: Mapping[Measure, Mapping[int, Sequence[float]]], options:
                     f"{len(steps)} steps, {drift.growth:.2g} times"
                 )
                 verdict = Verdict.WARNING if options.max_drift is None else Verdict.ERROR
-                found.append(Finding(verdict=verdict, sentence=sentence, place=measure.value))
+                found.append(Finding(verdict=verdict, said=noted(sentence), place=measure.value))
     return found
 
 
@@ -258,7 +259,7 @@ def _outcome(
     number = sum(counts.values())
     is_fault = len(rows) > options.max_share * number
     verdict = Verdict.ERROR if is_fault else Verdict.WARNING
-    findings = [Finding(verdict=verdict, sentence=f"{r.place}: {r.reason}", step=None, place=r.place) for r in rows]
+    findings = [Finding(verdict=verdict, said=noted(f"{r.place}: {r.reason}"), step=None, place=r.place) for r in rows]
     by_step = Counter(row.step for row in rows)
     kinds = ", ".join(f"{count:,} {kind}" for kind, count in Counter(row.kind for row in rows).most_common())
     lines = [

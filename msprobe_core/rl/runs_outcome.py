@@ -10,6 +10,7 @@ from typing import Any, cast
 import polars as pl
 
 from msprobe_core.errors import NothingInCommonError
+from msprobe_core.findings import noted
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.rl.outcome import VERDICT, Finding, Outcome, listed_steps, table_of
 from msprobe_core.rl.recorded import RecordedRun, chosen_steps
@@ -125,7 +126,7 @@ def _finding(one: CheckResult, verdict: Verdict) -> Finding:
     limit = "" if one.limit is None else f" (limit {one.limit:.2g})"
     reason = f": {one.reason}" if one.reason else ""
     sentence = f"{one.stage}, {one.name}: {one.agreement.value}{size}{limit}{reason}"
-    return Finding(verdict=verdict, sentence=sentence, step=one.step, place=f"{one.stage}/{one.name}")
+    return Finding(verdict=verdict, said=noted(sentence), step=one.step, place=f"{one.stage}/{one.name}")
 
 
 def _headline(checked: Sequence[CheckResult], first: Finding | None, recut: _Recut | None) -> str:
@@ -158,7 +159,7 @@ def _sampling(target: RecordedRun, golden: RecordedRun) -> Iterator[Finding]:
         own, other = (getattr(run.info.sampling, name) for run in (target, golden))
         if own != other:
             sentence = f"sampling differs: {name} is {own} and {other}"
-            yield Finding(verdict=Verdict.WARNING, sentence=sentence, place=name)
+            yield Finding(verdict=Verdict.WARNING, said=noted(sentence), place=name)
 
 
 def _settings(target: RecordedRun, golden: RecordedRun) -> Iterator[str]:

@@ -20,6 +20,7 @@ from msprobe_core.checkpoint.fingerprints import SUFFIX, CheckpointPrint, Tensor
 from msprobe_core.checkpoint.result import TensorRow
 from msprobe_core.checkpoint.structure import SAME, Relation
 from msprobe_core.errors import ConfigError, MissingDumpError
+from msprobe_core.findings import noted
 from msprobe_core.fingerprint.distance import decoded
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.rl.files import RLStage, load_weights, ranks_of, steps_of
@@ -330,7 +331,7 @@ def _outcome(
     findings = [
         Finding(
             verdict=Verdict.ERROR, step=row.sync, place=row.name,
-            sentence=f"{row.before} to {row.hop}, rank {row.replica}: {row.name}, {row.fault.value}: {row.reason}",
+            said=noted(f"{row.before} to {row.hop}, rank {row.replica}: {row.name}, {row.fault.value}: {row.reason}"),
         )
         for row in rows
     ]  # fmt: skip

@@ -10,6 +10,7 @@ from typing import Any
 import polars as pl
 
 from msprobe_core.errors import CompareError
+from msprobe_core.findings import noted
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.rl.files import RLStage, WeightsFile
 from msprobe_core.rl.invariants import RecordedStep, export
@@ -121,7 +122,7 @@ def _findings(sync: Sync) -> list[Finding]:
     found = [
         Finding(
             verdict=_VERDICTS[one.transfer],
-            sentence=f"replica {sync.replica} has not {one.name} as it was sent: {one.reason}",
+            said=noted(f"replica {sync.replica} has not {one.name} as it was sent: {one.reason}"),
             step=sync.step,
             place=one.name,
         )
@@ -130,15 +131,15 @@ def _findings(sync: Sync) -> list[Finding]:
     casts = [one for one in sync.parameters if one.transfer is Transfer.CAST]
     if casts:
         sentence = f"{len(casts):,} parameters of replica {sync.replica} were cast, {casts[0].reason}"
-        found.append(Finding(verdict=Verdict.WARNING, sentence=sentence, step=sync.step, place=casts[0].name))
+        found.append(Finding(verdict=Verdict.WARNING, said=noted(sentence), step=sync.step, place=casts[0].name))
     unknown = [one for one in sync.parameters if one.transfer is Transfer.UNVERIFIED]
     if unknown:
         sentence = f"{len(unknown):,} parameters of replica {sync.replica} were not compared, {unknown[0].reason}"
-        found.append(Finding(verdict=Verdict.WARNING, sentence=sentence, step=sync.step, place=unknown[0].name))
+        found.append(Finding(verdict=Verdict.WARNING, said=noted(sentence), step=sync.step, place=unknown[0].name))
     extra = [one.name for one in sync.parameters if one.transfer is Transfer.EXTRA]
     if extra:
         sentence = f"replica {sync.replica} received what was not sent: {_names(extra)}"
-        found.append(Finding(verdict=Verdict.WARNING, sentence=sentence, step=sync.step, place=extra[0]))
+        found.append(Finding(verdict=Verdict.WARNING, said=noted(sentence), step=sync.step, place=extra[0]))
     return found
 
 
@@ -159,7 +160,7 @@ def _disagreeing_senders(step: int, sent: Mapping[int, WeightsFile]) -> list[Fin
         ]
         if other:
             sentence = f"ranks {first_rank} and {rank} send other values of {_names(other)}"
-            found.append(Finding(verdict=Verdict.ERROR, sentence=sentence, step=step, place=other[0]))
+            found.append(Finding(verdict=Verdict.ERROR, said=noted(sentence), step=step, place=other[0]))
     return found
 
 

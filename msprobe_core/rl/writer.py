@@ -42,9 +42,13 @@ from msprobe_core.rl.files import (
     save_weights,
     trainer_directory,
 )
+from msprobe_core.rl.routing_files import RoutedTokens, packed, save_routing
 from msprobe_core.rl.weight_digests import WeightDigests, sizes_of
 
 __all__ = ["RunWriter"]
+
+_IDENTITY = ("prompts", "responses", "attention_mask")
+"""Tensors that identify samples."""
 
 
 class RunWriter:
@@ -74,6 +78,7 @@ class RunWriter:
         self._sampling = Sampling(**(sampling or {}))
         self._framework = framework
         self._rewards: dict[int, RewardWriter] = {}
+        self._routings: dict[tuple[int, str, int], int] = {}
         if config is not None:
             save_run(self._out, RunInfo(config=dict(config), sampling=self._sampling))
 
@@ -124,6 +129,29 @@ class RunWriter:
         tokens = [*prompt_ids, *response_ids]
         writer.add(Reward(id=sample_id(tokens), prompt_id=sample_id(prompt_ids), score=float(score), extra=dict(extra)))
 
+    def routing(
+        self, step: int, stage: RLStage, routed: RoutedTokens, tensors: Mapping[str, Any], *, rank: int = 0
+    ) -> None:
+        """Write which experts a model with experts chose; a stage may give several parts, such as micro-batches.
+
+        Args:
+            step: The trainer's step.
+            stage: Which model chose: the engine in `RLStage.ROLLOUT`, the trainer in the stage that it computes.
+            routed: The choices of padded rows, or of the tokens that are no padding, one after the other.
+            tensors: ``prompts``, ``responses`` and ``attention_mask`` of these rows, as `batch` gets them.
+            rank: Rank, or replica.
+
+        Raises:
+            StoreError: shapes contradict each other, or a file cannot be written.
+        """
+        missing = [name for name in _IDENTITY if name not in tensors]
+        if missing:
+            raise StoreError(f"a routing of step {step} has no {missing[0]!r}, so its samples have no identity; add it")
+        found = packed(routed, *(_array(tensors[name]) for name in _IDENTITY))
+        key = (step, stage.value, rank)
+        number = self._routings[key] = self._routings.get(key, -1) + 1
+        save_routing(self._out, stage.value, step, found, rank=rank, number=number)
+
     def weights_sent(self, step: int, named: Iterable[tuple[str, Any]], *, rank: int = 0, model: Any = None) -> None:
         """Write digests of the weights that a trainer sends at the end of a step; step 0 is before the first one.
 
@@ -168,13 +196,13 @@ def _array(values: Any) -> NDArray[Any]:
 
 
 def _samples(arrays: Mapping[str, NDArray[Any]], uids: Sequence[str] | None, step: int) -> list[BatchRow]:
-    missing = [name for name in ("prompts", "responses", "attention_mask") if name not in arrays]
+    missing = [name for name in _IDENTITY if name not in arrays]
     if missing:
         raise StoreError(f"the batch of step {step} has no {missing[0]!r}, so its samples have no identity; add it")
     prompts: Any
     responses: Any
     mask: Any
-    prompts, responses, mask = (arrays[name] for name in ("prompts", "responses", "attention_mask"))
+    prompts, responses, mask = (arrays[name] for name in _IDENTITY)
     width = prompts.shape[1]
     if mask.shape != (len(prompts), width + responses.shape[1]):
         raise StoreError(

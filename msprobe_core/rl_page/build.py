@@ -103,7 +103,7 @@ def page_of(
             )
             for each in sightings[:MOST_FINDINGS]
         ],
-        curves=list(curves_of(run, golden, steps, log_probs, found.hops)),
+        curves=list(curves_of(run, golden, steps, log_probs, found)),
         tokens=tokens,
         scale=scale_of(found.log_probs),
     )
@@ -138,7 +138,8 @@ def _rows(run: RecordedRun, found: Examined) -> list[str]:
     told = {each.row for each in found.sightings}
     # What an engine received is a hop, if it could be compared with what was sent.
     shown_rows = {*run.stages, *found.hops} - ({RLStage.WEIGHTS_RECEIVED.value} if found.hops else set()) | told
-    order = [*(stage.value for stage in ORDER), RLStage.WEIGHTS_SENT.value, *found.hops]
+    first, *later = ORDER
+    order = [stage.value for stage in (first, RLStage.ROUTING, *later, RLStage.WEIGHTS_SENT)] + [*found.hops]
     others = [row for row in dict.fromkeys([*run.stages, *sorted(told)]) if row not in order]
     return [row for row in (*order, *others) if row in shown_rows]
 

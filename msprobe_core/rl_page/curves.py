@@ -10,6 +10,7 @@ from msprobe_core.rl.files import RLStage
 from msprobe_core.rl.outcome import Outcome
 from msprobe_core.rl.recorded import RecordedRun
 from msprobe_core.rl.runs import is_result
+from msprobe_core.rl_page.sightings import Examined
 from msprobe_core.view.data import Number, RLCurve, number
 
 MOST_METRICS = 60
@@ -27,7 +28,7 @@ _SCORES = {"rms": "root mean square", "max": "largest", "mean": "mean"}
 
 def curves_of(
     run: RecordedRun, golden: RecordedRun | None, steps: Sequence[int], log_probs: Sequence[Outcome | None],
-    hops: Mapping[str, Mapping[int, int]],
+    found: Examined,
 ) -> Iterator[RLCurve]:  # fmt: skip
     """Yield all curves.
 
@@ -36,7 +37,7 @@ def curves_of(
         golden: The trusted one.
         steps: The steps of the page.
         log_probs: Comparison of the log-probs of each of the two, as far as there is one.
-        hops: Number of wrong tensors by hop and step.
+        found: What was found in the run.
 
     Raises:
         DumpError: a batch cannot be read.
@@ -49,13 +50,24 @@ def curves_of(
                 beside = [number(of_step.get(name)) for of_step in other] if log_probs[1] is not None else None
                 limit = [number(_limit(of_step, name)) for of_step in target] if name in _SCORES else None
                 yield RLCurve(group, name, own, beside, limit)
-    for hop, wrong in hops.items():
+    for pair, shares in _routing(found.routing).items():
+        yield RLCurve("routing", pair, [number(shares.get(step)) for step in steps])
+    for hop, wrong in found.hops.items():
         yield RLCurve("hops", hop, [wrong.get(step) for step in steps])
     yield from _metrics(run, golden, steps)
 
 
 def _measures(outcome: Outcome | None, step: int) -> Mapping[str, Any]:
     return {} if outcome is None else outcome.numbers["steps"].get(str(step), {})
+
+
+def _routing(outcome: Outcome | None) -> Mapping[str, Mapping[int, float]]:
+    """Return the share of tokens with other experts, by the two stages and by step."""
+    shares: dict[str, dict[int, float]] = {}
+    for pair in () if outcome is None else outcome.numbers["pairs"]:
+        name = f"{pair['golden']} \N{RIGHTWARDS ARROW} {pair['target']}"
+        shares.setdefault(name, {})[pair["step"]] = pair["share"]
+    return shares
 
 
 def _limit(of_step: Mapping[str, Any], name: str) -> float | None:

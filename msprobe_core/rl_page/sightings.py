@@ -21,6 +21,7 @@ from msprobe_core.rl.log_probs_outcome import compare_log_probs
 from msprobe_core.rl.modules_outcome import ModulesOptions, compare_actor_ref, compare_layers, compare_on_policy
 from msprobe_core.rl.outcome import Outcome
 from msprobe_core.rl.recorded import RecordedRun
+from msprobe_core.rl.routing_outcome import RoutingOptions, compare_routing
 from msprobe_core.rl.runs import Agreement, check_step, stage_of_metric, stage_of_tensor
 from msprobe_core.rl.weight_chain import compare_chain
 from msprobe_core.untrusted.paths import shown
@@ -76,6 +77,7 @@ class Examined:
     Attributes:
         sightings: In the order of the comparisons.
         log_probs: Result of their comparison; ``None`` if there are none.
+        routing: The same of choices of experts.
         hops: Names of the hops of weights, in their order, with the number of wrong tensors by step.
         levels: By row and step, the error divided by its limit where nothing is beyond it.
         examined: What was examined.
@@ -84,6 +86,7 @@ class Examined:
 
     sightings: list[Sighting] = field(default_factory=list[Sighting])
     log_probs: Outcome | None = None
+    routing: Outcome | None = None
     hops: dict[str, dict[int, int]] = field(default_factory=dict[str, dict[int, int]])
     levels: dict[tuple[str, int], float] = field(default_factory=dict[tuple[str, int], float])
     examined: list[str] = field(default_factory=list[str])
@@ -108,6 +111,8 @@ def examine(
         "compare logprob": lambda: _of_log_probs(run, steps, found),
         "weights compare": lambda: _of_weights(run, steps, found),
     }
+    if RLStage.ROUTING.value in run.stages:
+        works["compare routing"] = lambda: _of_routing(run, steps, found)
     if reads_tensors:
         works |= {
             "compare layers": lambda: _of_modules(run, steps, found, "layers", compare_layers, RLStage.ACTOR_LOG_PROB),
@@ -174,6 +179,19 @@ def _of_log_probs(run: RecordedRun, steps: Sequence[int], found: Examined) -> No
             row=row, step=each.step, verdict=each.verdict, place=each.place, text=each.sentence,
             excess=None if each.step is None else excess.get((each.step, each.place)),
             command=command_of("rl compare logprob", run, step=None if each.place == "drift" else each.step),
+        )
+        for each in outcome.findings
+    ]  # fmt: skip
+
+
+def _of_routing(run: RecordedRun, steps: Sequence[int], found: Examined) -> None:
+    row = RLStage.ROUTING.value
+    outcome = compare_routing(run, RoutingOptions(steps=_chosen(run.steps(row), steps)))
+    found.routing = outcome
+    found.sightings += [
+        Sighting(
+            row=row, step=each.step, verdict=each.verdict, place=each.place, text=each.sentence,
+            command=command_of("rl compare routing", run, step=each.step),
         )
         for each in outcome.findings
     ]  # fmt: skip

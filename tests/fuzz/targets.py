@@ -384,10 +384,18 @@ def _verl(directory: Path) -> None:
     from rl_runs import Recipe, write_run
 
     write_run(directory / "run", Recipe(steps=1))
+    from msprobe_core.rl import RLStage, RoutedTokens, RunWriter
+
+    writer, ids = RunWriter(directory / "run"), np.arange(12).reshape(2, 6)
+    tensors = {"prompts": ids[:, :3], "responses": ids[:, 3:], "attention_mask": np.ones((2, 6))}
+    scores = np.random.default_rng(0).random((2, 6, 2, 4), np.float32)
+    routed = RoutedTokens(experts=np.argsort(-scores)[..., :2], scores=scores)
+    for stage in (RLStage.ROLLOUT, RLStage.ACTOR_LOG_PROB):
+        writer.routing(1, stage, routed, tensors)
 
 
 def _use_verl(directory: Path) -> None:
-    for what in ("logprob", "weights", "layers"):
+    for what in ("logprob", "weights", "layers", "routing"):
         command("verl", "compare", what, "{}/run", "-o", "{}/out")(directory)
     shutil.rmtree(directory / "out", ignore_errors=True)
 
@@ -1028,7 +1036,7 @@ TARGETS = {
         command("responses", "{}/answers.jsonl", "-o", "{}/out"),
     ),
     "tokenizer": Target(["rl/token_texts"], written("tokenizer.json", _TOKENIZER), _use_tokenizer),
-    "verl": Target(["rl/files", "store/struct_files", "store/samples"], _verl, _use_verl),
+    "verl": Target(["rl/files", "rl/routing_files", "store/struct_files", "store/samples"], _verl, _use_verl),
     "updates": Target(["store/training_metrics"], _updates, _use_updates),
     "reactions": Target(["free_benchmark/ranking"], _reactions, _use_reactions, "**/*.jsonl"),
     "stored calls": Target(["api_check/call_files"], _stored_calls, _use_stored_calls, "calls/*"),

@@ -12,7 +12,7 @@ import pytest
 from rl_runs import LAYERS, Recipe, write_run
 
 from msprobe_core.errors import CompareError, DumpError
-from msprobe_core.rl import RunWriter
+from msprobe_core.rl import RLStage, RoutedTokens, RunWriter
 from msprobe_core.rl.invariants import CHECKS
 from msprobe_core.rl.recorded import open_run
 from msprobe_core.rl_page.build import RLPageOptions, page_of
@@ -146,6 +146,25 @@ def test_what_cannot_be_compared_is_said(tmp_path: Path) -> None:
     assert any(line.startswith("msprobe weights compare was left out: ") for line in told)
     with pytest.raises(CompareError, match="none of those asked for"):
         page_of(open_run(tmp_path / "run"), None, RLPageOptions(steps=[7]))
+
+
+def test_choices_of_experts_have_a_row_and_a_curve(tmp_path: Path) -> None:
+    run, ids = RunWriter(tmp_path / "run", config={"router_replay": {"mode": "R3"}}), np.arange(1, 41).reshape(2, 20)
+    tensors = {"prompts": ids[:, :4], "responses": ids[:, 4:], "attention_mask": np.ones((2, 20), np.int64)}
+    experts = np.random.default_rng(0).permuted(np.tile(np.arange(8), (2, 20, 3, 1)), axis=-1)[..., :2]
+    for step in (1, 2):
+        other = experts.copy()
+        if step == 2:
+            other[1, 7:9, 1] = (experts[1, 7:9, 1] + 1) % 8
+        run.routing(step, RLStage.ROLLOUT, RoutedTokens(experts=experts), tensors)
+        run.routing(step, RLStage.ACTOR_LOG_PROB, RoutedTokens(experts=other), tensors)
+    data = page(tmp_path / "run")
+    found = training(data)
+    assert cells(found, "routing")[0] == 0
+    assert cells(found, "routing")[1] > 0.5
+    assert "1 of 3 layers use their own router's, layer 1" in found.findings[0].text
+    (curve,) = (each for each in found.curves if each.group == "routing")
+    assert curve.target == [0, pytest.approx(0.05)]
 
 
 def test_a_golden_run_colours_the_stage_that_differs(tmp_path: Path) -> None:

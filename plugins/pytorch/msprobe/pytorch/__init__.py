@@ -13,6 +13,7 @@ from msprobe_core.plugin import former_attribute, lazy_names, offer_former_names
 if TYPE_CHECKING:
     from msprobe.pytorch._flight import FlightRecorder
     from msprobe.pytorch._random_save import random_save
+    from msprobe.pytorch._routing import RoutingRecorder
     from msprobe.pytorch._seed import seed_all
     from msprobe.pytorch._shadow import shadow_step
     from msprobe.pytorch.debugger import PrecisionDebugger, module_dump, module_dump_end
@@ -25,6 +26,7 @@ else:  # imported on first use: finding this plugin must not import torch
         {
             "msprobe.pytorch._flight": "FlightRecorder",
             "msprobe.pytorch._random_save": "random_save",
+            "msprobe.pytorch._routing": "RoutingRecorder",
             "msprobe.pytorch._seed": "seed_all",
             "msprobe.pytorch._shadow": "shadow_step",
             "msprobe.pytorch.debugger": "PrecisionDebugger module_dump module_dump_end",
@@ -38,6 +40,7 @@ else:  # imported on first use: finding this plugin must not import torch
 __all__ = [
     "FlightRecorder",
     "PrecisionDebugger",
+    "RoutingRecorder",
     "TrainerMon",
     "TrainerMonitorV2",
     "__version__",
