@@ -16,12 +16,13 @@ from typing import Any
 import polars as pl
 
 from msprobe_core.errors import CompareError, NothingInCommonError
-from msprobe_core.findings import noted
+from msprobe_core.findings import Finding as Said
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.rl.files import RLStage
 from msprobe_core.rl.log_prob_steps import LogProbOptions, StepLogProbs, compare_step
 from msprobe_core.rl.outcome import VERDICT, Finding, Outcome
 from msprobe_core.rl.recorded import RecordedRun, chosen_steps
+from msprobe_core.rl.rl_codes import CrossCode
 
 CELLS = ("aa", "ab", "ba", "bb")
 """Combinations: first the system of the rollouts, then that of the training."""
@@ -145,24 +146,20 @@ def _crossed(runs: Mapping[str, RecordedRun], step: int, options: LogProbOptions
 
 
 _REASONS = {
-    Component.ROLLOUT: "the difference goes with the rollouts of B, whoever trains on them; go on with `msprobe rl "
-    "compare weights` and `layers` of B",
-    Component.TRAINING: "the difference goes with the training of B, whoever has drawn; go on with `msprobe rl "
-    "compare runs` of AB and AA, which have the same rollouts",
-    Component.BOTH: "both the rollouts and the training of B have differences",
-    Component.WEIGHTS: "each fits itself and neither the other; begin both with one checkpoint",
-    Component.TRUSTED: "training and rollout of A differ from each other already; compare them first",
+    Component.ROLLOUT: CrossCode.ROLLOUT,
+    Component.TRAINING: CrossCode.TRAINING,
+    Component.BOTH: CrossCode.BOTH,
+    Component.WEIGHTS: CrossCode.WEIGHTS,
+    Component.TRUSTED: CrossCode.TRUSTED,
 }
 
 
 def _findings(one: Crossed) -> list[Finding]:
     if one.component is Component.NONE:
         return []
-    sentence = (
-        f"{_REASONS[one.component]} ({one.of_rollout:.0%} of the variation goes with the rollout, "
-        f"{one.of_training:.0%} with the training)"
-    )
-    return [Finding(verdict=Verdict.ERROR, said=noted(sentence), step=one.step, place=one.component.name.lower())]
+    shares = {"rollout": f"{one.of_rollout:.0%}", "training": f"{one.of_training:.0%}"}
+    said = Said(CrossCode.FAULT, fields={"reason": Said(_REASONS[one.component]), **shares})
+    return [Finding(verdict=Verdict.ERROR, said=said, step=one.step, place=one.component.name.lower())]
 
 
 def _lines(one: Crossed) -> list[str]:

@@ -17,9 +17,11 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from msprobe_core.findings import Finding as Said
 from msprobe_core.judge.limits import Precision
 from msprobe_core.rl.log_probs import Floats, Integers, Tokens
 from msprobe_core.rl.logits import Refit, RefitKind
+from msprobe_core.rl.rl_codes import CauseCode
 
 Flags: TypeAlias = NDArray[np.bool_]
 
@@ -109,7 +111,7 @@ class Diagnosis:
     explained: float | None
     statistic: float | None
     meaning: str
-    sentence: str
+    sentence: Said
     is_named: bool = False
 
 
@@ -143,12 +145,12 @@ class _Tested(NamedTuple):
 
     explained: float | None
     statistic: float | None
-    sentence: str
+    sentence: Said
     meaning: str | None = None
 
 
 _Test: TypeAlias = Callable[[Tokens, float, Evidence], _Tested]
-_TOO_FEW = _Tested(None, None, "there are too few tokens")
+_TOO_FEW = _Tested(None, None, Said(CauseCode.TOO_FEW))
 
 
 def _diagnosis(cause: Cause, test: _Test, meaning: str, tokens: Tokens, floor: float, evidence: Evidence) -> Diagnosis:
@@ -186,10 +188,10 @@ def _off_by_one(tokens: Tokens, _floor: float, _evidence: Evidence) -> _Tested:
         if training.size and mean_abs:
             ratios[shift] = float(np.abs(training - rollout).mean()) / mean_abs
     if not ratios:
-        return _Tested(0.0, None, "no neighbours to compare")
+        return _Tested(0.0, None, Said(CauseCode.NO_NEIGHBOURS))
     shift, ratio = min(ratios.items(), key=lambda item: item[1])
     return _Tested(
-        max(0.0, 1.0 - ratio), ratio, f"shifted by {shift:+d}, the difference is {ratio:.2g} times what it is"
+        max(0.0, 1.0 - ratio), ratio, Said(CauseCode.SHIFTED, fields={"shift": f"{shift:+d}", "ratio": ratio})
     )
 
 
@@ -202,7 +204,9 @@ def _temperature(tokens: Tokens, _floor: float, evidence: Evidence) -> _Tested:
     test is weak if some distributions are peaked and others flat.
     """
     if evidence.refit is not None and evidence.refit.kind is RefitKind.TEMPERATURE:
-        return _Tested(evidence.refit.explained, None, f"{evidence.refit.sentence}, by the recorded logits")
+        return _Tested(
+            evidence.refit.explained, None, Said(CauseCode.BY_LOGITS, fields={"sentence": evidence.refit.sentence})
+        )
     n = tokens.training.size
     middle = (tokens.training + tokens.rollout) / 2
     if n < FEWEST_TOKENS or float(middle.std()) == 0.0:
@@ -220,17 +224,18 @@ def _temperature(tokens: Tokens, _floor: float, evidence: Evidence) -> _Tested:
     ratio = (2 + slope) / (2 - slope) if slope < 2 else math.inf
     if not _TEMPERATURES[0] < ratio < _TEMPERATURES[1]:
         explained = 0.0
-    known = "" if evidence.temperature is None else f"; sampled at temperature {evidence.temperature:g}"
-    mode = "" if evidence.logprobs_mode is None else f", log-probs {evidence.logprobs_mode}"
-    return _Tested(explained, ratio, f"training is like rollout with logits times {ratio:.3g}{known}{mode}")
+    temperature, own_mode = evidence.temperature, evidence.logprobs_mode
+    known = [] if temperature is None else [Said(CauseCode.SAMPLED_AT, fields={"temperature": temperature})]
+    mode = [] if own_mode is None else [Said(CauseCode.MODE, fields={"mode": own_mode})]
+    return _Tested(explained, ratio, Said(CauseCode.TEMPERATURE, fields={"ratio": ratio, "known": known, "mode": mode}))
 
 
 def _vocabulary(_tokens: Tokens, _floor: float, evidence: Evidence) -> _Tested:
     refit = evidence.refit
     if refit is None:
-        return _Tested(None, None, "the logits of both sides are not recorded, or other settings explain them")
+        return _Tested(None, None, Said(CauseCode.NO_LOGITS))
     if refit.kind is not RefitKind.VOCABULARY:
-        return _Tested(0.0, None, "both sides count the same words")
+        return _Tested(0.0, None, Said(CauseCode.SAME_WORDS))
     return _Tested(refit.explained, None, refit.sentence)
 
 
@@ -253,13 +258,14 @@ def _renormalised(tokens: Tokens, floor: float, evidence: Evidence) -> _Tested:
     is_one_sided = bool(np.mean(fits) >= _ONE_SIDED)
     explained = share if is_one_sided and not is_off else 0.0
     said = (
-        "top-p and top-k were off" if is_off
-        else f"sampled with top-p {evidence.top_p:g}" if limited_p
-        else f"sampled with top-k {evidence.top_k}" if limited_k
-        else "top-p and top-k were not recorded"
+        Said(CauseCode.LIMITS_OFF) if is_off
+        else Said(CauseCode.TOP_P, fields={"size": evidence.top_p}) if limited_p
+        else Said(CauseCode.TOP_K, fields={"size": evidence.top_k}) if limited_k
+        else Said(CauseCode.LIMITS_UNKNOWN)
     )  # fmt: skip
-    higher = f"rollout is higher in {np.mean(d < 0):.1%} of tokens, by a kept share of {kept:.3g} or more"
-    return _Tested(explained, kept, f"{higher}; {said}")
+    return _Tested(
+        explained, kept, Said(CauseCode.KEPT, fields={"share": f"{np.mean(d < 0):.1%}", "kept": kept, "said": said})
+    )
 
 
 def _mask(tokens: Tokens, floor: float, _evidence: Evidence) -> _Tested:
@@ -273,16 +279,14 @@ def _mask(tokens: Tokens, floor: float, _evidence: Evidence) -> _Tested:
     of_missing = float(size[missing].sum()) / whole
     if of_missing and float(size[missing].max()) >= _MISSING_NATS:
         side = "rollout" if np.count_nonzero(tokens.rollout[missing] == 0) * 2 > missing.sum() else "training"
-        sentence = f"{int(missing.sum()):,} tokens that count have a log-prob of exactly 0 in {side}"
+        sentence = Said(CauseCode.MISSING, fields={"count": int(missing.sum()), "side": side})
         return _Tested(of_missing, of_missing, sentence)
     later = tokens.turn > 0
     before = size[~later]
     of_later = float(size[later].sum()) / whole if later.any() and before.size else 0.0
     is_clean = before.size > 0 and float(np.sqrt(np.mean(before**2))) <= 4 * max(floor, 1e-300)
     sentence = (
-        f"{of_later:.1%} of the difference is after the first masked turn, as if attention were masked too"
-        if later.any()
-        else "one turn only, and no value is missing"
+        Said(CauseCode.LATER_TURNS, fields={"share": f"{of_later:.1%}"}) if later.any() else Said(CauseCode.ONE_TURN)
     )
     return _Tested(of_later if is_clean else 0.0, of_later, sentence)
 
@@ -294,8 +298,14 @@ def _retokenised(tokens: Tokens, floor: float, evidence: Evidence) -> _Tested:
     if evidence.retokenised is not None:
         flagged = evidence.retokenised[tokens.sample]
         share = float(np.abs(d[flagged]).sum()) / whole if whole else 0.0
-        number = f"{int(evidence.retokenised.sum()):,} of {evidence.retokenised.size:,}"
-        return _Tested(share, share, f"{number} samples have other token ids than were generated")
+        return _Tested(
+            share,
+            share,
+            Said(
+                CauseCode.RETOKENISED,
+                fields={"count": int(evidence.retokenised.sum()), "total": int(evidence.retokenised.size)},
+            ),
+        )
     if tokens.training.size < FEWEST_TOKENS or whole == 0:
         return _TOO_FEW
     begin = _parting(tokens, 6 * floor)
@@ -312,7 +322,7 @@ def _retokenised(tokens: Tokens, floor: float, evidence: Evidence) -> _Tested:
     return _Tested(
         max(0.0, of_later * (1 - min(ratios))),
         of_later,
-        "the generated tokens are not recorded; tested is whether samples are shifted from a token on",
+        Said(CauseCode.NOT_GENERATED),
         meaning="share of the difference after the first token that differs, in samples that begin alike",
     )
 
@@ -346,12 +356,12 @@ def _stale(tokens: Tokens, floor: float, evidence: Evidence) -> _Tested:
         return _Tested(
             _beyond(tokens, floor) if is_most else 0.0,
             share,
-            f"{len(evidence.outdated)} of {evidence.num_parameters} parameters are those of an earlier step",
+            Said(CauseCode.OUTDATED, fields={"count": len(evidence.outdated), "total": evidence.num_parameters}),
         )
     if evidence.stale is None:
         if evidence.num_parameters is None:
-            return _Tested(None, None, "neither versions of the policy nor weights are recorded")
-        return _Tested(0.0, 0.0, "no parameter is of an earlier step")
+            return _Tested(None, None, Said(CauseCode.NO_VERSIONS))
+        return _Tested(0.0, 0.0, Said(CauseCode.NOT_OUTDATED))
     flagged = evidence.stale[tokens.sample]
     size = np.abs(tokens.difference)
     fresh = size[~flagged]
@@ -362,20 +372,20 @@ def _stale(tokens: Tokens, floor: float, evidence: Evidence) -> _Tested:
     return _Tested(
         explained if flagged.any() else 0.0,
         float(np.mean(evidence.stale)),
-        f"{int(evidence.stale.sum()):,} of {evidence.stale.size:,} samples were drawn by an older policy",
+        Said(CauseCode.OLDER_POLICY, fields={"count": int(evidence.stale.sum()), "total": int(evidence.stale.size)}),
     )
 
 
 def _unsynchronised(tokens: Tokens, floor: float, evidence: Evidence) -> _Tested:
     if evidence.num_parameters is None:
-        return _Tested(None, None, "the weights that were sent and received are not recorded")
+        return _Tested(None, None, Said(CauseCode.NO_WEIGHTS))
     number, whole = len(evidence.unsynchronised), max(evidence.num_parameters, 1)
     is_stale = len(evidence.outdated) > 1 and len(evidence.outdated) / whole >= MOST
-    first = f", the first {evidence.unsynchronised[0]}" if number else ""
+    first = [Said(CauseCode.THE_FIRST, fields={"name": evidence.unsynchronised[0]})] if number else []
     return _Tested(
         _beyond(tokens, floor) if number and not is_stale else 0.0,
         number / whole,
-        f"{number} of {evidence.num_parameters} parameters are not as they were sent{first}",
+        Said(CauseCode.NOT_AS_SENT, fields={"count": number, "total": evidence.num_parameters, "first": first}),
     )
 
 
@@ -383,13 +393,13 @@ def _routing(tokens: Tokens, _floor: float, evidence: Evidence) -> _Tested:
     """Test whether the difference would be small if tokens with other experts differed as the others do."""
     flags = evidence.rerouted
     if flags is None:
-        return _Tested(None, None, "the experts that both sides choose are not recorded")
+        return _Tested(None, None, Said(CauseCode.NO_ROUTING))
     row, position = tokens.sample, tokens.position
     is_known = (row < flags.shape[0]) & (position < flags.shape[1])
     other = np.zeros(row.shape, bool)
     other[is_known] = flags[row[is_known], position[is_known]]
     size = np.abs(tokens.difference)
-    sentence = f"{int(other.sum()):,} of {other.size:,} tokens are predicted from one with other experts"
+    sentence = Said(CauseCode.OTHER_EXPERTS, fields={"count": int(other.sum()), "total": int(other.size)})
     share = float(other.mean()) if other.size else 0.0
     if not other.any() or int((~other).sum()) < FEWEST_TOKENS:
         return _Tested(0.0 if not other.any() else None, share, sentence)
@@ -405,31 +415,32 @@ def _cast(tokens: Tokens, floor: float, evidence: Evidence) -> _Tested:
     if tokens.training.size < FEWEST_TOKENS:
         return _TOO_FEW
     found = [
-        _cast_of(own, other, precision, f"log-probs of {side} are {name}")
+        _cast_of(own, other, precision, Said(CauseCode.ROUNDED, fields={"side": side, "dtype": name}))
         for precision, name in _CASTS.items()
         for side, own, other in (
             ("rollout", tokens.rollout, tokens.training),
             ("training", tokens.training, tokens.rollout),
         )
     ]
-    explained, statistic, sentence = max(found)
+    explained, statistic, sentence = max(found, key=lambda one: one[:2])
+    sentences = [] if sentence is None else [sentence]
     if evidence.cast is not None:
         rms = _rms(tokens)
         by_size = (1.0 if rms <= 4 * floor else 4 * floor / rms) if _is_coarse(tokens, evidence) else 0.0
         explained = max(explained, by_size)
-        of_weights = f"parameters were cast to {evidence.cast.name.lower()} on the way"
-        sentence = "; ".join(part for part in (sentence, of_weights) if part)
-    return _Tested(explained, statistic, sentence or "neither side holds rounded values")
+        sentences.append(Said(CauseCode.CAST_ON_THE_WAY, fields={"dtype": evidence.cast.name.lower()}))
+    sentences = sentences or [Said(CauseCode.NOT_ROUNDED)]
+    return _Tested(explained, statistic, Said(CauseCode.SEVERAL, fields={"sentences": sentences}))
 
 
-def _cast_of(own: Floats, other: Floats, precision: Precision, sentence: str) -> tuple[float, float, str]:
+def _cast_of(own: Floats, other: Floats, precision: Precision, sentence: Said) -> tuple[float, float, Said | None]:
     """Return the share of the difference that rounding the other side removes, and the share of rounded values."""
     is_rounded: Any = rounded(own, precision) == own
     exact = float(is_rounded.mean())
     if exact < _ONE_SIDED:
-        return 0.0, exact, ""
+        return 0.0, exact, None
     explained = _explained(rounded(other, precision) - own, other - own)
-    return explained, exact, sentence if explained else ""
+    return explained, exact, sentence if explained else None
 
 
 def _is_coarse(tokens: Tokens, evidence: Evidence) -> bool:

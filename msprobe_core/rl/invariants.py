@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 
 from msprobe_core.errors import DumpError
-from msprobe_core.findings import noted
+from msprobe_core.findings import Field
+from msprobe_core.findings import Finding as Said
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.rl.advantages import EPSILON, KL, Array, Variants, gae, grpo, weights_of_tokens
 from msprobe_core.rl.files import BatchFile, RLStage, load_rewards
 from msprobe_core.rl.outcome import Finding
 from msprobe_core.rl.recorded import RecordedRun
+from msprobe_core.rl.rl_codes import CheckCode
 from msprobe_core.store import load_updates
 
 _RTOL = 1e-3
@@ -62,9 +64,11 @@ class RecordedStep:
         """Return a metric of the step; ``None`` if it was not logged or is not finite."""
         return self.batch.metrics.get(name)
 
-    def wrong(self, place: str, sentence: str, verdict: Verdict = Verdict.ERROR) -> Finding:
-        """Return a finding of this step."""
-        return Finding(verdict=verdict, said=noted(sentence), step=self.step, place=place)
+    def wrong(self, place: str, code: CheckCode, **fields: Field) -> Finding:
+        """Return a finding of this step; ``place`` is among its fields."""
+        return Finding(
+            verdict=Verdict.ERROR, said=Said(code, fields={"place": place, **fields}), step=self.step, place=place
+        )
 
     @property
     def is_on_policy(self) -> bool:
@@ -86,8 +90,8 @@ def finite(own: RecordedStep) -> Iterator[Finding]:
         if mask is not None and bad.shape == mask.shape:
             bad &= mask
         if bad.any():
-            place = tuple(int(i) for i in np.argwhere(bad)[0])
-            yield own.wrong(name, f"{name} has {int(bad.sum()):,} elements that are NaN or Inf, the first at {place}")
+            first = str(tuple(int(i) for i in np.argwhere(bad)[0]))
+            yield own.wrong(name, CheckCode.NOT_FINITE, count=int(bad.sum()), first=first)
 
 
 def masks(own: RecordedStep) -> Iterator[Finding]:
@@ -97,24 +101,22 @@ def masks(own: RecordedStep) -> Iterator[Finding]:
     if prompts is not None and responses is not None and ids is not None:
         made = np.concatenate([prompts, responses], axis=1)
         if made.shape == ids.shape and (made != ids).any():
-            yield own.wrong("input_ids", f"input_ids are not prompts and responses, first in row {_row(made != ids)}")
+            yield own.wrong("input_ids", CheckCode.INPUT_IDS, row=_row(made != ids))
     if whole is None:
         return
     whole = np.asarray(whole) != 0
     if mask is not None and mask.shape[1] <= whole.shape[1]:
         lost = mask & ~whole[:, whole.shape[1] - mask.shape[1] :]
         if lost.any():
-            sentence = f"{int(lost.sum()):,} tokens count that attention_mask hides, first in row {_row(lost)}"
-            yield own.wrong("response_mask", sentence)
+            yield own.wrong("response_mask", CheckCode.HIDDEN, count=int(lost.sum()), row=_row(lost))
     positions = own.tensors.get("position_ids")
     if positions is not None and positions.shape == whole.shape:
         right = np.maximum(np.cumsum(whole, axis=1) - 1, 0)
         off = (positions != right) & whole
         if off.any():
-            why = ": they count padding on the left too" if _counts_padding(positions, whole) else ""
-            yield own.wrong(
-                "position_ids", f"position_ids are shifted in {int(off.any(axis=1).sum())} of {len(off)} rows{why}"
-            )
+            why = [Said(CheckCode.POSITIONS_PADDING)] if _counts_padding(positions, whole) else []
+            count = int(off.any(axis=1).sum())
+            yield own.wrong("position_ids", CheckCode.POSITIONS, count=count, total=len(off), why=why)
 
 
 def _counts_padding(positions: Any, whole: Any) -> bool:
@@ -148,11 +150,10 @@ def rewards(own: RecordedStep) -> Iterator[Finding]:
     of_files = sorted(score for scores in known.values() for score in scores)
     is_shuffled = len(of_files) == len(totals) and np.allclose(of_files, np.sort(totals), rtol=_RTOL, atol=_RTOL)
     first = own.batch.samples[wrong[0]]
-    sentence = (
-        f"{name} differs from what the reward function returned in {len(wrong)} of {compared} samples, the first "
-        f"{first.id[:12]}: {totals[wrong[0]]:.6g} instead of {known[first.id][0]:.6g}"
-    )
-    yield own.wrong(name, sentence + ("; the same rewards in another order: they are shuffled" if is_shuffled else ""))
+    yield own.wrong(
+        name, CheckCode.REWARDS, count=len(wrong), total=compared, sample=first.id[:12], own=float(totals[wrong[0]]),
+        other=known[first.id][0], why=[Said(CheckCode.REWARDS_SHUFFLED)] if is_shuffled else [],
+    )  # fmt: skip
 
 
 def kl_in_reward(own: RecordedStep) -> Iterator[Finding]:
@@ -203,11 +204,14 @@ def _explained(own: RecordedStep, name: str, found: Array, variants: Variants) -
         return
     others = [text for text, values in variants.items() if text != "right" and _is_near(found, values, mask)]
     factor = _factor(found, right, mask)
-    why = f": {others[0]}" if others else f": {factor:.6g} times what they should be" if factor else ""
+    why = (
+        [Said(CheckCode.MISTAKE, fields={"mistake": others[0]})] if others
+        else [Said(CheckCode.FACTOR, fields={"factor": factor})] if factor else []
+    )  # fmt: skip
     off = np.abs(np.where(mask, found - right, 0.0))
     row, position = np.unravel_index(int(off.argmax()), off.shape)
-    sentence = f"{name} do not follow from what is recorded{why}; the worst in row {row}, position {position}"
-    yield own.wrong(name, f"{sentence}: {found[row, position]:.6g} instead of {right[row, position]:.6g}")
+    sides = {"own": float(found[row, position]), "other": float(right[row, position])}
+    yield own.wrong(name, CheckCode.DERIVED, why=why, row=int(row), position=int(position), **sides)
 
 
 def _is_near(found: Array, right: Array, mask: Array) -> bool:
@@ -232,10 +236,7 @@ def reference(own: RecordedStep) -> Iterator[Finding]:
         return
     if has_updated(own.run.batch(before[-1])[0]) is False:
         return
-    yield own.wrong(
-        "ref_log_prob", "the reference's log-probs equal the policy's to the bit after updates: it follows the policy, "
-        "as if it had the same parameters"
-    )  # fmt: skip
+    yield own.wrong("ref_log_prob", CheckCode.REFERENCE)
 
 
 def has_updated(batch: BatchFile) -> bool | None:
@@ -251,7 +252,7 @@ def kl_loss(own: RecordedStep) -> Iterator[Finding]:
     if logged is None or kind not in KL:
         return
     if kind not in {"kl", "k1"} and logged < -_LEAST_KL:
-        yield own.wrong("actor/kl_loss", f"the KL loss is {logged:.6g}; an estimate of {kind} is never negative")
+        yield own.wrong("actor/kl_loss", CheckCode.KL_NEGATIVE, own=logged, kind=kind)
         return
     old, ref, mask = own.tensors.get("old_log_probs"), own.tensors.get("ref_log_prob"), own.mask
     weights = (
@@ -261,9 +262,7 @@ def kl_loss(own: RecordedStep) -> Iterator[Finding]:
         return
     made = float((KL[kind](old.astype(np.float64) - ref) * weights).sum())
     if abs(made) > 10 * _LEAST_KL and abs(logged + made) < 0.05 * abs(made):
-        yield own.wrong(
-            "actor/kl_loss", f"the KL loss is {logged:.6g}, and {made:.6g} by the log-probs: its sign is wrong"
-        )
+        yield own.wrong("actor/kl_loss", CheckCode.KL_SIGN, own=logged, other=made)
 
 
 def loss_parts(own: RecordedStep) -> Iterator[Finding]:
@@ -276,10 +275,7 @@ def loss_parts(own: RecordedStep) -> Iterator[Finding]:
         return
     tolerance = 0.02 * abs(size * kl) + 1e-6 * abs(policy) + 1e-9
     if abs(whole - policy + size * kl) <= tolerance and abs(size * kl) > 4 * tolerance:
-        yield own.wrong(
-            "actor/loss", f"the loss, {whole:.6g}, is the policy's {policy:.6g} less {size:g} times the KL loss "
-            f"{kl:.6g}: the sign of the KL term is wrong, and updates move away from the reference"
-        )  # fmt: skip
+        yield own.wrong("actor/loss", CheckCode.LOSS_SIGN, own=whole, policy=policy, size=size, kl=kl)
 
 
 def micro_losses(own: RecordedStep) -> Iterator[Finding]:
@@ -309,12 +305,11 @@ def micro_losses(own: RecordedStep) -> Iterator[Finding]:
     if is_proportional and not any(abs(factor - right) < 0.05 * right for right in {1, num_ranks}):
         per_rank = len(pairs) / num_ranks
         why = (
-            "as if the gradients of micro-batches were added and not averaged"
+            CheckCode.ADDED
             if abs(factor / num_ranks - per_rank) < 0.05 * per_rank or abs(factor - per_rank) < 0.05 * per_rank
-            else "the scale of gradient accumulation is wrong"
+            else CheckCode.SCALE
         )
-        sentence = f"the losses of {len(pairs)} micro-batches are {factor:.4g} times what their samples make: {why}"
-        yield own.wrong("actor_update loss", sentence)
+        yield own.wrong("actor_update loss", CheckCode.MICRO_LOSSES, count=len(pairs), factor=factor, why=Said(why))
 
 
 def _loss_pairs(own: RecordedStep, of_row: Array) -> Iterator[tuple[float, float]]:
@@ -341,18 +336,15 @@ def clipping(own: RecordedStep) -> Iterator[Finding]:
         if share is None:
             continue
         if not 0 <= share <= 1:
-            yield own.wrong(name, f"{name} is {share:.4g}, which is no share")
+            yield own.wrong(name, CheckCode.NO_SHARE, share=share)
         elif name == "actor/pg_clipfrac" and own.is_on_policy and share > 0 and not is_bypassed(own.run):
-            yield own.wrong(
-                name, f"{share:.1%} of the ratios are clipped in the only update of the step, where policy and old "
-                "policy are the same: dropout, another mode or other weights in one of the two passes"
-            )  # fmt: skip
+            yield own.wrong(name, CheckCode.CLIPPED_AT_ONCE, share=f"{share:.1%}")
         elif share > _MOST_CLIPPED:
-            yield own.wrong(name, f"{share:.1%} of the ratios are clipped: the update learns from the rest only")
+            yield own.wrong(name, CheckCode.CLIPPED, share=f"{share:.1%}")
     for name in ("clip_ratio", "clip_ratio_low", "clip_ratio_high"):
         size = own.run.number(f"{_ACTOR}.{name}")
         if size is not None and not 0 < size < 1:
-            yield own.wrong(name, f"{_ACTOR}.{name} is {size:g}; ratios are clipped to 1 plus or minus a share")
+            yield own.wrong(name, CheckCode.CLIP_RATIO, setting=f"{_ACTOR}.{name}", size=size)
 
 
 def is_bypassed(run: RecordedRun) -> bool:
@@ -367,10 +359,7 @@ def same_policy(own: RecordedStep) -> Iterator[Finding]:
         return
     limit = 1e-2 if own.run.dtypes() & {"bfloat16", "float16"} else 1e-4
     if abs(divergence) > limit:
-        yield own.wrong(
-            "actor/ppo_kl", f"the policy of the only update is {divergence:.3g} nats from the one that computed the "
-            "log-probs, though both have the same weights: dropout, another mode or other weights in one of the passes"
-        )  # fmt: skip
+        yield own.wrong("actor/ppo_kl", CheckCode.OTHER_POLICY, divergence=divergence)
 
 
 def export(own: RecordedStep) -> Iterator[Finding]:
@@ -386,9 +375,8 @@ def export(own: RecordedStep) -> Iterator[Finding]:
     if now and all(last.get(name) == identity for name, identity in now.items()):
         rate, norm = own.metric("actor/lr"), own.metric("actor/grad_norm")
         yield own.wrong(
-            next(iter(now)), f"the weights that were sent are those of step {before[-1]}, all {len(now)}, though the "
-            f"optimizer stepped (learning rate {rate:g}, gradient norm {norm:.3g}): the export is stale"
-        )  # fmt: skip
+            next(iter(now)), CheckCode.STALE_EXPORT, before=before[-1], count=len(now), rate=rate, norm=norm
+        )
 
 
 CHECKS: Mapping[str, Check] = {

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from msprobe_core.findings import noted
+from msprobe_core.findings import Finding as Said
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.rl.drift import Drift, drift_of
 from msprobe_core.rl.files import RLStage
@@ -20,6 +20,7 @@ from msprobe_core.rl.log_prob_steps import LogProbOptions, StepLogProbs, baselin
 from msprobe_core.rl.log_probs import Tokens, by_group, frame_of
 from msprobe_core.rl.outcome import VERDICT, Finding, Outcome, listed_steps, table_of
 from msprobe_core.rl.recorded import RecordedRun, chosen_steps
+from msprobe_core.rl.rl_codes import LogProbCode
 
 _WORST = 200
 """Number of tokens per step in the table of the worst ones."""
@@ -94,9 +95,7 @@ def _over_limit(compared: Sequence[StepLogProbs], options: LogProbOptions) -> li
     return [
         Finding(
             verdict=Verdict.ERROR, step=one.step, place="limit",
-            said=noted(
-                f"the root mean square difference, {one.measures.rms:.3g} nats, is over the limit {options.limit:g}"
-            ),
+            said=Said(LogProbCode.LIMIT, fields={"rms": one.measures.rms, "limit": options.limit}),
         )
         for one in over
     ]  # fmt: skip
@@ -105,11 +104,12 @@ def _over_limit(compared: Sequence[StepLogProbs], options: LogProbOptions) -> li
 def _drifted(compared: Sequence[StepLogProbs], drift: Drift | None, options: LogProbOptions) -> list[Finding]:
     if drift is None or not drift.is_over(options.max_growth):
         return []
-    sentence = (
-        f"the root mean square difference drifts from {drift.first:.3g} to {drift.last:.3g} nats over {len(compared)} "
-        f"steps, {drift.growth:.2g} times, where {options.max_growth:g} times are allowed"
-    )
-    return [Finding(verdict=Verdict.ERROR, step=compared[-1].step, place="drift", said=noted(sentence))]
+    fields = {
+        "first": drift.first, "last": drift.last, "count": len(compared), "growth": drift.growth,
+        "allowed": options.max_growth,
+    }  # fmt: skip
+    said = Said(LogProbCode.DRIFT, fields=fields)
+    return [Finding(verdict=Verdict.ERROR, step=compared[-1].step, place="drift", said=said)]
 
 
 def _lines(one: StepLogProbs, options: LogProbOptions) -> list[str]:
@@ -149,28 +149,28 @@ def _lines(one: StepLogProbs, options: LogProbOptions) -> list[str]:
 def _findings(one: StepLogProbs) -> list[Finding]:
     found: list[Finding] = []
     if one.retokenised:
-        sentence = (
-            f"{len(one.retokenised):,} of {len(one.ids):,} samples have other token ids than were generated, the first "
-            f"{one.retokenised[0]}"
-        )
-        found.append(Finding(verdict=Verdict.ERROR, said=noted(sentence), step=one.step, place=one.retokenised[0]))
+        fields = {"count": len(one.retokenised), "total": len(one.ids), "sample": one.retokenised[0]}
+        said = Said(LogProbCode.RETOKENISED, fields=fields)
+        found.append(Finding(verdict=Verdict.ERROR, said=said, step=one.step, place=one.retokenised[0]))
     found += _sampling_findings(one)
     if one.measures.num_not_finite:
-        sentence = f"{one.measures.num_not_finite:,} log-probs are NaN or Inf on a side"
-        found.append(Finding(verdict=Verdict.ERROR, said=noted(sentence), step=one.step))
+        said = Said(LogProbCode.NOT_FINITE, fields={"count": one.measures.num_not_finite})
+        found.append(Finding(verdict=Verdict.ERROR, said=said, step=one.step))
     for score in one.scores:
         if score.is_over:
-            sentence = (
-                f"the {score.measure} difference, {score.value:.3g} nats, is {score.score:.2g}x what rounding explains "
-                f"({score.floor:.2g}, {score.source.value}; limit {score.limit:.2g}x)"
-            )
-            found.append(Finding(verdict=Verdict.ERROR, said=noted(sentence), step=one.step, place=score.measure))
+            fields = {
+                "measure": score.measure, "value": score.value, "score": score.score, "floor": score.floor,
+                "source": score.source, "limit": score.limit,
+            }  # fmt: skip
+            said = Said(LogProbCode.SCORE, fields=fields)
+            found.append(Finding(verdict=Verdict.ERROR, said=said, step=one.step, place=score.measure))
     for diagnosis in one.diagnoses:
         if diagnosis.is_named:
-            sentence = f"{diagnosis.cause.value} explains {diagnosis.explained:.0%}: {diagnosis.sentence}"
-            found.append(
-                Finding(verdict=Verdict.WARNING, said=noted(sentence), step=one.step, place=diagnosis.cause.value)
-            )
+            fields = {
+                "cause": diagnosis.cause, "explained": f"{diagnosis.explained:.0%}", "sentence": diagnosis.sentence,
+            }  # fmt: skip
+            said = Said(LogProbCode.CAUSE, fields=fields)
+            found.append(Finding(verdict=Verdict.WARNING, said=said, step=one.step, place=diagnosis.cause.value))
     return found
 
 
@@ -184,11 +184,12 @@ def _sampling_findings(one: StepLogProbs) -> list[Finding]:
         "top_p": sampling.top_p is not None and sampling.top_p < 1,
         "top_k": sampling.top_k is not None and sampling.top_k > 0,
     }
-    names = [f"{name} {getattr(sampling, name)}" for name, is_so in changed.items() if is_so]
+    names = [Said(LogProbCode.SETTING, fields={"name": name, "value": str(getattr(sampling, name))})
+             for name, is_so in changed.items() if is_so]  # fmt: skip
     if not names:
         return []
-    sentence = f"the engine's log-probs are raw, as before {' and '.join(names)}, with which tokens were drawn"
-    return [Finding(verdict=Verdict.WARNING, said=noted(sentence), step=one.step, place="logprobs_mode")]
+    said = Said(LogProbCode.RAW, fields={"names": names})
+    return [Finding(verdict=Verdict.WARNING, said=said, step=one.step, place="logprobs_mode")]
 
 
 def _headline(compared: Sequence[StepLogProbs], worst: StepLogProbs | None, over_time: Sequence[Finding]) -> str:

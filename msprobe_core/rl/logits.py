@@ -5,15 +5,17 @@ They show which side computes other log-probs than its logits and the settings o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 import numpy as np
 
 from msprobe_core.errors import CompareError, DumpError
+from msprobe_core.findings import Finding as Said
 from msprobe_core.rl.files import BatchFile, RLStage
 from msprobe_core.rl.recorded import Array, RecordedRun, rollouts_of
+from msprobe_core.rl.rl_codes import CauseCode
 from msprobe_core.rl.stage_tensors import StageTensors
 
 _HEADS = ("lm_head", "output_layer", "logits_processor")
@@ -43,7 +45,7 @@ class Refit:
 
     kind: RefitKind
     explained: float
-    sentence: str
+    sentence: Said
 
 
 @dataclass(frozen=True)
@@ -189,6 +191,10 @@ def _is_near(found: Array, own: Array) -> bool:
     return _rms(found, own) <= _TOLERANCE
 
 
+def _of_both(code: CauseCode, sides: Sequence[Said]) -> Said:
+    return Said(code, fields=dict(zip(("first", "second"), sides, strict=True)))
+
+
 def _difference(trainer: _Side, engine: _Side) -> Refit | None:
     both = trainer, engine
     before = np.abs(trainer.recorded).sum() and _of_common(trainer, engine)
@@ -197,11 +203,16 @@ def _difference(trainer: _Side, engine: _Side) -> Refit | None:
     whole, rest = before
     explained = max(0.0, 1 - rest / whole) if whole else 0.0
     if abs(trainer.temperature - engine.temperature) > 1e-3:
-        said = " and ".join(f"{side.name} divides its logits by {side.temperature:.3g}" for side in both)
-        return Refit(RefitKind.TEMPERATURE, explained, said)
+        divides = [
+            Said(CauseCode.DIVIDES, fields={"name": side.name, "temperature": side.temperature}) for side in both
+        ]
+        return Refit(RefitKind.TEMPERATURE, explained, _of_both(CauseCode.BOTH, divides))
     if trainer.num_words != engine.num_words:
-        said = " and ".join(f"{side.name} counts {side.num_words:,} words of {side.all_words:,}" for side in both)
-        return Refit(RefitKind.VOCABULARY, explained, f"{said}: padded words are not masked")
+        counts = [
+            Said(CauseCode.COUNTS, fields={"name": side.name, "count": side.num_words, "total": side.all_words})
+            for side in both
+        ]
+        return Refit(RefitKind.VOCABULARY, explained, _of_both(CauseCode.NOT_MASKED, counts))
     return None
 
 

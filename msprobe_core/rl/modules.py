@@ -11,10 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msprobe_core.errors import NothingInCommonError
+from msprobe_core.findings import Finding as Said
 from msprobe_core.judge.limits import Precision
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.model import Role
 from msprobe_core.rl.floors import Floor, Score, module_floor, module_score, precision_named
+from msprobe_core.rl.rl_codes import ModuleCode
 from msprobe_core.rl.stage_tensors import ModuleValue, StageTensors, common_samples, matched
 
 Array: TypeAlias = NDArray[Any]
@@ -102,7 +104,7 @@ class ModuleDifference:
     worst_sample: str | None
     worst_position: int | None
     flip_rate: float | None
-    reason: str | None
+    reason: Said | None
 
     @property
     def is_over(self) -> bool:
@@ -325,11 +327,13 @@ def _judged(
             )
 
 
-def _reason(score: Score, worst: tuple[float, str, int]) -> str:
-    where = f"; the worst at position {worst[2]} of sample {worst[1][:12]}" if worst[1] else ""
+def _reason(score: Score, worst: tuple[float, str, int]) -> Said:
+    place = {"position": worst[2], "sample": worst[1][:12]}
+    where = [Said(ModuleCode.WORST, fields=place)] if worst[1] else []
     if not math.isfinite(score.value):
-        return f"NaN or Inf on one side, or nothing but zeros{where}"
-    return f"{score.value:.2g} off, relative, where rounding explains {score.floor:.2g} ({score.source.value}){where}"
+        return Said(ModuleCode.NOT_FINITE, fields={"where": where})
+    fields = {"error": score.value, "floor": score.floor, "source": score.source, "where": where}
+    return Said(ModuleCode.OFF, fields=fields)
 
 
 def is_given_wrong(

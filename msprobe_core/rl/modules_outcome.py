@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 
 from msprobe_core.errors import CompareError
-from msprobe_core.findings import noted
+from msprobe_core.findings import Finding as Said
 from msprobe_core.judge.noise.model import NoiseSource
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.rl.files import RLStage
@@ -26,6 +26,7 @@ from msprobe_core.rl.modules import (
 )
 from msprobe_core.rl.outcome import Finding, Outcome, listed_steps, table_of
 from msprobe_core.rl.recorded import RecordedRun, chosen_steps, policy_versions, rollouts_of, trainer_version
+from msprobe_core.rl.rl_codes import ModuleCode
 from msprobe_core.rl.stage_statistics import StatisticsDifference, ValueDifference, compare_statistics
 from msprobe_core.rl.stage_tensors import StageTensors, StatisticsOnlyError
 
@@ -192,13 +193,11 @@ def _baseline(run: RecordedRun, stages: tuple[str, str], experts: int) -> Baseli
 
 
 def _part_finding(one: _Compared, first: ModuleDifference, was_given: bool | None, *, is_of_phase: bool) -> Finding:
-    how = (
-        "; what it was given is off already, so the fault is between it and the modules before" if was_given
-        else "; what it was given is not" if was_given is False else ""
-    )  # fmt: skip
-    phase = f"{first.phase}: " if is_of_phase else ""
-    sentence = f"{phase}first at {first.module}, {first.reason}{how}"
-    return Finding(verdict=Verdict.ERROR, said=noted(sentence), step=one.difference.step, place=first.module)
+    code = ModuleCode.WAS_GIVEN if was_given else ModuleCode.WAS_NOT_GIVEN
+    how = [] if was_given is None else [Said(code)]
+    phase = [Said(ModuleCode.OF_PHASE, fields={"phase": first.phase})] if is_of_phase else []
+    said = Said(ModuleCode.FIRST, fields={"phase": phase, "module": first.module, "reason": first.reason, "how": how})
+    return Finding(verdict=Verdict.ERROR, said=said, step=one.difference.step, place=first.module)
 
 
 def _outcome(
@@ -342,10 +341,7 @@ def _with_aliases(outcome: Outcome, run: RecordedRun, steps: Sequence[int]) -> O
     equal = [step for step in steps if outcome.numbers["steps"][str(step)]["is_equal"] and _was_updated(run, step)]
     found = [
         Finding(
-            verdict=Verdict.ERROR, step=step, place="reference", said=noted(
-                "actor and reference are equal to the bit though the actor was updated before: the reference follows "
-                "it, as if both had the same parameters"
-            ),
+            verdict=Verdict.ERROR, step=step, place="reference", said=Said(ModuleCode.ALIASED),
         )
         for step in equal
     ]  # fmt: skip
@@ -414,8 +410,8 @@ def _training_findings(one: _Compared) -> list[Finding]:
     unequal = next((m for m in one.difference.modules if not m.is_equal), None)
     if unequal is None:
         return []
-    sentence = f"not equal to the bit, first at {unequal.module} ({unequal.error:.2g}), within rounding"
-    return [Finding(verdict=Verdict.WARNING, said=noted(sentence), step=unequal.step, place=unequal.module)]
+    said = Said(ModuleCode.UNEQUAL, fields={"module": unequal.module, "error": unequal.error})
+    return [Finding(verdict=Verdict.WARNING, said=said, step=unequal.step, place=unequal.module)]
 
 
 def _shapes(one: _Compared) -> list[str]:
@@ -485,12 +481,9 @@ def _statistics_findings(one: StatisticsDifference) -> list[Finding]:
     value = one.first or next((value for value in one.values if not value.is_equal), None)
     if value is None:
         return []
-    where = f"in call {value.call} of rank {value.rank}"
-    how = (
-        f"another checksum {where}; how far it is off takes statistics or tensors" if value.error is None
-        else f"statistics {value.error:.2g} off, relative, {where}, where rounding explains {value.floor:.2g}"
-    )  # fmt: skip
-    begin = "" if value.is_over else "not equal, "
+    fields = {"call": value.call, "rank": value.rank, "error": value.error, "floor": value.floor}
+    how = Said(ModuleCode.CHECKSUM if value.error is None else ModuleCode.STATISTICS, fields=fields)
     verdict = Verdict.ERROR if value.is_over else Verdict.WARNING
-    sentence = f"{begin}first at {value.module}, {how}"
-    return [Finding(verdict=verdict, said=noted(sentence), step=one.step, place=value.module)]
+    begin = [] if value.is_over else [Said(ModuleCode.NOT_EQUAL)]
+    said = Said(ModuleCode.FIRST, fields={"phase": begin, "module": value.module, "reason": how, "how": []})
+    return [Finding(verdict=verdict, said=said, step=one.step, place=value.module)]

@@ -98,14 +98,14 @@ class Outcome:
 Row = TypeVar("Row", bound="DataclassInstance")
 
 _COLUMN_TYPES: Mapping[type, pl.DataType] = {
-    bool: pl.Boolean(), int: pl.Int64(), float: pl.Float64(), str: pl.String(),
+    bool: pl.Boolean(), int: pl.Int64(), float: pl.Float64(), str: pl.String(), Said: pl.String(),
 }  # fmt: skip
 
 
 def table_of(kind: type[Row], rows: Iterable[Row]) -> pl.DataFrame:
     """Return a table of results: a row for each, with a column for each field of their class, in the fields' order.
 
-    Fields are numbers, truth values, texts or enums of texts, each of which may be ``None``.
+    Fields are numbers, truth values, texts, enums of texts or findings, each of which may be ``None``.
     """
     types = get_type_hints(kind)
     schema = {field.name: _column_type(types[field.name]) for field in fields(kind)}
@@ -118,7 +118,7 @@ def _column_type(hint: Any) -> pl.DataType:
 
 
 def _cell(value: Any) -> Any:
-    return value.value if isinstance(value, Enum) else value
+    return value.value if isinstance(value, Enum) else value.text if isinstance(value, Said) else value
 
 
 def listed_steps(steps: Sequence[int]) -> str:

@@ -14,6 +14,7 @@ from typing import Any, cast
 import msgspec
 
 from msprobe_core.errors import DamagedDumpError, DumpError, MissingDumpError
+from msprobe_core.findings import Finding as Said
 from msprobe_core.findings import noted
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.rl.drift import MAX_GROWTH, drift_of
@@ -21,6 +22,7 @@ from msprobe_core.rl.files import RUN_FILE, RLStage
 from msprobe_core.rl.outcome import Finding, Outcome, table_of
 from msprobe_core.rl.recorded import open_run
 from msprobe_core.rl.response_guard import Anomaly, ResponseGuard
+from msprobe_core.rl.rl_codes import AnswersCode
 from msprobe_core.store.reading import check_exists
 from msprobe_core.untrusted.files import read_plain
 
@@ -155,12 +157,11 @@ def _drifted(measured: Mapping[Measure, Mapping[int, Sequence[float]]], options:
             drift = drift_of(steps, values if is_growth else [1 / value for value in values])
             if drift is not None and drift.is_over(allowed):
                 first, last = (drift.first, drift.last) if is_growth else (1 / drift.first, 1 / drift.last)
-                sentence = (
-                    f"{measure.value}: {'grows' if is_growth else 'falls'} from {first:.3g} to {last:.3g} over "
-                    f"{len(steps)} steps, {drift.growth:.2g} times"
-                )
+                code = AnswersCode.GROWS if is_growth else AnswersCode.FALLS
+                fields = {"measure": measure, "first": first, "last": last, "count": len(steps)}
+                said = Said(code, fields={**fields, "growth": drift.growth})
                 verdict = Verdict.WARNING if options.max_drift is None else Verdict.ERROR
-                found.append(Finding(verdict=verdict, said=noted(sentence), place=measure.value))
+                found.append(Finding(verdict=verdict, said=said, place=measure.value))
     return found
 
 

@@ -297,7 +297,7 @@ def _follows(side: RoutedTokens, layer: int) -> float | None:
     np.put_along_axis(others, experts, -np.inf, axis=1)
     # Softmax in float32 makes scores equal that are not quite.
     sizes: Any = np.abs(scores)
-    allowed = 4 * np.finfo(np.float32).eps * np.maximum(sizes.max(axis=1), 1.0)
+    allowed: Any = 4 * float(np.finfo(np.float32).eps) * np.maximum(sizes.max(axis=1), 1.0)
     follows: Any = np.less_equal(others.max(axis=1), least + allowed)
     return float(follows.mean())
 

@@ -15,12 +15,15 @@ from msprobe_core.compare import compare_dumps
 from msprobe_core.compare.result import UnitResult
 from msprobe_core.compare.tensor_metrics import PairSums, Workspace
 from msprobe_core.errors import CompareError, DumpError
+from msprobe_core.findings import Finding as Said
+from msprobe_core.findings import noted
 from msprobe_core.judge.limits import UNIT_ROUNDOFF, conventional
 from msprobe_core.judge.row_findings import said
 from msprobe_core.judge.verdict import differs
 from msprobe_core.rl.files import BatchFile, RLStage, StageSamples, WeightsFile, load_rewards
 from msprobe_core.rl.modules import compare_modules
 from msprobe_core.rl.recorded import Array, RecordedRun
+from msprobe_core.rl.rl_codes import RunsCode
 from msprobe_core.rl.stage_tensors import StageTensors
 from msprobe_core.rl.weights import assumed_precision
 from msprobe_core.store.reading import is_dump
@@ -86,7 +89,7 @@ class CheckResult:
     num_values: int = 0
     error: float | None = None
     limit: float | None = None
-    reason: str = ""
+    reason: Said | None = None
 
 
 def check_step(target: RecordedRun, golden: RecordedRun, step: int) -> list[CheckResult]:
@@ -120,6 +123,15 @@ def check_step(target: RecordedRun, golden: RecordedRun, step: int) -> list[Chec
     return found
 
 
+def said_of(one: CheckResult) -> Said:
+    """Return what a check has found, without its place."""
+    size = [] if one.error is None else [Said(RunsCode.SIZE, fields={"error": one.error})]
+    limit = [] if one.limit is None else [Said(RunsCode.LIMIT, fields={"limit": one.limit})]
+    why = [] if one.reason is None else [Said(RunsCode.REASON, fields={"reason": one.reason})]
+    fields = {"name": one.name, "agreement": one.agreement, "size": size, "limit": limit, "why": why}
+    return Said(RunsCode.VALUE, fields=fields)
+
+
 def _are_other(samples: Sequence[CheckResult]) -> bool:
     return any(one.agreement is Agreement.DIFFERENT for one in samples)
 
@@ -131,8 +143,9 @@ def _rewards(target: RecordedRun, golden: RecordedRun, step: int) -> Iterator[Ch
     unequal = [sample for sample in common if own[sample] != other[sample]]
     check = partial(CheckResult, step, RLStage.REWARD.value, "scores", num_values=len(common))
     if unequal:
-        first = f"{own[unequal[0]]} and {other[unequal[0]]} for sample {unequal[0][:12]}"
-        reason = f"{len(unequal)} of {len(common)} differ, {first}"
+        first = unequal[0]
+        fields = {"own": str(own[first]), "other": str(other[first]), "sample": first[:12]}
+        reason = Said(RunsCode.SCORES, fields={"count": len(unequal), "total": len(common), **fields})
         yield check(agreement=Agreement.DIFFERENT, reason=reason)
     elif common:
         yield check(agreement=Agreement.EQUAL)
@@ -146,7 +159,7 @@ def _same_samples(step: int, stage: RLStage, ids: Sequence[set[str]]) -> CheckRe
     most = max(map(len, ids))
     if ids[0] == ids[1]:
         return CheckResult(step, stage.value, "samples", Agreement.EQUAL, most)
-    reason = f"{len(ids[0] & ids[1])} of {most} samples have the same token ids; were rollouts replayed?"
+    reason = Said(RunsCode.SAMPLES, fields={"count": len(ids[0] & ids[1]), "total": most})
     return CheckResult(step, stage.value, "samples", Agreement.DIFFERENT, most, reason=reason)
 
 
@@ -161,10 +174,10 @@ def _tensors(step: int, target: _Batch, golden: _Batch, dtypes: Collection[str])
     for name in sorted(names, key=lambda name: (_place(name, BEFORE), _place(name, made), name)):
         check = partial(CheckResult, step, stage_of_tensor(name).value, name)
         if name not in target[1] or name not in golden[1]:
-            side = "target" if name in target[1] else "golden"
-            yield check(Agreement.ONE_SIDED, reason=f"only the {side} has it")
+            side = RunsCode.ONLY_TARGET if name in target[1] else RunsCode.ONLY_GOLDEN
+            yield check(Agreement.ONE_SIDED, reason=Said(side))
         elif not pairs:
-            yield check(Agreement.INCOMPARABLE, reason="no sample is in both batches")
+            yield check(Agreement.INCOMPARABLE, reason=Said(RunsCode.NO_SAMPLE))
         else:
             rows = [list(own) for own in zip(*pairs, strict=True)]
             yield _tensor(check, target[1][name][rows[0]], golden[1][name][rows[1]], dtypes)
@@ -187,7 +200,7 @@ def _tensor(check: Callable[..., CheckResult], target: Array, golden: Array, dty
         sizes = tuple(slice(0, min(both)) for both in zip(target.shape, golden.shape, strict=True))
         target, golden = target[sizes], golden[sizes]
     if target.shape != golden.shape:
-        reason = f"shapes are {list(target.shape)} and {list(golden.shape)}"
+        reason = Said(RunsCode.SHAPES, fields={"own": str(list(target.shape)), "other": str(list(golden.shape))})
         return check(Agreement.DIFFERENT, reason=reason)
     sums = PairSums(target.size, (str(target.dtype), str(golden.dtype)), Workspace())
     sums.add(target.ravel(), golden.ravel())
@@ -195,8 +208,8 @@ def _tensor(check: Callable[..., CheckResult], target: Array, golden: Array, dty
         return check(Agreement.EQUAL, target.size)
     if target.dtype.kind != "f" or golden.dtype.kind != "f":
         differs_at = np.argwhere(target != golden)
-        first = tuple(int(i) for i in differs_at[0])
-        reason = f"{len(differs_at) / target.size:.2%} of the elements differ, the first at {first}"
+        first = str(tuple(int(i) for i in differs_at[0]))
+        reason = Said(RunsCode.ELEMENTS, fields={"share": f"{len(differs_at) / target.size:.2%}", "first": first})
         return check(Agreement.DIFFERENT, target.size, reason=reason)
     # The batch is float32 also where the models that made it were not.
     limit = _limit(str(target.dtype), str(golden.dtype), *dtypes)
@@ -223,7 +236,7 @@ def _metrics(step: int, target: BatchFile, golden: BatchFile, dtypes: Collection
         check = partial(CheckResult, step, stage_of_metric(name).value, f"metric {name}", num_values=1)
         error = abs(own - other) / max(abs(other), _SMALL) if own != other else 0.0
         if error:
-            reason = f"{own:.6g} and {other:.6g}"
+            reason = Said(RunsCode.METRIC, fields={"own": float(own), "other": float(other)})
             yield check(agreement=_within(error, limit), error=error, limit=limit, reason=reason)
         else:
             yield check(agreement=Agreement.EQUAL)
@@ -264,13 +277,13 @@ def _dumps(
     check = partial(CheckResult, step, stage.value)
     broken = next((path for own in ranks for path in own.values() if not is_dump(path)), None)
     if broken is not None:
-        return [check("modules", Agreement.ONE_SIDED, reason=f"{broken} holds no dump")]
+        return [check("modules", Agreement.ONE_SIDED, reason=Said(RunsCode.NO_DUMP, fields={"path": str(broken)}))]
     try:
         if are_other or _cut(target, stage, step) != _cut(golden, stage, step):
             return [_by_samples(check, target, golden, stage, step)]
         return _by_calls(check, target, golden, stage, step)
     except (CompareError, DumpError) as error:
-        return [check("modules", Agreement.INCOMPARABLE, reason=str(error))]
+        return [check("modules", Agreement.INCOMPARABLE, reason=noted(str(error)))]
 
 
 def _cut(run: RecordedRun, stage: RLStage, step: int) -> set[tuple[int, int, str, int, int, int, int]]:
@@ -303,9 +316,9 @@ def _by_samples(
     sides = [StageTensors(run, stage.value, step) for run in (target, golden)]
     found = compare_modules(sides[0], sides[1], step)
     values = sum(module.positions for module in found.modules)
-    note = f"{found.samples} samples that are cut or ordered differently"
+    note = Said(RunsCode.RECUT, fields={"count": found.samples})
     if (first := found.first()) is not None:
-        reason = f"the first module that differs; {first.reason}; {note}"
+        reason = Said(RunsCode.MODULE, fields={"reason": first.reason, "note": note})
         return check(first.module, Agreement.DIFFERENT, values, first.error, first.limit * first.floor, reason)
     if found.is_equal:
         return check("modules", Agreement.EQUAL, values, reason=note)
@@ -318,21 +331,24 @@ def _by_calls(
 ) -> list[CheckResult]:
     result = compare_dumps(*(run.path / stage.value / f"step{step}" for run in (target, golden)))
     target.note_incomplete(f"{stage.value}, {line}" for unit in result.units for line in unit.incomplete)
-    missing = [check("ranks", Agreement.ONE_SIDED, reason=reason) for reason in result.missing]
+    missing = [check("ranks", Agreement.ONE_SIDED, reason=noted(reason)) for reason in result.missing]
     return [*(_unit(check, unit) for unit in result.units), *missing]
 
 
 def _unit(check: Callable[..., CheckResult], unit: UnitResult) -> CheckResult:
     fault = unit.first_fault
     if fault is not None and unit.differs:
-        reason = "; ".join(f"{row}: {said(finding).text}" for row, finding in fault.findings[:2])
-        reason = reason or f"the first call that differs, of {unit.label}"
+        told = [
+            Said(RunsCode.ROW, fields={"row": row, "finding": said(finding)}) for row, finding in fault.findings[:2]
+        ]
+        told = told or [Said(RunsCode.CALL, fields={"unit": unit.label})]
+        reason = Said(RunsCode.SEVERAL, fields={"sentences": told})
         return check(fault.entry, Agreement.DIFFERENT, unit.num_rows, reason=reason)
     name = f"modules of {unit.label}" if unit.label else "modules"
     num_other = unit.rows.filter(differs()).height
     if not num_other:
         return check(name, Agreement.EQUAL, unit.num_rows)
-    reason = f"{num_other:,} values not equal to the bit, the first {unit.first_difference}"
+    reason = Said(RunsCode.VALUES, fields={"count": num_other, "first": str(unit.first_difference)})
     return check(name, Agreement.CLOSE, unit.num_rows, reason=reason)
 
 
@@ -344,7 +360,7 @@ def _weights(
     check = partial(CheckResult, step, stage.value)
     own, other = ({weight.name: weight for weight in files[min(files)].parameters} for files in (target, golden))
     if lone := sorted(own.keys() ^ other.keys()):
-        reason = f"only one side has {', '.join(lone[:_MAX_NAMES])}"
+        reason = Said(RunsCode.LONE, fields={"names": lone[:_MAX_NAMES]})
         yield check("parameters", Agreement.ONE_SIDED, reason=reason)
     common = [name for name in own if name in other]
     unequal = [name for name in common if own[name].identity != other[name].identity]
@@ -361,5 +377,5 @@ def _weights(
     limit = min(_limit(*dtypes), 64 * UNIT_ROUNDOFF[assumed_precision(*dtypes)])
     agreement = _within(errors[worst], limit)
     name = worst if agreement is Agreement.DIFFERENT else "parameters"
-    reason = f"{len(unequal)} of {len(common)} parameters have other bytes; the norm of {worst}"
+    reason = Said(RunsCode.PARAMETERS, fields={"count": len(unequal), "total": len(common), "name": worst})
     yield check(name, agreement, len(common), errors[worst], limit, reason)

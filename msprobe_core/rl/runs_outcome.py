@@ -10,11 +10,12 @@ from typing import Any, cast
 import polars as pl
 
 from msprobe_core.errors import NothingInCommonError
-from msprobe_core.findings import noted
+from msprobe_core.findings import Finding as Said
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.rl.outcome import VERDICT, Finding, Outcome, listed_steps, table_of
 from msprobe_core.rl.recorded import RecordedRun, chosen_steps
-from msprobe_core.rl.runs import Agreement, CheckResult, check_step, recut_stage
+from msprobe_core.rl.rl_codes import RunsCode
+from msprobe_core.rl.runs import Agreement, CheckResult, check_step, recut_stage, said_of
 
 Progress = Callable[[int, int, str], None]
 
@@ -122,11 +123,8 @@ def _common_steps(target: RecordedRun, golden: RecordedRun, asked: Collection[in
 
 
 def _finding(one: CheckResult, verdict: Verdict) -> Finding:
-    size = "" if one.error is None else f", {one.error:.2g} off, relative"
-    limit = "" if one.limit is None else f" (limit {one.limit:.2g})"
-    reason = f": {one.reason}" if one.reason else ""
-    sentence = f"{one.stage}, {one.name}: {one.agreement.value}{size}{limit}{reason}"
-    return Finding(verdict=verdict, said=noted(sentence), step=one.step, place=f"{one.stage}/{one.name}")
+    said = Said(RunsCode.OF_STAGE, fields={"stage": one.stage, "value": said_of(one)})
+    return Finding(verdict=verdict, said=said, step=one.step, place=f"{one.stage}/{one.name}")
 
 
 def _headline(checked: Sequence[CheckResult], first: Finding | None, recut: _Recut | None) -> str:
@@ -158,8 +156,8 @@ def _sampling(target: RecordedRun, golden: RecordedRun) -> Iterator[Finding]:
     for name in ("temperature", "top_p", "top_k", "do_sample", "logprobs_mode"):
         own, other = (getattr(run.info.sampling, name) for run in (target, golden))
         if own != other:
-            sentence = f"sampling differs: {name} is {own} and {other}"
-            yield Finding(verdict=Verdict.WARNING, said=noted(sentence), place=name)
+            said = Said(RunsCode.SAMPLING, fields={"name": name, "own": str(own), "other": str(other)})
+            yield Finding(verdict=Verdict.WARNING, said=said, place=name)
 
 
 def _settings(target: RecordedRun, golden: RecordedRun) -> Iterator[str]:

@@ -20,11 +20,12 @@ from msprobe_core.checkpoint.fingerprints import SUFFIX, CheckpointPrint, Tensor
 from msprobe_core.checkpoint.result import TensorRow
 from msprobe_core.checkpoint.structure import SAME, Relation
 from msprobe_core.errors import ConfigError, MissingDumpError
-from msprobe_core.findings import noted
+from msprobe_core.findings import Finding as Said
 from msprobe_core.fingerprint.distance import decoded
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.rl.files import RLStage, load_weights, ranks_of, steps_of
 from msprobe_core.rl.outcome import Finding, Outcome, table_of
+from msprobe_core.rl.rl_codes import TransferCode
 from msprobe_core.rl.weight_log import CHAINS, Hop
 from msprobe_core.rl.weights import prints_of
 from msprobe_core.store.reading import check_exists
@@ -88,7 +89,7 @@ class HopRow:
     replica: int
     name: str
     fault: WeightFault
-    reason: str
+    reason: Said
     error: float | None = None
     verdict: str = Verdict.ERROR.value
 
@@ -99,8 +100,8 @@ class _Copy:
 
     rank: int
     prints: CheckpointPrint
-    incomplete: Mapping[str, str]
-    differing: Mapping[str, str]
+    incomplete: Mapping[str, Said]
+    differing: Mapping[str, Said]
 
 
 def compare_chain(
@@ -160,7 +161,7 @@ def _absent(
         if hop not in present:
             yield HopRow(
                 sync=sync, before=hop.value, hop=hop.value, replica=0, name="all tensors", fault=WeightFault.MISSING,
-                reason=f"nothing was logged at {hop.value}, as it was in other transfers",
+                reason=Said(TransferCode.NOT_LOGGED, fields={"hop": hop.value}),
             )  # fmt: skip
 
 
@@ -241,19 +242,20 @@ def _read(file: Path) -> CheckpointPrint:
     return read_fingerprint(file) if file.is_file() else prints_of(load_weights(file))
 
 
-def _merged(parts: Sequence[TensorPrint]) -> tuple[TensorPrint, str, str]:
+def _merged(parts: Sequence[TensorPrint]) -> tuple[TensorPrint, Said | None, Said | None]:
     """Return a tensor put together from its parts, what of it is not there, and which copies differ."""
-    first, lack, differing = parts[0], "", ""
+    first, lack, differing = parts[0], None, None
     distinct: dict[tuple[tuple[int, int], ...], TensorPrint] = {}
     for part in parts:
         if distinct.setdefault(part.part, part).hash != part.hash:
-            differing = f"ranks have different copies of {_where(part)}"
+            code = TransferCode.COPIES_OF_PART if part.part else TransferCode.COPIES
+            differing = Said(code, fields={"part": _where(part)})
     own = list(distinct.values())
     if not first.part:
         return first, lack, differing
     count, whole = sum(math.prod(size for _, size in part.part) for part in own), math.prod(first.shape)
     if count != whole:
-        lack = f"its parts are {count:,} of {whole:,} elements"
+        lack = Said(TransferCode.PARTS, fields={"count": count, "total": whole})
     sketch: Any = decoded([part.sketch for part in own]).astype(np.float64).sum(axis=0)
     return msgspec.structs.replace(
         first, part=(), hash=sum(part.hash for part in own) % (1 << 64), sketch=sketch.astype("<f4").tobytes(),
@@ -264,8 +266,7 @@ def _merged(parts: Sequence[TensorPrint]) -> tuple[TensorPrint, str, str]:
 
 
 def _where(part: TensorPrint) -> str:
-    places = ", ".join(f"{begin}:{begin + size}" for begin, size in part.part)
-    return f"its part [{places}]" if part.part else "it"
+    return ", ".join(f"{begin}:{begin + size}" for begin, size in part.part)
 
 
 def _hop(
@@ -277,12 +278,12 @@ def _hop(
         found = compare_prints(copy.prints, golden.prints, earlier)
         for row in found.rows:
             own, other = copy.prints.prints.get(row.key), golden.prints.prints.get(row.key)
-            lack, differing = copy.incomplete.get(row.key, ""), copy.differing.get(row.key, "")
+            lack, differing = copy.incomplete.get(row.key), copy.differing.get(row.key)
             fault = WeightFault.INCOMPLETE if lack else _fault(row, own, other, hop)
             if fault is None and differing:
                 fault = WeightFault.COPIES
             if fault is None and is_enforced and row.relation is Relation.ONLY_TARGET:
-                fault, lack = WeightFault.MISSING, f"{before.value} has no such tensor"
+                fault, lack = WeightFault.MISSING, Said(TransferCode.UNKNOWN, fields={"hop": before.value})
             if fault is not None:
                 yield HopRow(
                     sync=sync, before=before.value, hop=hop.value, replica=copy.rank, fault=fault,
@@ -291,10 +292,8 @@ def _hop(
                 )  # fmt: skip
 
 
-def _reason(row: TensorRow, fault: WeightFault) -> str:
-    if fault is WeightFault.CAST_TWICE:
-        return "it has the values of the hop before, rounded to another dtype on the way"
-    return row.proof.text
+def _reason(row: TensorRow, fault: WeightFault) -> Said:
+    return Said(TransferCode.CAST_TWICE) if fault is WeightFault.CAST_TWICE else row.proof
 
 
 def _fault(row: TensorRow, own: TensorPrint | None, other: TensorPrint | None, hop: Hop) -> WeightFault | None:
@@ -331,7 +330,13 @@ def _outcome(
     findings = [
         Finding(
             verdict=Verdict.ERROR, step=row.sync, place=row.name,
-            said=noted(f"{row.before} to {row.hop}, rank {row.replica}: {row.name}, {row.fault.value}: {row.reason}"),
+            said=Said(
+                TransferCode.HOP,
+                fields={
+                    "before": row.before, "hop": row.hop, "rank": row.replica, "name": row.name, "fault": row.fault,
+                    "reason": row.reason,
+                },
+            ),
         )
         for row in rows
     ]  # fmt: skip

@@ -16,9 +16,11 @@ from msprobe_core.checkpoint.contents import Kind
 from msprobe_core.checkpoint.fingerprints import CheckpointPrint, TensorPrint, compare_prints
 from msprobe_core.checkpoint.result import TensorRow
 from msprobe_core.checkpoint.structure import Relation
+from msprobe_core.findings import Finding as Said
 from msprobe_core.judge.limits import Precision, precision_of
 from msprobe_core.rl.files import RLStage, Weight, WeightsFile
 from msprobe_core.rl.recorded import RecordedRun
+from msprobe_core.rl.rl_codes import TransferCode
 
 
 class Transfer(str, Enum):
@@ -72,7 +74,7 @@ class Transferred:
     sent: Weight | None
     received: Weight | None
     error: float | None = None
-    reason: str = ""
+    reason: Said | None = None
     is_unchanged: bool | None = None
 
 
@@ -101,7 +103,7 @@ def transfers(
 def _transferred(
     row: TensorRow, sent: Weight | None, received: Weight | None, num_shards: int, *, is_unchanged: bool | None
 ) -> Transferred:
-    transfer, reason = _TRANSFERS.get(row.relation, Transfer.DIFFERS), row.proof.text
+    transfer, reason = _TRANSFERS.get(row.relation, Transfer.DIFFERS), row.proof
     # A head that one side ties to its embedding is compared with that.
     is_tied = (row.name is None) == (row.golden_name is None) and (sent is None or received is None)
     if is_tied and row.relation in {Relation.EQUAL, Relation.CAST, Relation.PADDED}:
@@ -110,18 +112,19 @@ def _transferred(
     if transfer is Transfer.DIFFERS and sent is not None and received is not None:
         if not all(weight.hash for weight in known) and sent.dtype != received.dtype:
             transfer = Transfer.UNVERIFIED
-            reason = f"{sent.dtype} became {received.dtype}, of which this recording has no digest; record again"
+            reason = Said(TransferCode.NO_DIGEST, fields={"own": received.dtype, "other": sent.dtype})
         elif not all(weight.hash for weight in known):
-            reason = "the bytes differ"
+            reason = Said(TransferCode.BYTES)
         elif _is_shard(received.shape, sent.shape, num_shards):
             transfer = Transfer.UNVERIFIED
-            reason = f"one of {num_shards} shards, {list(received.shape)} of {list(sent.shape)}"
+            shapes = {"own": str(list(received.shape)), "other": str(list(sent.shape))}
+            reason = Said(TransferCode.SHARD, fields={"count": num_shards, **shapes})
     if transfer is Transfer.MISSING:
-        reason = "sent and not received"
+        reason = Said(TransferCode.NOT_RECEIVED)
     elif transfer is Transfer.EXTRA:
-        reason = "received and not sent"
+        reason = Said(TransferCode.NOT_SENT)
     elif transfer is Transfer.CAST and sent is not None and received is not None:
-        reason = f"{sent.dtype} became {received.dtype}"
+        reason = Said(TransferCode.BECAME, fields={"own": received.dtype, "other": sent.dtype})
     name = sent.name if sent is not None else (row.golden_name if received is None else row.name)
     return Transferred(
         name=name or row.key, transfer=transfer, relation=row.relation, sent=sent, received=received,

@@ -10,12 +10,13 @@ from typing import Any
 import polars as pl
 
 from msprobe_core.errors import CompareError
-from msprobe_core.findings import noted
+from msprobe_core.findings import Finding as Said
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.rl.files import RLStage, WeightsFile
 from msprobe_core.rl.invariants import RecordedStep, export
 from msprobe_core.rl.outcome import VERDICT, Finding, Outcome, listed_steps
 from msprobe_core.rl.recorded import RecordedRun, chosen_steps
+from msprobe_core.rl.rl_codes import TransferCode
 from msprobe_core.rl.weights import Sync, Transfer, syncs
 
 _MAX_NAMES = 5
@@ -122,7 +123,9 @@ def _findings(sync: Sync) -> list[Finding]:
     found = [
         Finding(
             verdict=_VERDICTS[one.transfer],
-            said=noted(f"replica {sync.replica} has not {one.name} as it was sent: {one.reason}"),
+            said=Said(
+                TransferCode.NOT_AS_SENT, fields={"replica": sync.replica, "name": one.name, "reason": one.reason}
+            ),
             step=sync.step,
             place=one.name,
         )
@@ -130,16 +133,18 @@ def _findings(sync: Sync) -> list[Finding]:
     ]
     casts = [one for one in sync.parameters if one.transfer is Transfer.CAST]
     if casts:
-        sentence = f"{len(casts):,} parameters of replica {sync.replica} were cast, {casts[0].reason}"
-        found.append(Finding(verdict=Verdict.WARNING, said=noted(sentence), step=sync.step, place=casts[0].name))
+        fields = {"count": len(casts), "replica": sync.replica, "reason": casts[0].reason}
+        said = Said(TransferCode.CAST, fields=fields)
+        found.append(Finding(verdict=Verdict.WARNING, said=said, step=sync.step, place=casts[0].name))
     unknown = [one for one in sync.parameters if one.transfer is Transfer.UNVERIFIED]
     if unknown:
-        sentence = f"{len(unknown):,} parameters of replica {sync.replica} were not compared, {unknown[0].reason}"
-        found.append(Finding(verdict=Verdict.WARNING, said=noted(sentence), step=sync.step, place=unknown[0].name))
+        fields = {"count": len(unknown), "replica": sync.replica, "reason": unknown[0].reason}
+        said = Said(TransferCode.NOT_COMPARED, fields=fields)
+        found.append(Finding(verdict=Verdict.WARNING, said=said, step=sync.step, place=unknown[0].name))
     extra = [one.name for one in sync.parameters if one.transfer is Transfer.EXTRA]
     if extra:
-        sentence = f"replica {sync.replica} received what was not sent: {_names(extra)}"
-        found.append(Finding(verdict=Verdict.WARNING, said=noted(sentence), step=sync.step, place=extra[0]))
+        said = Said(TransferCode.EXTRA, fields={"replica": sync.replica, "names": _names(extra)})
+        found.append(Finding(verdict=Verdict.WARNING, said=said, step=sync.step, place=extra[0]))
     return found
 
 
@@ -159,8 +164,8 @@ def _disagreeing_senders(step: int, sent: Mapping[int, WeightsFile]) -> list[Fin
             if weight.name in first and weight.identity != first[weight.name].identity
         ]
         if other:
-            sentence = f"ranks {first_rank} and {rank} send other values of {_names(other)}"
-            found.append(Finding(verdict=Verdict.ERROR, said=noted(sentence), step=step, place=other[0]))
+            said = Said(TransferCode.SENDERS, fields={"first": first_rank, "rank": rank, "names": _names(other)})
+            found.append(Finding(verdict=Verdict.ERROR, said=said, step=step, place=other[0]))
     return found
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from enum import Enum
 from pathlib import Path
 
 from msprobe_core._version import __version__
 from msprobe_core.errors import CompareError, DumpError
-from msprobe_core.findings import Finding
+from msprobe_core.findings import Field, Finding
 from msprobe_core.judge.verdict import Verdict as Level
 from msprobe_core.rl.files import RLStage
 from msprobe_core.rl.log_prob_steps import LogProbOptions
@@ -98,7 +99,7 @@ def page_of(
                 each.step,
                 "error" if each.is_fault else "warning",
                 shown(each.place),
-                shown(each.text),
+                said_of(_shown(each.said)),
                 each.command,
             )
             for each in sightings[:MOST_FINDINGS]
@@ -178,6 +179,18 @@ def _log_probs_of(golden: RecordedRun) -> Outcome | None:
         return None
 
 
+def _shown(said: Finding) -> Finding:
+    return replace(said, fields={name: _shown_field(value) for name, value in said.fields.items()})
+
+
+def _shown_field(value: Field) -> Field:
+    if isinstance(value, Finding):
+        return _shown(value)
+    if isinstance(value, str):
+        return value if isinstance(value, Enum) else shown(value)
+    return value if value is None or isinstance(value, (int, float)) else [_shown_field(each) for each in value]
+
+
 def _side(run: RecordedRun) -> Side:
     return Side(shown(str(run.path)), "", "", "")
 
@@ -199,6 +212,6 @@ def _verdict(
             State.AGREE, said_of(Finding(ViewCode.RL_AGREE, fields=fields)), counts=counts, incomplete=incomplete
         )
     first = faults[0]
-    sentence = Finding(ViewCode.RL_FAULT, fields={"step": first.step, "row": first.row, "sentence": shown(first.text)})
+    sentence = Finding(ViewCode.RL_FAULT, fields={"step": first.step, "row": first.row, "sentence": _shown(first.said)})
     count = Finding(ViewCode.RL_COUNT, fields={"count": len(sightings), "cells": flagged, "total": len(cells)})
     return Verdict(State.FAULT, said_of(sentence), detail=[said_of(count)], counts=counts, incomplete=incomplete)

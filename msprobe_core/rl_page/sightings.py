@@ -21,8 +21,9 @@ from msprobe_core.rl.log_probs_outcome import compare_log_probs
 from msprobe_core.rl.modules_outcome import ModulesOptions, compare_actor_ref, compare_layers, compare_on_policy
 from msprobe_core.rl.outcome import Outcome
 from msprobe_core.rl.recorded import RecordedRun
+from msprobe_core.rl.rl_codes import TransferCode
 from msprobe_core.rl.routing_outcome import RoutingOptions, compare_routing
-from msprobe_core.rl.runs import Agreement, check_step, stage_of_metric, stage_of_tensor
+from msprobe_core.rl.runs import Agreement, check_step, said_of, stage_of_metric, stage_of_tensor
 from msprobe_core.rl.weight_chain import compare_chain
 from msprobe_core.untrusted.paths import shown
 from msprobe_core.view.view_codes import ViewCode
@@ -51,7 +52,7 @@ class Sighting:
         step: Of the trainer; ``None`` if it is about all of them.
         verdict: How bad it is.
         place: What it is about.
-        text: What it is.
+        said: What it is.
         excess: The error divided by its limit; ``None`` if it is no matter of size.
         command: What shows more of it.
     """
@@ -60,7 +61,7 @@ class Sighting:
     step: int | None
     verdict: Verdict
     place: str
-    text: str
+    said: Said
     excess: float | None = None
     command: str = ""
 
@@ -155,7 +156,7 @@ def _of_checks(run: RecordedRun, steps: Sequence[int], found: Examined) -> None:
                 stage = _STAGE_OF_CHECK[name] if by_place is None else by_place(each.place)
                 found.sightings.append(
                     Sighting(
-                        row=stage.value, step=step, verdict=each.verdict, place=each.place, text=each.sentence,
+                        row=stage.value, step=step, verdict=each.verdict, place=each.place, said=each.said,
                         command=command_of("rl check", run, step=step),
                     )
                 )  # fmt: skip
@@ -176,7 +177,7 @@ def _of_log_probs(run: RecordedRun, steps: Sequence[int], found: Examined) -> No
         found.levels[row, int(step)] = max(excess[int(step), name] for name in own["scores"])
     found.sightings += [
         Sighting(
-            row=row, step=each.step, verdict=each.verdict, place=each.place, text=each.sentence,
+            row=row, step=each.step, verdict=each.verdict, place=each.place, said=each.said,
             excess=None if each.step is None else excess.get((each.step, each.place)),
             command=command_of("rl compare logprob", run, step=None if each.place == "drift" else each.step),
         )
@@ -190,7 +191,7 @@ def _of_routing(run: RecordedRun, steps: Sequence[int], found: Examined) -> None
     found.routing = outcome
     found.sightings += [
         Sighting(
-            row=row, step=each.step, verdict=each.verdict, place=each.place, text=each.sentence,
+            row=row, step=each.step, verdict=each.verdict, place=each.place, said=each.said,
             command=command_of("rl compare routing", run, step=each.step),
         )
         for each in outcome.findings
@@ -202,14 +203,14 @@ def _of_weights(run: RecordedRun, steps: Sequence[int], found: Examined) -> None
     for pair in outcome.numbers["pairs"]:
         if pair["sync"] in steps:
             found.hops.setdefault(_hop(pair), {})[pair["sync"]] = pair["wrong"]
-    rows = outcome.tables.get("hops", pl.DataFrame()).iter_rows(named=True)
+    rows = zip(outcome.tables.get("hops", pl.DataFrame()).iter_rows(named=True), outcome.findings, strict=True)
     found.sightings += [
         Sighting(
             row=_hop(row), step=row["sync"], verdict=Verdict.ERROR, place=row["name"],
-            text=f"{row['name']}, rank {row['replica']}, {row['fault']}: {row['reason']}",
+            said=Said(TransferCode.TENSOR, fields=each.said.fields),
             command=command_of("weights compare", run),
         )
-        for row in rows
+        for row, each in rows
         if row["sync"] in steps
     ]  # fmt: skip
 
@@ -227,7 +228,8 @@ def _of_modules(
     outcome = compare(run, ModulesOptions())  # each comparison knows which steps it can compare
     found.sightings += [
         Sighting(
-            row=stage.value, step=each.step, verdict=each.verdict, place=each.place, text=f"{name}: {each.sentence}",
+            row=stage.value, step=each.step, verdict=each.verdict, place=each.place,
+            said=Said(ViewCode.RL_COMPARISON, fields={"name": name, "said": each.said}),
             command=command_of(f"rl compare {name}", run, step=each.step),
         )
         for each in outcome.findings
@@ -243,11 +245,10 @@ def _of_runs(run: RecordedRun, golden: RecordedRun, steps: Sequence[int], found:
         for one in check_step(run, golden, step):
             excess = None if one.error is None or not one.limit else one.error / one.limit
             if one.agreement in _FAULTS:
-                size = "" if one.error is None else f", {one.error:.2g} off, relative"
                 found.sightings.append(
                     Sighting(
                         row=one.stage, step=step, verdict=Verdict.ERROR, place=one.name, excess=excess,
-                        text=f"{one.name}: {one.agreement.value}{size}{': ' * bool(one.reason)}{one.reason}",
+                        said=said_of(one),
                         command=command_of("rl compare runs", run, golden, step=step),
                     )
                 )  # fmt: skip

@@ -26,6 +26,7 @@ class ViewCode(Code):
     RL_COUNT = "view.rl.count"
     RL_LEFT_OUT = "view.rl.left-out"
     RL_NO_TEXT = "view.rl.no-text"
+    RL_COMPARISON = "view.rl.comparison"
 
     WHERE = "view.where"
     STEP = "view.where.step"

@@ -187,7 +187,7 @@ class TestCauses:
         assert found[0].cause is Cause.OFF_BY_ONE
         assert found[0].is_named
         assert found[0].explained == pytest.approx(1, abs=0.02)
-        assert f"shifted by {shift:+d}" in found[0].sentence
+        assert f"shifted by {shift:+d}" in found[0].sentence.text
 
     @pytest.mark.parametrize("temperature", [0.5, 0.7, 1.5])
     def test_temperature(self, seed: int, precision: Precision, temperature: float) -> None:
@@ -225,7 +225,7 @@ class TestCauses:
         rollout[:, 3:9] = 0
         found = diagnoses(planted.tokens(rollout), precision=precision)
         assert [one.cause for one in found if one.is_named] == [Cause.MASK]
-        assert "exactly 0 in rollout" in found[0].sentence
+        assert "exactly 0 in rollout" in found[0].sentence.text
 
     def test_mask_of_earlier_turns(self, seed: int, precision: Precision) -> None:
         planted = Planted(seed, precision, turns=3)
@@ -267,7 +267,7 @@ class TestCauses:
         one = Evidence(num_parameters=20, unsynchronised=names[:1], outdated=names[:1])
         assert named(tokens, one, precision) == [Cause.UNSYNCHRONISED]
         found = diagnoses(tokens, one, precision)
-        assert "the first layers.0.weight" in found[0].sentence
+        assert "the first layers.0.weight" in found[0].sentence.text
         all_of_them = Evidence(num_parameters=20, unsynchronised=names, outdated=names)
         assert named(tokens, all_of_them, precision) == [Cause.STALE_WEIGHTS]
         assert named(tokens, Evidence(num_parameters=20), precision) == []
@@ -277,7 +277,7 @@ class TestCauses:
         exact = planted.policy.tokens(planted.base + planted.rounding(), rounded(planted.base, Precision.BFLOAT16))
         found = diagnoses(exact)
         assert [one.cause for one in found if one.is_named] == [Cause.PRECISION_CAST]
-        assert "rollout are bfloat16" in found[0].sentence
+        assert "rollout are bfloat16" in found[0].sentence.text
 
     def test_precision_cast_of_parameters(self, seed: int) -> None:
         planted = Planted(seed, Precision.BFLOAT16)

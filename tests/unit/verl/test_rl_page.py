@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from rl_runs import LAYERS, Recipe, write_run
 
 from msprobe_core.errors import CompareError, DumpError
+from msprobe_core.findings import Language, worded
 from msprobe_core.rl import RLStage, RoutedTokens, RunWriter
 from msprobe_core.rl.invariants import CHECKS
 from msprobe_core.rl.recorded import open_run
@@ -162,9 +164,17 @@ def test_choices_of_experts_have_a_row_and_a_curve(tmp_path: Path) -> None:
     found = training(data)
     assert cells(found, "routing")[0] == 0
     assert cells(found, "routing")[1] > 0.5
-    assert "1 of 3 layers use their own router's, layer 1" in found.findings[0].text
+    assert "1 of 3 layers use their own router's, layer 1" in text_of(found.findings[0].text)
     (curve,) = (each for each in found.curves if each.group == "routing")
     assert curve.target == [0, pytest.approx(0.05)]
+
+
+def test_findings_are_in_chinese_too(stale: Path) -> None:
+    data = page(stale, reads_tensors=False)
+    for each in training(data).findings:
+        assert not isinstance(each.text, str)
+        text = worded(each.text.finding, Language.CHINESE)
+        assert re.search(r"[\u4e00-\u9fff]", text), text
 
 
 def test_a_golden_run_colours_the_stage_that_differs(tmp_path: Path) -> None:
