@@ -236,7 +236,7 @@ def _table(parameters: Sequence[Sync]) -> pl.DataFrame:
             "sent_l2": None if one.sent is None else one.sent.l2,
             "received_l2": None if one.received is None else one.received.l2,
             "is_unchanged": one.is_unchanged,
-            "reason": one.reason,
+            "reason": "" if one.reason is None else one.reason.text,
         }
         for sync in parameters
         for one in sync.parameters
