@@ -131,7 +131,7 @@ def _first_value(golden: Observed, target: Observed, _: object) -> tuple[int, in
     for step, values in enumerate(zip_longest(golden.values, target.values, fillvalue=())):
         for position, (one, two) in enumerate(zip_longest(*values)):
             if one is None or two is None or not _close(one, two):
-                value = two if one is None else one
+                value = next(value for value in (one, two) if value is not None)
                 if value.kind == OUTPUT:
                     return step, position, _module(value.path, "forward")
                 gradient = _module(value.path, "parameters_grad")
