@@ -14,6 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn import functional as F  # noqa: N812
 
 from bench.faults.kernels import OtherKernels
@@ -21,7 +23,7 @@ from bench.faults.planting import BARE, change_parameter, inside, same
 from bench.faults.recording import DTYPES, MODES, STEPS
 from bench.faults.truth import Kind, Phase, Registry, Truth
 
-WORLDS = {"ddp": 2, "dp": 2, "tp": 2, "tp-dp": 4, "pp": 4}
+WORLDS = {"ddp": 2, "dp": 2, "dp8": 8, "fsdp": 2, "tp": 2, "sp": 2, "cp": 2, "ep": 2, "tp-dp": 4, "pp": 4}
 """Programs, and their number of ranks."""
 SPLIT = "report"
 NUM_TOKENS, WIDTH, HEADS, LENGTH, BATCH, NUM_BLOCKS, NUM_MICRO_BATCHES = 64, 32, 4, 8, 4, 4, 2
@@ -54,19 +56,89 @@ class _Reduce(torch.autograd.Function):
         return grads[0], None, None
 
 
+def _gathered(x: torch.Tensor, group: Any) -> torch.Tensor:
+    """Return [batch, sequence, ...] from parts along the sequence."""
+    own = x.transpose(0, 1).contiguous()
+    whole = own.new_empty(own.shape[0] * dist.get_world_size(group), *own.shape[1:])
+    dist.all_gather_into_tensor(whole, own, group=group)
+    return whole.transpose(0, 1).contiguous()
+
+
+def _reduced_part(x: torch.Tensor, group: Any) -> torch.Tensor:
+    """Return this rank's part along the sequence of the sum over ranks."""
+    whole = x.transpose(0, 1).contiguous()
+    part = whole.new_empty(whole.shape[0] // dist.get_world_size(group), *whole.shape[1:])
+    dist.reduce_scatter_tensor(part, whole, group=group)
+    return part.transpose(0, 1).contiguous()
+
+
+class _Gather(torch.autograd.Function):
+    """Gathers a sequence; the gradients of its parts are summed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: Any) -> torch.Tensor:
+        ctx.group = group
+        return _gathered(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return _reduced_part(grads[0], ctx.group), None
+
+
+class _ReduceScatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: Any) -> torch.Tensor:
+        ctx.group = group
+        return _reduced_part(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return _gathered(grads[0], ctx.group), None
+
+
+class _Deal(torch.autograd.Function):
+    """Sends each rank its part of the first dimension."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: Any) -> torch.Tensor:
+        ctx.group = group
+        given = x.contiguous()
+        dealt = torch.empty_like(given)
+        dist.all_to_all_single(dealt, given, group=group)
+        return dealt
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return _Deal.apply(grads[0], ctx.group), None
+
+
+class Experts(nn.Module):
+    """A layer that is another one on each rank; a token goes to the rank of its place in the batch."""
+
+    def __init__(self, group: Any) -> None:
+        super().__init__()
+        every = [Mlp(None) for _ in range(dist.get_world_size(group))]
+        self.group, self.own = group, every[dist.get_rank(group)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        dealt = _Deal.apply(x.flatten(0, 1), self.group)
+        return _Deal.apply(self.own(dealt), self.group).view_as(x)  # pyright: ignore[reportAttributeAccessIssue]
+
+
 class ColumnParallelLinear(nn.Module):
     """A linear layer whose outputs are sharded over the ranks of a group."""
 
     def __init__(self, num_inputs: int, num_outputs: int, group: Any) -> None:
         super().__init__()
-        self.group = group
+        self.group, self.is_sequence_parallel = group, False
         self.whole = nn.Linear(num_inputs, num_outputs)
         self.weight, self.bias = _share(self.whole.weight, 0, group), _share(self.whole.bias, 0, group)
         del self.whole
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.group is not None:
-            x = _Copy.apply(x, self.group)  # pyright: ignore[reportAssignmentType]
+            enter = _Gather if self.is_sequence_parallel else _Copy
+            x = enter.apply(x, self.group)  # pyright: ignore[reportAssignmentType]
         return F.linear(x, self.weight, self.bias)
 
 
@@ -76,13 +148,15 @@ class RowParallelLinear(nn.Module):
     def __init__(self, num_inputs: int, num_outputs: int, group: Any) -> None:
         super().__init__()
         self.group = group
-        self.reduces, self.op = True, dist.ReduceOp.SUM
+        self.reduces, self.op, self.is_sequence_parallel = True, dist.ReduceOp.SUM, False
         whole = nn.Linear(num_inputs, num_outputs)
         self.weight, self.bias = _share(whole.weight, 1, group), nn.Parameter(whole.bias.detach().clone())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = F.linear(x, self.weight)
-        if self.group is not None and self.reduces:
+        if self.group is not None and self.is_sequence_parallel:
+            x = _ReduceScatter.apply(x, self.group)  # pyright: ignore[reportAssignmentType]
+        elif self.group is not None and self.reduces:
             x = _Reduce.apply(x, self.group, self.op)  # pyright: ignore[reportAssignmentType]
         return x + self.bias
 
@@ -101,12 +175,21 @@ class Attention(nn.Module):
         self.key = ColumnParallelLinear(WIDTH, WIDTH, group)
         self.value = ColumnParallelLinear(WIDTH, WIDTH, group)
         self.out = RowParallelLinear(WIDTH, WIDTH, group)
+        self.context: Any = None
+        self.offset = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        heads = [
-            one(x).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2) for one in (self.query, self.key, self.value)
-        ]
-        return self.out(F.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2).flatten(2))
+        made = [one(x) for one in (self.query, self.key, self.value)]
+        if self.context is not None:
+            made[1:] = [_Gather.apply(one, self.context) for one in made[1:]]
+        heads = [one.unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2) for one in made]
+        if self.context is None:
+            mixed = F.scaled_dot_product_attention(*heads, is_causal=True)
+        else:
+            own, every = (torch.arange(one.shape[1]) for one in made[:2])
+            mask = every[None] <= own[:, None] + self.offset
+            mixed = F.scaled_dot_product_attention(*heads, attn_mask=mask)
+        return self.out(mixed.transpose(1, 2).flatten(2))
 
 
 class Mlp(nn.Module):
@@ -162,11 +245,14 @@ class ParallelTraining:
     def __init__(self, program: str, dtype: str, groups: dict[str, Any]) -> None:
         self.program, self.dtype, self.groups = program, dtype, groups
         self.rank, self.world = dist.get_rank(), dist.get_world_size()
-        tensor = groups["tensor"] if program in ("tp", "tp-dp") else None
-        self.num_replicas = {"ddp": 2, "dp": 2, "tp-dp": 2}.get(program, 1)
+        tensor = groups["tensor"] if program in ("tp", "tp-dp", "sp") else None
+        self.num_replicas = {"ddp": 2, "dp": 2, "tp-dp": 2, "dp8": 8, "fsdp": 2, "ep": 2}.get(program, 1)
         self.replica = self.rank // 2 if program == "tp-dp" else self.rank if self.num_replicas > 1 else 0
         stages = (self.rank, self.world) if program == "pp" else (0, 1)
-        self.net = Net(tensor, *stages).to(DTYPES[dtype])
+        self.net = Net(tensor, *stages)
+        self.has_parts = program in ("sp", "cp")  # of the sequence
+        self._arrange()
+        self.net = self.net.to(DTYPES[dtype])
         self.model: nn.Module = nn.parallel.DistributedDataParallel(self.net) if program == "ddp" else self.net
         self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=1e-2, foreach=False)
         self.reduce: Callable[[], object] = self.average
@@ -177,15 +263,37 @@ class ParallelTraining:
         self.sent_gradient: Callable[[torch.Tensor], torch.Tensor] = lambda gradient: gradient
         self.undo: list[Callable[[], None]] = []
 
+    def _arrange(self) -> None:
+        """Arrange the network over the ranks, as far as its layers do not do that themselves."""
+        for block in self.net.blocks.values():
+            for module in block.modules():
+                if self.program == "sp" and isinstance(module, (ColumnParallelLinear, RowParallelLinear)):
+                    module.is_sequence_parallel = True
+                if self.program == "cp" and isinstance(module, Attention):
+                    module.context, module.offset = self.groups["tensor"], self.rank * LENGTH // self.world
+            if self.program == "ep":
+                block.mlp = Experts(self.groups["tensor"])  # pyright: ignore[reportArgumentType]
+            if self.program == "fsdp":
+                fully_shard(block)
+        if self.program == "fsdp":
+            fully_shard(self.net)
+
     def module(self, path: str) -> Any:
         return self.net.get_submodule(path)
 
     def average(self) -> None:
         """Average the gradients one by one."""
-        if self.program not in ("dp", "tp-dp"):
+        if self.program not in ("dp", "dp8", "tp-dp", "sp", "cp", "ep"):
             return
-        for parameter in self.net.parameters():
-            self.reduce_one(parameter)
+        for name, parameter in self.net.named_parameters():
+            if self.is_replicated(name):
+                self.reduce_one(parameter, divides=not self.has_parts)
+
+    def is_replicated(self, name: str) -> bool:
+        """Whether all ranks have a parameter, so that its gradients are put together."""
+        if self.program == "sp":
+            return "norm" in name or "embed" in name or "head" in name or name.endswith(("out.bias", "down.bias"))
+        return self.program != "ep" or ".own." not in name
 
     def reduce_one(self, parameter: nn.Parameter, *, divides: bool = True, **options: Any) -> None:
         assert parameter.grad is not None
@@ -198,6 +306,16 @@ class ParallelTraining:
         every = torch.randint(0, NUM_TOKENS, (self.num_replicas, BATCH, LENGTH), generator=generator)
         return self.choose(every, step)
 
+    def _losses(self, tokens: torch.Tensor) -> list[torch.Tensor]:
+        if self.program == "pp":
+            return self._pipeline(tokens)
+        if not self.has_parts:
+            return [self.loss(self.model(tokens), tokens)]
+        parts = [each.chunk(self.world, 1)[self.rank] for each in (tokens, F.pad(tokens[:, 1:], (0, 1), value=-100))]
+        logits = self.model(parts[0].contiguous())
+        total = F.cross_entropy(logits.flatten(0, 1).float(), parts[1].flatten(), reduction="sum")
+        return [total / (tokens.numel() - len(tokens))]
+
     def loss(self, logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten())
 
@@ -205,7 +323,7 @@ class ParallelTraining:
         """Train one step, and return tensors that differ if two trainings differ."""
         torch.manual_seed(step)
         tokens = self.tokens(step)
-        losses = self._pipeline(tokens) if self.program == "pp" else [self.loss(self.model(tokens), tokens)]
+        losses = self._losses(tokens)
         if self.program != "pp":
             losses[0].backward()
         self.reduce()
@@ -214,7 +332,8 @@ class ParallelTraining:
         ]
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return seen + [p.detach().clone() for p in self.net.parameters()]
+        seen += [p.detach().clone() for p in self.net.parameters()]
+        return [one.to_local() if isinstance(one, DTensor) else one for one in seen]
 
     def _pipeline(self, tokens: torch.Tensor) -> list[torch.Tensor]:
         """Run all micro-batches forward, then backward."""
@@ -285,18 +404,20 @@ def _add(name: str, *programs: str, kinds: Sequence[Kind], phase: Phase = _commu
     return PARALLEL_FAULTS.add(name, phase, *kinds, only=programs)
 
 
-@_add("gradients not averaged on one rank", "dp", "tp-dp", kinds=(Kind.MISSING_CALL, Kind.COMMUNICATION))
+@_add("gradients not averaged on one rank", "dp", "dp8", "tp-dp", kinds=(Kind.MISSING_CALL, Kind.COMMUNICATION))
 def _(training: ParallelTraining) -> Truth:
     if training.rank == 1:
         training.reduce = lambda: [training.reduce_one(p, divides=False) for p in training.net.parameters()]
     return Truth(calls=_GRADIENTS, steps=(0,), ranks=(1,))
 
 
-@_add("gradient of one parameter not reduced on any rank", "dp", "tp-dp",
+@_add("gradient of one parameter not reduced on any rank", "dp", "dp8", "tp-dp", "sp", "cp", "ep",
       kinds=(Kind.MISSING_CALL, Kind.COMMUNICATION))  # fmt: skip
 def _(training: ParallelTraining) -> Truth:
     left_out = training.net.get_parameter("blocks.1.norm2.weight")
-    training.reduce = lambda: [training.reduce_one(p) for p in training.net.parameters() if p is not left_out]
+    own = training.is_replicated
+    names = {id(parameter): name for name, parameter in training.net.named_parameters()}
+    training.is_replicated = lambda name: own(name) and name != names[id(left_out)]
     return Truth(calls=_GRADIENTS, steps=(0,))
 
 
@@ -330,28 +451,101 @@ def _(training: ParallelTraining) -> Truth:
     return Truth(calls=_GRADIENTS, steps=(0,))
 
 
+class _Done:
+    def wait(self, *_: Any) -> bool:
+        return True
+
+
+def _wrong_result(training: ParallelTraining, name: str, change: Callable[[int, torch.Tensor], object]) -> None:
+    """Change the results of a process group's operation, inside each call of it, where no recorder sees it.
+
+    Args:
+        training: The training.
+        name: Name of the operation, a method of process groups.
+        change: Called with the number of the call, from 0, and the tensor that it has filled.
+    """
+    own, calls = getattr(dist.ProcessGroup, name), [0]
+
+    def operate(group: Any, tensors: Any, *args: Any) -> Any:
+        work = own(group, tensors, *args)
+        work.wait()
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            change(calls[0], tensors if isinstance(tensors, torch.Tensor) else tensors[0])
+        calls[0] += 1
+        return _Done()  # gloo waits for another message if it is asked to wait again
+
+    setattr(dist.ProcessGroup, name, operate)
+    training.undo.append(lambda: setattr(dist.ProcessGroup, name, own))
+
+
 def _wrong_all_reduce(
     training: ParallelTraining, change: Callable[[torch.Tensor], Any], number: int, rank: int
 ) -> None:
-    """Change the result of one call of a reduction on one rank, inside the call."""
-    own, calls = dist.all_reduce, [0]
-
-    def all_reduce(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        result = own(tensor, *args, **kwargs)
-        calls[0] += 1
-        if calls[0] == number and training.rank == rank:
-            with torch._C.DisableTorchFunction(), torch.no_grad():
-                change(tensor)
-        return result
-
-    dist.all_reduce = all_reduce
-    training.undo.append(lambda: setattr(dist, "all_reduce", own))
+    """Change the result of one call of a reduction on one rank."""
+    if training.rank == rank:
+        _wrong_result(training, "allreduce", lambda i, tensor: change(tensor) if i == number - 1 else None)
 
 
 @_add("a reduction gives one rank x 1.1", "dp", kinds=(Kind.COMMUNICATION,))
 def _(training: ParallelTraining) -> Truth:
     _wrong_all_reduce(training, lambda tensor: BARE.mul_(tensor, 1.1), 8, 1)
     return Truth(calls=("Distributed.all_reduce",), steps=(0,), ranks=(1,))
+
+
+@_add("a scattered sum gives one rank x 1.1", "sp", kinds=(Kind.COMMUNICATION,))
+def _(training: ParallelTraining) -> Truth:
+    if training.rank == 1:
+        _wrong_result(training, "_reduce_scatter_base", lambda i, tensor: BARE.mul_(tensor, 1.1) if i == 3 else None)
+    # What a scattered sum gives differs on all ranks, so that the ranks' sum of it is wrong, and not which rank.
+    return Truth(modules=("blocks.1.mlp.down",), directions=("forward",), steps=(0,))
+
+
+@_add("a rank gathers one part twice", "sp", "cp", kinds=(Kind.COMMUNICATION,))
+def _(training: ParallelTraining) -> Truth:
+    def change(number: int, tensor: torch.Tensor) -> None:
+        if number == 2:
+            half = len(tensor) // 2
+            BARE.copy_(tensor[half:], BARE.clone(tensor[:half]))
+
+    if training.rank == 1:
+        _wrong_result(training, "_allgather_base", change)
+    modules = ("blocks.0.mlp.up", "blocks.0.attention.value") if training.program == "sp" else ("blocks.1.attention",)
+    return Truth(modules=modules, directions=("forward",), steps=(0,), ranks=(1,))
+
+
+@_add("tokens come back to other places", "ep", kinds=(Kind.COMMUNICATION,))
+def _(training: ParallelTraining) -> Truth:
+    if training.rank == 1:
+        _wrong_result(
+            training,
+            "alltoall_base",
+            lambda i, tensor: BARE.copy_(tensor, BARE.roll(tensor, 4, 0)) if i == 3 else None,
+        )
+    # Statistics of the tokens together are unchanged; what follows shows it.
+    modules = ("blocks.1.mlp", "blocks.1", "blocks.2.norm1", "blocks.2.attention", "blocks.2.attention.query")
+    return Truth(modules=modules, directions=("forward",), steps=(0,), ranks=(1,))
+
+
+@_add("experts of one rank x 1.05", "ep", kinds=(Kind.SCALE,), phase=Phase.FORWARD)
+def _(training: ParallelTraining) -> Truth:
+    if training.rank == 1:
+        inside(training.module("blocks.1.mlp.own.up"), lambda value: BARE.mul(value, 1.05))
+    return Truth(modules=("blocks.1.mlp.own.up",), directions=("forward",), steps=(0,), ranks=(1,))
+
+
+@_add("a part of the sequence begins at the wrong place", "cp", kinds=(Kind.MASK, Kind.COMPUTATION, Kind.ARGUMENT),
+      phase=Phase.FORWARD)  # fmt: skip
+def _(training: ParallelTraining) -> Truth:
+    if training.rank == 1:
+        training.module("blocks.1.attention").offset -= 1
+    return Truth(modules=("blocks.1.attention",), directions=("forward",), steps=(0,), ranks=(1,))
+
+
+@_add("gradient x 1.1 before it is scattered", "fsdp", kinds=(Kind.GRADIENT, Kind.SCALE), phase=Phase.BACKWARD)
+def _(training: ParallelTraining) -> Truth:
+    if training.rank == 1:
+        inside(training.module("blocks.2.mlp.up"), same, lambda g: BARE.mul(g, 1.1))
+    return Truth(modules=("blocks.2.mlp.up",), directions=("backward",), steps=(0,), ranks=(1,))
 
 
 @_add("a reduction leaves a part of its buffer stale", "tp", kinds=(Kind.COMMUNICATION,))
@@ -389,7 +583,9 @@ def _(training: ParallelTraining) -> Truth:
     return Truth(modules=("blocks.2.mlp.down",), directions=("forward",), steps=(0,))
 
 
-@_add("output x 1.05 on one rank", "ddp", "tp", "pp", kinds=(Kind.SCALE,), phase=Phase.FORWARD)
+@_add(
+    "output x 1.05 on one rank", "ddp", "dp8", "fsdp", "tp", "sp", "cp", "pp", kinds=(Kind.SCALE,), phase=Phase.FORWARD
+)
 def _(training: ParallelTraining) -> Truth:
     if training.rank == 1:
         inside(training.module("blocks.1.mlp.up"), lambda value: BARE.mul(value, 1.05))
@@ -423,18 +619,14 @@ def _(training: ParallelTraining) -> Truth:
 
 @_add("stale data received", "pp", kinds=(Kind.COMMUNICATION,))
 def _(training: ParallelTraining) -> Truth:
-    own, kept = dist.recv, []
+    kept: list[torch.Tensor] = []
 
-    def recv(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        result = own(tensor, *args, **kwargs)
-        with torch._C.DisableTorchFunction():
-            kept.append(BARE.clone(tensor))
-            if training.rank == 1 and len(kept) == 2:
-                BARE.copy_(tensor, kept[0])
-        return result
+    def change(number: int, tensor: torch.Tensor) -> None:
+        kept.append(BARE.clone(tensor))
+        if training.rank == 1 and number == 1:
+            BARE.copy_(tensor, kept[0])
 
-    dist.recv = recv
-    training.undo.append(lambda: setattr(dist, "recv", own))
+    _wrong_result(training, "recv", change)
     return Truth(calls=("Distributed.recv",), directions=("forward",), steps=(0,), ranks=(1,))
 
 
@@ -446,7 +638,7 @@ def _(training: ParallelTraining) -> Truth:
     return Truth(calls=("Distributed.send", "Tensor."), steps=(0,), ranks=(2,))
 
 
-@_add("weights of one replica differ", "ddp", "dp", "tp-dp", kinds=(Kind.PARAMETER, Kind.REPLICAS),
+@_add("weights of one replica differ", "ddp", "dp", "dp8", "cp", "ep", "tp-dp", kinds=(Kind.PARAMETER, Kind.REPLICAS),
       phase=Phase.CONFIGURATION)  # fmt: skip
 def _(training: ParallelTraining) -> Truth:
     if training.rank == 1:
@@ -462,8 +654,8 @@ def _(training: ParallelTraining) -> Truth:
     return Truth(groups=("optimizer",), ranks=(1,))
 
 
-@_add("learning rate of one replica x 1.1", "ddp", "dp", kinds=(Kind.OPTIMIZER, Kind.REPLICAS, Kind.ARGUMENT),
-      phase=Phase.OPTIMIZER)  # fmt: skip
+@_add("learning rate of one replica x 1.1", "ddp", "dp", "dp8", "cp", "ep",
+      kinds=(Kind.OPTIMIZER, Kind.REPLICAS, Kind.ARGUMENT), phase=Phase.OPTIMIZER)  # fmt: skip
 def _(training: ParallelTraining) -> Truth:
     if training.rank == 1:
         for group in training.optimizer.param_groups:
@@ -480,7 +672,16 @@ def _(training: ParallelTraining) -> Truth:
     return Truth(modules=_INPUT, directions=("forward",), steps=(0,))
 
 
-@_add("one rank gets the data of another", "ddp", "dp", kinds=(Kind.INPUT_DATA,), phase=Phase.CONFIGURATION)
+@_add(
+    "one rank gets the data of another",
+    "ddp",
+    "dp",
+    "dp8",
+    "fsdp",
+    "ep",
+    kinds=(Kind.INPUT_DATA,),
+    phase=Phase.CONFIGURATION,
+)
 def _(training: ParallelTraining) -> Truth:
     training.choose = lambda tokens, _: tokens[0]
     return Truth(modules=_INPUT, directions=("forward",), steps=(0,), ranks=(1,))

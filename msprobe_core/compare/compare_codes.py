@@ -21,6 +21,7 @@ class CompareCode(Code):
     ALIKE_AS_PARTS = "compare.replicas.why.parts"
     ALIKE_ON_ALL = "compare.replicas.why.all"
     ALIKE_BY_COMMUNICATION = "compare.replicas.why.communication"
+    ALIKE_IN_GOLDEN = "compare.replicas.why.golden"
     REPLICA_CHECKSUM = "compare.replicas.checksum"
     REPLICA_SKETCH = "compare.replicas.sketch"
     REPLICA_STATISTICS = "compare.replicas.statistics"

@@ -31,7 +31,12 @@ from msprobe_core.errors import NothingInCommonError, NoValuesError
 from msprobe_core.findings import Field, Finding, Level, noted
 from msprobe_core.judge import overrides, statistics_columns
 from msprobe_core.judge.columns import Match
-from msprobe_core.judge.cross_framework import with_excused_inner_calls, with_excuses, with_excuses_between_tools
+from msprobe_core.judge.cross_framework import (
+    with_excused_groups,
+    with_excused_inner_calls,
+    with_excuses,
+    with_excuses_between_tools,
+)
 from msprobe_core.judge.evidence import evidence_of
 from msprobe_core.judge.fault import Faults, find_faults
 from msprobe_core.judge.joining import (
@@ -140,6 +145,8 @@ def compare_unit(
     if are_of_two_tools(target.header, golden.header):
         rows, excused = with_excuses_between_tools(rows, have_apis=is_foreign)
         notes = [*notes, *excused]
+    if _is_of_other_layout(pair, options.layouts):
+        rows = with_excused_groups(rows)
     rows = with_added(rows, statistics_columns.added_statistics, statistics_columns.READ)
     rows = with_fp8_columns(add_sketch_error(rows), ("target", "golden"))
     rows, told_statistics = with_extra_columns(rows, ("target", "golden"))
@@ -250,6 +257,13 @@ def _excuser(
 
 def _is_in_parts(pair: UnitPair) -> bool:
     return bool(pair.target_parts or pair.golden_parts)
+
+
+def _is_of_other_layout(pair: UnitPair, layouts: LayoutRules | None) -> bool:
+    """Whether ranks are merged that the two sides arrange in different ways."""
+    declared = [] if layouts is None else list(layouts.ranks.values())
+    is_other = len(pair.target_parts) != len(pair.golden_parts) or any(each != declared[0] for each in declared)
+    return _is_in_parts(pair) and is_other
 
 
 def _read_sides(pair: UnitPair, layouts: LayoutRules | None, *, in_files: bool) -> tuple[Dump, Dump]:

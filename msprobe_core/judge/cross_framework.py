@@ -40,7 +40,7 @@ from msprobe_core.judge.verdict import Verdict
 from msprobe_core.model import Phase, Role
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.frame import RowKind
-from msprobe_core.store.stored_rows import Rows, frame_of, narrowed
+from msprobe_core.store.stored_rows import Rows, frame_of, narrowed, stored_as
 
 _OWNERS = (names.OPTIMIZER, names.CLIP_GRAD)
 
@@ -114,6 +114,13 @@ def _with_excuse(rows: pl.DataFrame, found: pl.Expr, *, replaces: bool = False) 
     return rows.with_columns(
         pl.when(is_found).then(found.struct.field(name)).otherwise(name).alias(name) for name in (EXCUSE, EXCUSE_OF)
     )
+
+
+def with_excused_groups(rows: Rows) -> Rows:
+    """Return aligned rows of two layouts with `EXCUSE` for groups of processes, whose ranks have other numbers."""
+    are_groups = [pl.col(f"type_{side}").str.ends_with("ProcessGroup") for side in ("target", "golden")]
+    frame = _with_excuse(frame_of(rows), pl.when(pl.all_horizontal(are_groups)).then(_excuse(RowCode.EXCUSED_GROUP)))
+    return stored_as(rows, frame)
 
 
 def _counted_from_end(rows: Rows) -> list[int]:

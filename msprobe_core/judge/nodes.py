@@ -25,6 +25,7 @@ from msprobe_core.judge.rounding_rules import RoundingRule
 from msprobe_core.judge.updates import ALL_NOISE, value_of_row, with_updated_parameters
 from msprobe_core.judge.verdict import Verdict, differs
 from msprobe_core.model import Phase, Role
+from msprobe_core.order.calls import COMMUNICATES
 from msprobe_core.store.frame import RowKind
 from msprobe_core.store.stored_rows import Rows, roots_of
 
@@ -315,7 +316,8 @@ def _nodes_of(rows: Rows) -> pl.DataFrame:
     of_parameters = nodes.filter((pl.col("phase") == Phase.PARAMETERS_GRAD.value) & pl.col("entry").is_in(lost))
     if not of_parameters.height:
         lost = []
-    is_untouched = pl.col("inputs_equal") & (pl.col("saved_score") == 0)
+    # What communication gives depends on other ranks too, whose rounding its own inputs do not show.
+    is_untouched = pl.col("inputs_equal") & (pl.col("saved_score") == 0) & ~pl.col("entry").str.contains(COMMUNICATES)
     if not nodes["parameters_equal"].all():  # parameters of inner modules are not among the module's own inputs
         is_untouched &= ~is_module()
     same = pl.when("inputs_equal").then(_SAME).otherwise(_NEARLY_SAME)

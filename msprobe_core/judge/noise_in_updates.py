@@ -7,6 +7,7 @@ after the call: the total norm of all gradients does not depend on this one, so
 it is judged as usual.
 
 Only calls that compute elements one by one are followed, and norms of single tensors; lists of tensors item by item.
+A sum over ranks is one of them: what vanishes in exact arithmetic does so on each rank.
 """
 
 from __future__ import annotations
@@ -31,6 +32,9 @@ _PLACE = r"\.(?:input|output)\.(\w+)(?:\.(\d+))?$"
 _FOREACH = "_foreach_"
 _SEEN = 4.0
 """Multiple of the observed difference that an element's error may have; see `msprobe_core.judge.noise.propagation`."""
+
+_OF_RANKS = 100.0
+"""Size of a sum of noise in units of one part: noise of 10,000 ranks adds up to the root of that number."""
 
 _LONGEST_CHAIN = 16
 """Largest number of calls from a gradient to its parameter that is followed; that of AdamW with clipping has ten."""
@@ -145,7 +149,8 @@ def _explained(call: _Call, given: Sequence[_Row], result: _Row, found: set[int]
         return 0.0
     formula = _FORMULAS.get(operation)
     size = result.size.rms
-    return _arbitrary(formula(parts, factor, size)) if formula is not None and size else 0.0
+    most = _arbitrary(formula(parts, factor, size)) if formula is not None and size else 0.0
+    return min(most, _OF_RANKS) if formula is _sum_over_ranks else most
 
 
 def _arbitrary(error: float) -> float:
@@ -173,6 +178,12 @@ _Parts = Mapping[str, _Part]
 def _sum(parts: _Parts, factor: float, size: float) -> float:
     del factor
     return sum(part.error * part.rms for part in parts.values()) / size
+
+
+def _sum_over_ranks(parts: _Parts, factor: float, size: float) -> float:
+    """The parts of other ranks are noise too, unless the sum is much larger than this rank's part."""
+    is_of_noise = all(size <= _OF_RANKS * part.rms for part in parts.values())
+    return _product(parts, factor, size) if is_of_noise else _sum(parts, factor, size)
 
 
 def _product(parts: _Parts, factor: float, size: float) -> float:
@@ -210,6 +221,6 @@ def _sum_of_quotient(parts: _Parts, factor: float, size: float) -> float:
 
 _FORMULAS: Mapping[str, Callable[[_Parts, float, float], float]] = {
     "add": _sum, "sub": _sum, "lerp": _sum, "mul": _product, "div": _quotient, "sqrt": _root, "clone": _product,
-    "addcmul": _sum_of_product, "addcdiv": _sum_of_quotient,
+    "addcmul": _sum_of_product, "addcdiv": _sum_of_quotient, "allreduce": _sum_over_ranks,
 }  # fmt: skip
 """Error of a result by operation, from those of its inputs, the factor ``value`` and the size of the result."""

@@ -69,6 +69,7 @@ class RowCode(Code):
     EXCUSED_UNCALLED_MODULE = "row.excused.uncalled-module"
     EXCUSED_ABSENT_GRADIENT = "row.excused.absent-gradient"
     EXCUSED_GRADIENT_ORDER = "row.excused.gradient-order"
+    EXCUSED_GROUP = "row.excused.group"
 
 
 EXCUSES = tuple(code for code in RowCode if code.value.startswith("row.excused."))

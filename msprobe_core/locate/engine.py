@@ -6,11 +6,12 @@ A later step is examined only if nothing is wrong in the steps before it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import polars as pl
 
@@ -32,11 +33,19 @@ from msprobe_core.locate.checks import Facts, checks_of, decisions_of, facts_of
 from msprobe_core.locate.commands import with_advice, with_cause
 from msprobe_core.locate.configuration import configuration_of
 from msprobe_core.locate.confirmation import with_confirmations
+from msprobe_core.locate.exchanges import broken_exchanges
 from msprobe_core.locate.explain import located_of
 from msprobe_core.locate.kinds import kind_of, parameter_of, reason_of
 from msprobe_core.locate.locate_codes import LocateCode
 from msprobe_core.locate.ranks import ordered
-from msprobe_core.locate.replicas import find_divergences, with_divergences
+from msprobe_core.locate.replicas import (
+    OF_STATE,
+    find_divergences,
+    parted_states,
+    reason_of_parting,
+    suspect_of,
+    with_divergences,
+)
 from msprobe_core.locate.result import Decision, EvidenceRow, FaultKind, LocateResult, LocateVerdict, Suspect
 from msprobe_core.locate.samples import with_same_samples
 from msprobe_core.model import ExecutorOptions, Phase, Role, TaskLost
@@ -126,6 +135,7 @@ class UnitFindings:
         facts: Facts for the preconditions.
         decisions: Discrete decisions that differ.
         given_wrong: Communication calls whose inputs exceed rounding.
+        lone_calls: Calls outside of modules and optimizer that one side has alone, such as communication, as suspects.
         is_foreign: Whether the two are of different frameworks.
         parameters: Parameters of the step, for the next one.
         notes: Notes on the dumps.
@@ -141,6 +151,7 @@ class UnitFindings:
     facts: Facts
     decisions: Sequence[Decision]
     given_wrong: frozenset[str]
+    lone_calls: Sequence[Suspect]
     is_foreign: bool
     parameters: pl.DataFrame
     notes: Sequence[Finding]
@@ -216,17 +227,54 @@ def _tells_nothing_of_updates(findings: Sequence[UnitFindings]) -> bool:
 
 def suspects_of(findings: Sequence[UnitFindings], options: LocateOptions) -> tuple[list[Suspect], list[Finding]]:
     """Return the suspects of one step over all ranks, the first divergence first, and notes."""
-    found = [(unit.pair.rank, suspect) for unit in findings for suspect in unit.suspects]
+    step = findings[0].pair.step if findings else None
+    broken = _broken_exchanges(findings)
+    told = {suspect.entry for _, suspect in broken}
+    found = [
+        (unit.pair.rank, suspect)
+        for unit in findings
+        for suspect in unit.suspects
+        if suspect.entry not in told or suspect.kind is not FaultKind.COMMUNICATION  # said with the ranks concerned
+    ]
+    found += broken
     order = RankOrder([(unit.pair.rank, unit.pair.target) for unit in findings] if found else ())
     suspects = ordered(found, {unit.pair.rank: unit.given_wrong for unit in findings}, order)
     notes = list(map(noted, order.notes))
     divergences = find_divergences([unit.pair.target for unit in findings], [unit.pair.golden for unit in findings])
-    suspects = with_divergences(suspects, divergences, findings[0].pair.step if findings else None)
+    suspects = with_divergences(suspects, divergences, step)
+    if all(suspect.kind in OF_STATE for suspect in suspects[:1]):
+        suspects = _with_parting(suspects, findings, options, step)
     if options.confirms:
         pairs = {unit.pair.rank: unit.pair for unit in findings}
         suspects, unconfirmed = with_confirmations(suspects, pairs, options.model)
         notes += unconfirmed
     return suspects, notes
+
+
+def _with_parting(
+    suspects: list[Suspect], findings: Sequence[UnitFindings], options: LocateOptions, step: int | None
+) -> list[Suspect]:
+    """Return suspects of which the first explains why replicas part: what one side alone does to their gradients."""
+    parted = parted_states(*_dumps_of(findings), options.compare.limits)
+    if not parted:
+        return suspects
+    told: dict[str, Any] = {"reason": reason_of_parting(parted[0]), "score": math.inf, "excess": math.inf}
+    lone = [(unit.pair.rank, replace(suspect, **told)) for unit in findings for suspect in unit.lone_calls]
+    order = RankOrder([(unit.pair.rank, unit.pair.target) for unit in findings] if lone else ())
+    return [*ordered(lone, {}, order), *suspects] or [suspect_of(parted[0], step)]
+
+
+def _dumps_of(findings: Sequence[UnitFindings]) -> tuple[dict[int, Path], dict[int, Path]]:
+    """Return the dumps of target and golden run by rank; none if ranks were merged."""
+    pairs = {unit.pair.rank: unit.pair for unit in findings if unit.pair.rank is not None}
+    if len(pairs) < len(findings):
+        return {}, {}
+    return {rank: pair.target for rank, pair in pairs.items()}, {rank: pair.golden for rank, pair in pairs.items()}
+
+
+def _broken_exchanges(findings: Sequence[UnitFindings]) -> list[tuple[int | None, Suspect]]:
+    own = broken_exchanges(*_dumps_of(findings), findings[0].pair.step if findings else None)
+    return [(rank, replace(suspect, module=_module_of(suspect.entry, suspect.parents))) for rank, suspect in own]
 
 
 def result_of(
@@ -369,6 +417,8 @@ def examine(task: UnitTask) -> UnitFindings:
     rows, nodes = evidence.rows, evidence.nodes
     none: dict[str, int] = {}
     micro_steps = _recorded_micro_steps(pair) if evidence.sources else (none, none)
+    is_lone = pl.col("only_on").is_not_null() & (pl.col("phase") == Phase.FORWARD.value)
+    lone = [node for node in nodes.filter(is_lone).to_dicts() if not evidence.nesting.of(node)][:MAX_SUSPECTS]
     return UnitFindings(
         pair=pair,
         mode=unit.mode,
@@ -378,6 +428,7 @@ def examine(task: UnitTask) -> UnitFindings:
         facts=facts_of(rows, nodes),
         decisions=decisions_of(rows, pair.step, pair.rank),
         given_wrong=frozenset(evidence.given_wrong),
+        lone_calls=[_suspect(Source(node, node), evidence, unit, pair, micro_steps) for node in lone],
         is_foreign=unit.is_foreign,
         parameters=parameters_of(rows),
         notes=[*unit.note_findings, *(each.finding for each in unit.replicas)],

@@ -26,6 +26,9 @@ class LocateCode(Code):
     ARGUMENT = "locate.argument"
     FACTOR = "locate.factor"
     COMPUTATION = "locate.computation"
+    EXCHANGE_MOVED = "locate.exchange.moved"
+    EXCHANGE_SUM = "locate.exchange.sum"
+    EXCHANGE_UNLIKE = "locate.exchange.unlike"
     REPLICAS = "locate.replicas"
     REPLICA_VALUE = "locate.replica-value"
     # Inputs and outputs of such a call.

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from msprobe_core import names
 from msprobe_core.judge.rank_order import RankOrder, SuspectedCall
+from msprobe_core.locate.exchanges import BY_ITSELF
 from msprobe_core.locate.result import FaultKind, Suspect
 
 
@@ -29,7 +30,7 @@ def ordered(
             entry=suspect.beside or suspect.entry,  # the order is that of the target's dumps
             position=suspect.position,
             excess=suspect.excess,
-            communicates=suspect.kind is FaultKind.COMMUNICATION,
+            communicates=suspect.kind is FaultKind.COMMUNICATION and suspect.reason.code not in BY_ITSELF,
             num_communications=suspect.num_communications,
         )
         for rank, suspect in suspects

@@ -23,7 +23,7 @@ from msprobe_core.model import Role
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.frame import RowKind
 
-_COMMUNICATES = rf"{names.COMMUNICATION}|\.(?:All(?:Reduce|Gather|GatherV)|ReduceScatterV?|Reduce|Broadcast|AlltoAll(?:VC?)?|AllToAll(?:V|VC)?|NeighborExchange(?:V2)?|Collective(?:Scatter|Gather)|Send|Receive|Barrier){names.API_END}"  # noqa: E501
+COMMUNICATES = rf"{names.COMMUNICATION}|\.(?:All(?:Reduce|Gather|GatherV)|ReduceScatterV?|Reduce|Broadcast|AlltoAll(?:VC?)?|AllToAll(?:V|VC)?|NeighborExchange(?:V2)?|Collective(?:Scatter|Gather)|Send|Receive|Barrier){names.API_END}"  # noqa: E501
 """Entries that may be communication calls: functions, and MindSpore's primitives under any attribute name of a Cell."""
 
 SENDS = frozenset({"send", "isend"})
@@ -115,7 +115,7 @@ class RankCalls:
 
 def is_communication(entry: str) -> bool:
     """Whether an entry is a communication call, in either direction."""
-    return re.search(_COMMUNICATES, entry) is not None and kind_of(entry) is not None
+    return re.search(COMMUNICATES, entry) is not None and kind_of(entry) is not None
 
 
 def kind_of(entry: str) -> str | None:
@@ -168,7 +168,7 @@ def _communicating(entries: pl.Series) -> pl.DataFrame:
     """Return the calls that communicate by their names: entry, position, stem with a dot, number and direction."""
     entry = pl.col("entry")
     places = pl.DataFrame({"entry": entries}).with_row_index("position")
-    found = places.filter(entry.str.contains(_COMMUNICATES) & entry.str.contains(names.API_CALL))
+    found = places.filter(entry.str.contains(COMMUNICATES) & entry.str.contains(names.API_CALL))
     # Stripped from its end, as groups of a regular expression are several times as slow.
     numbered = entry.str.replace(names.IN_LATER_PASS, "").str.strip_suffix(".forward").str.strip_suffix(".backward")
     split = found.select("entry", "position", numbered=numbered, is_backward=entry.str.contains(names.API_BACKWARD))

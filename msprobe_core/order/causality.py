@@ -16,7 +16,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -101,8 +101,16 @@ class Order:
         Raises:
             DumpError: there is no such entry.
         """
-        found = self._run.senders(*self._place(rank, entry))
-        return [(self._ranks[place], self._entries[place][position]) for place, position in found]
+        return self._nodes(self._run.senders(*self._place(rank, entry)))
+
+    def exchanges(self) -> Iterator[tuple[Sequence[Node], Sequence[Node]]]:
+        """Yield the calls that send into each exchange between ranks, and those that receive from it."""
+        received = self._run.receivers
+        for exchange, sent in self._run.senders_of.items():
+            yield self._nodes(sent), self._nodes(received.get(exchange, ()))
+
+    def _nodes(self, places: Iterable[tuple[int, int]]) -> list[Node]:
+        return [(self._ranks[place], self._entries[place][position]) for place, position in places]
 
     def precedes(self, a: Node, b: Node) -> bool:
         """Whether ``a`` can have affected ``b``. Of two concurrent calls, neither precedes the other.
@@ -323,16 +331,23 @@ class _Run:
         call = _call_at(trace, position)
         if call is None:
             return []
-        return [
-            found for exchange in sorted(set(trace.received(call))) for found in self._by_exchange.get(exchange, ())
-        ]
+        return [found for exchange in sorted(set(trace.received(call))) for found in self.senders_of.get(exchange, ())]
 
     @cached_property
-    def _by_exchange(self) -> dict[int, list[tuple[int, int]]]:
+    def senders_of(self) -> dict[int, list[tuple[int, int]]]:
+        """Rank index and position of the calls that send into each exchange."""
+        return self._linked(Trace.sent)
+
+    @cached_property
+    def receivers(self) -> dict[int, list[tuple[int, int]]]:
+        """Rank index and position of the calls that receive from each exchange."""
+        return self._linked(Trace.received)
+
+    def _linked(self, of: Callable[[Trace, int], array[int]]) -> dict[int, list[tuple[int, int]]]:
         found: dict[int, list[tuple[int, int]]] = {}
         for place, trace in enumerate(self._traces):
             for call, position in enumerate(trace.positions):
-                for exchange in trace.sent(call):
+                for exchange in of(trace, call):
                     found.setdefault(exchange, []).append((place, position))
         return found
 

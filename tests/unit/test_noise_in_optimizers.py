@@ -88,7 +88,18 @@ def norms(data, side, given, wrong_total):
     data["Functional.norm.0.forward"] = api(tensor(own), output=tensor(total, shape=[]))
 
 
-def located(tmp_path, write=one_by_one, *, noise="all", factors=(1.0, 1.0), wrong_total=False):
+def reduced(data, side, given, factor):
+    """Add the sums over two ranks, and return them; the other rank's part of noise is other noise."""
+    others = [nearly(drawn(31) * 1e-3, side, 31), 1e-11 * drawn([32, side == "target"])]
+    sums = [each + other for each, other in zip(given, others, strict=True)]
+    if side == "target":
+        sums[1] = sums[1] * factor
+    for i, (each, made) in enumerate(zip(given, sums, strict=True)):
+        data[f"Distributed.all_reduce.{i}.forward"] = api(tensor(each), output=tensor(made))
+    return sums
+
+
+def located(tmp_path, write=one_by_one, *, noise="all", factors=(1.0, 1.0), wrong_total=False, sum_factor=None):
     """Write both runs, the target with updates that are multiplied by factors; return what is located."""
     for side in ("target", "golden"):
         data = {}
@@ -97,6 +108,8 @@ def located(tmp_path, write=one_by_one, *, noise="all", factors=(1.0, 1.0), wron
         for i, each in enumerate(given):
             data[f"Functional.linear.{i}.forward"] = api(tensor(x), output=tensor(x))
             data[f"Functional.linear.{i}.backward"] = {"input": [tensor(upstream)], "output": [tensor(each)]}
+        if sum_factor is not None:
+            given = reduced(data, side, given, sum_factor)
         norms(data, side, given, wrong_total)
         parameters = [drawn(20 + i) * 0.1 for i in range(len(given))]
         data |= write(adam(given, parameters, factors if side == "target" else (1.0, 1.0)))
@@ -110,6 +123,12 @@ def located(tmp_path, write=one_by_one, *, noise="all", factors=(1.0, 1.0), wron
 def test_updates_from_noise_are_no_fault_without_repetitions(tmp_path, noise, write):
     found = located(tmp_path, write, noise=noise)
     assert (found.verdict, found.suspects) == (LocateVerdict.AGREE, [])
+
+
+@pytest.mark.parametrize(("factor", "is_suspect"), [(1.0, False), (1e6, True)])
+def test_a_sum_of_noise_over_ranks_is_noise_unless_it_is_larger_than_its_parts(tmp_path, factor, is_suspect):
+    found = located(tmp_path, sum_factor=factor)
+    assert ("Distributed.all_reduce.1.forward" in {suspect.entry for suspect in found.suspects}) is is_suspect
 
 
 @pytest.mark.parametrize(
