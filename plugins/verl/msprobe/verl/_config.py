@@ -81,7 +81,8 @@ def check_verl_config(fields: dict[str, Any], where: str) -> VerlConfig:
     fields = without_comments(fields)
     own = {name: fields[name] for name in _OWN if fields.get(name) is not None}
     rest = {name: value for name, value in fields.items() if name not in _OWN}
-    stages = check_stage_config(rest, where, [stage.value for stage in RLStage], further=_OWN)
+    recorded = [stage.value for stage in RLStage if stage is not RLStage.ROUTING]  # verl keeps experts in the batch
+    stages = check_stage_config(rest, where, recorded, further=_OWN)
     checked = {name: _checked(name, value, where) for name, value in own.items()}
     if "hops" in checked:
         checked["hops"] = tuple(map(Hop.named, checked["hops"]))
