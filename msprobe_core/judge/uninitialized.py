@@ -51,6 +51,10 @@ SELECTING = frozenset(
 )  # fmt: skip
 """APIs that return their first argument, or a part of it, without computing anything."""
 
+_DESTINATIONS = {"all_gather_copy_in": "1"}
+"""Writing operators whose destination has another place than 0, among arguments and results: FSDP2 copies the shards of
+a rank into the buffer that the next collective fills."""
+
 _IN_PLACE = frozenset({"broadcast", "recv", "irecv", "receive"})
 """Communication calls that may overwrite their only tensor; others have a destination besides their input."""
 
@@ -143,7 +147,8 @@ class _Memory:
         api = found[1] if found else ""
         given = [row for row in rows if row.role == Role.INPUT.value]
         made = [row for row in rows if row.role == Role.OUTPUT.value]
-        first = [row for row in given if row.place.partition(".")[0] == "0"]
+        place = _DESTINATIONS.get(api, "0")
+        first = [row for row in given if row.place.partition(".")[0] == place]
         written = [row for row in given if row.place.partition(".")[0] == "out"]
         if api in OVERWRITING or (is_communication(entry) and self._is_destination(entry, first, given, made)):
             written += first
@@ -151,6 +156,9 @@ class _Memory:
         if api in self._allocating:
             self._exempt.update(row.row for row in made)
             self._unset.update({row.value: [] for row in made if row.value})
+        elif api in _DESTINATIONS and first and self._may_be_unset(first[0]):
+            self._read(row for row in given if row not in first)
+            self._hand_on(first[0], [row for row in made if row.place == place], is_written=True)
         elif api in SELECTING | WRITING and first and self._may_be_unset(first[0]):
             self._hand_on(first[0], made, is_written=api in WRITING)
         else:

@@ -41,6 +41,18 @@ def _in_pieces(chance, *, has_output):
     }
 
 
+def _gathered(shard, chance):
+    """A rank's shard, copied into its place of a buffer, the rest of which a collective fills."""
+    buffer = [*shard, [chance, chance]]
+    return {
+        "fsdp.all_gather_copy_in.0.forward": {
+            "input_args": [[tensor(HALF)], tensor(times(chance))], "input_kwargs": {},
+            "output": [tensor(shard), tensor(buffer)],
+        },
+        "Distributed.all_gather_into_tensor.0.forward": api(tensor(buffer), tensor(shard), output=None),
+    }  # fmt: skip
+
+
 HEALTHY = {
     "in pieces": lambda c: {**_allocated(c), **_in_pieces(c, has_output=True)},
     "in pieces, and nothing is returned": lambda c: _in_pieces(c, has_output=False),
@@ -59,6 +71,7 @@ HEALTHY = {
         **_write("narrow.1", half_written(c), output=[[c, c]]),
     },
     "broadcast": lambda c: {"Distributed.broadcast.0.forward": api(tensor(times(c)), output=tensor(X))},
+    "a buffer of FSDP2": lambda c: _gathered(HALF, c),
     "all_gather": lambda c: {
         "Distributed.all_gather.0.forward": api([tensor(times(c)), tensor(times(c + 1))], tensor(HALF), output=None)
     },
@@ -106,3 +119,8 @@ def test_what_a_rank_sends_in_a_broadcast_is_judged(dumps):
         return dumps(name, {"Distributed.broadcast.0.forward": api(sent, output=sent)}, X)
 
     assert compare_dumps(side("t", 1.1), side("g", 1.0)).units[0].first_fault.entry == "Distributed.broadcast.0.forward"
+
+
+def test_the_shards_that_are_copied_into_a_buffer_are_judged(dumps):
+    sides = [dumps(*side) for side in (("t", _gathered(times(1.1, HALF), 700.0), X), ("g", _gathered(HALF, 3.0), X))]
+    assert compare_dumps(*sides).units[0].first_fault.entry == "fsdp.all_gather_copy_in.0.forward"

@@ -167,7 +167,7 @@ _EXACT = frozenset(
         "pixel_unshuffle", "channel_shuffle", "im2col", "reflection_pad1d", "reflection_pad2d", "replication_pad1d",
         "replication_pad2d", "upsample_nearest1d", "upsample_nearest2d", "max_pool2d_with_indices",
         "max_pool3d_with_indices", "max_pool2d_with_indices_backward", "_unsafe_view", "_reshape_alias", "lift_fresh",
-        "lift", "set", "resize", "resize_as", "contiguous",
+        "lift", "set", "resize", "resize_as", "contiguous", "_chunk_cat", "chunk_cat", "all_gather_copy_in",
         # Choose.
         "where", "masked_fill", "maximum", "minimum", "max", "min", "amax", "amin", "aminmax", "cummax", "cummin",
         "clamp",
