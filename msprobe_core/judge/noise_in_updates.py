@@ -7,7 +7,10 @@ after the call: the total norm of all gradients does not depend on this one, so
 it is judged as usual.
 
 Only calls that compute elements one by one are followed, and norms of single tensors; lists of tensors item by item.
-A sum over ranks is one of them: what vanishes in exact arithmetic does so on each rank.
+A sum over ranks is one of them. What vanishes in exact arithmetic does so on each rank or, if each rank has a part of a
+sequence, in the sum alone: the bias of attention's keys is cancelled by a softmax over the keys of all ranks. A sum
+below some unit round-offs of a rank's part has the size of that part's roundings, so it is noise whatever the other
+parts are.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import polars as pl
 from msprobe_core import names
 from msprobe_core.judge.columns import Match
 from msprobe_core.judge.joining import filtered
+from msprobe_core.judge.limits import LimitTable
 from msprobe_core.judge.noise.effects import Size
 from msprobe_core.judge.noise.operations import known_as
 from msprobe_core.judge.rounding_rules import RoundingRule
@@ -30,11 +34,15 @@ from msprobe_core.store.stored_rows import Rows
 _IDENTITY = tuple(f"{name}_{side}" for name in ("norm", "mean", "max", "min") for side in ("target", "golden"))
 _PLACE = r"\.(?:input|output)\.(\w+)(?:\.(\d+))?$"
 _FOREACH = "_foreach_"
+_ALL_REDUCE = r"^\w*Distributed\.(?:.+\.)?all_?reduce\.\d+\.forward$"
 _SEEN = 4.0
 """Multiple of the observed difference that an element's error may have; see `msprobe_core.judge.noise.propagation`."""
 
 _OF_RANKS = 100.0
 """Size of a sum of noise in units of one part: noise of 10,000 ranks adds up to the root of that number."""
+
+_TWO_DRAWS = 2.0
+"""Difference of two tensors that are nothing but noise, at an element, in units of the largest element."""
 
 _LONGEST_CHAIN = 16
 """Largest number of calls from a gradient to its parameter that is followed; that of AdamW with clipping has ten."""
@@ -57,32 +65,69 @@ class _Row(NamedTuple):
     size: Size
 
 
-def rows_of_noise(rows: Rows, is_noise: pl.Expr) -> list[int]:
+class _Noise:
+    """Rows that have noise.
+
+    Attributes:
+        rows: All of them.
+        pure: Those of nothing but noise. Statistics of two draws may be alike by chance, although no element is.
+    """
+
+    def __init__(self, sums: pl.DataFrame) -> None:
+        self.rows = set[int](sums["row"])
+        self.pure = set[int](sums["row"])
+
+
+def rows_of_noise(rows: Rows, is_noise: pl.Expr, table: LimitTable) -> list[int]:
     """Return the indices of rows of forward calls that are computed from noise, in one framework's optimizer.
 
     Args:
         rows: Aligned rows in execution order, with ``error``.
         is_noise: Whether a row is the gradient of a parameter, or another gradient, that is noise.
+        table: The limits in force.
     """
     if not RoundingRule.NOISE_IN_UPDATES.is_on:
         return []
     seeds = filtered(rows, _IDENTITY, is_noise & (pl.col("phase") != Phase.FORWARD.value) & (pl.col("error") > 0))
-    if seeds.is_empty():
+    sums = _cancelled_sums(rows, table)
+    if seeds.is_empty() and sums.is_empty():
         return []
     calls = _calls(rows)
-    frontier, found = seeds.unique(), set[int]()
+    found = _Noise(sums)
+    frontier = pl.concat([seeds, sums.select(_IDENTITY)]).with_columns(is_pure=pl.lit(value=True))
     for _ in range(_LONGEST_CHAIN):
-        got = calls.filter(pl.col("role") == Role.INPUT.value).join(
-            frontier, on=_IDENTITY, how="semi", nulls_equal=True
-        )
-        got = got.filter(~pl.col("row").is_in(list(found)))
+        values = frontier.group_by(_IDENTITY).agg(pl.col("is_pure").any())
+        got = calls.filter(pl.col("role") == Role.INPUT.value).join(values, on=_IDENTITY, nulls_equal=True)
+        got = got.filter(~pl.col("row").is_in(list(found.rows)))
         if got.is_empty():
             break
-        found.update(got["row"].to_list())
+        found.rows.update(got["row"])
+        found.pure.update(got.filter("is_pure")["row"])
         made = _made(calls, got, found)
-        found.update(made)
-        frontier = calls.filter(pl.col("row").is_in(made)).select(_IDENTITY).unique()
-    return sorted(found)
+        frontier = calls.filter(pl.col("row").is_in(made)).select(
+            *_IDENTITY, is_pure=pl.col("row").is_in(list(found.pure))
+        )
+    return sorted(found.rows)
+
+
+def _cancelled_sums(rows: Rows, table: LimitTable) -> pl.DataFrame:
+    """Return the sums over ranks, of one tensor, that are the roundings of their parts on both sides and differ."""
+    is_value = (pl.col("match") == Match.BOTH.value) & pl.col("norm_golden").is_not_null()
+    is_sum = pl.col("entry").str.contains(_ALL_REDUCE) & (pl.col("phase") == Phase.FORWARD.value)
+    columns = ("entry", "role", "precision", "precision_golden", "error", *_IDENTITY)
+    values = filtered(rows, columns, is_sum & is_value & pl.col("precision").is_not_null(), "row")
+    parts = (
+        values.filter(pl.col("role") == Role.INPUT.value)
+        .group_by("entry")
+        .agg(pl.len(), part_golden=pl.col("norm_golden").first(), part_target=pl.col("norm_target").first())
+        .filter(pl.col("len") == 1)
+    )
+    made = values.filter((pl.col("role") == Role.OUTPUT.value) & (pl.col("error") > 0)).join(parts, on="entry")
+    own, shared = (table.vanishing_share_of(pl.col(name)) for name in ("precision_golden", "precision"))
+    return made.filter(
+        (pl.col("norm_golden") <= own * pl.col("part_golden"))
+        & (pl.col("norm_target") <= shared * pl.col("part_target"))
+    ).select("row", *_IDENTITY)
 
 
 def _calls(rows: Rows) -> pl.DataFrame:
@@ -106,8 +151,8 @@ def _calls(rows: Rows) -> pl.DataFrame:
     )
 
 
-def _made(calls: pl.DataFrame, got: pl.DataFrame, found: set[int]) -> list[int]:
-    """Return the results that differ no more than the noise among their inputs explains."""
+def _made(calls: pl.DataFrame, got: pl.DataFrame, found: _Noise) -> list[int]:
+    """Return the results that differ no more than the noise among their inputs explains; they are noise from now on."""
     of = ["entry", "item"]
     wanted = calls.join(got.select(of).unique(), on=of, how="semi", nulls_equal=True)
     numbers = calls.filter((pl.col("item").is_null()) & (pl.col("at_1") == "value")).select("entry", "max_golden")
@@ -116,9 +161,13 @@ def _made(calls: pl.DataFrame, got: pl.DataFrame, found: set[int]) -> list[int]:
     for call, members in _grouped(wanted).items():
         given = [row for row in members if row.role == Role.INPUT.value]
         for result in members:
-            if result.role == Role.OUTPUT.value and result.row not in found:
+            if result.role == Role.OUTPUT.value and result.row not in found.rows:
                 most = _explained(call, given, result, found, factors.get(call.entry, 1.0))
-                made += [result.row] if result.error <= most else []
+                if result.error <= most:
+                    made.append(result.row)
+                    if most >= _OF_RANKS:
+                        found.pure.add(result.row)
+    found.rows.update(made)
     return made
 
 
@@ -136,16 +185,16 @@ def _grouped(wanted: pl.DataFrame) -> Mapping[_Call, Sequence[_Row]]:
     return grouped
 
 
-def _explained(call: _Call, given: Sequence[_Row], result: _Row, found: set[int], factor: float) -> float:
+def _explained(call: _Call, given: Sequence[_Row], result: _Row, found: _Noise, factor: float) -> float:
     """Return the error of a result, relative to its size, that the noise among the inputs explains.
 
     Infinite if the result is noise alone.
     """
     operation = known_as(names.function_of(call.entry).removeprefix(_FOREACH))
-    parts = {row.place: _Part.of(row, is_noise=row.row in found) for row in given}
+    parts = {row.place: _Part.of(row, found) for row in given}
     if operation == "norm" and result.size.numel == 1:
         return _arbitrary(max((part.error for part in parts.values()), default=0.0))
-    if any(row.row in found and row.size.numel != result.size.numel for row in given):
+    if any(row.row in found.rows and row.size.numel != result.size.numel for row in given):
         return 0.0
     formula = _FORMULAS.get(operation)
     size = result.size.rms
@@ -165,11 +214,14 @@ class _Part(NamedTuple):
     error: float
 
     @staticmethod
-    def of(row: _Row, *, is_noise: bool) -> _Part:
+    def of(row: _Row, found: _Noise) -> _Part:
         size = row.size
         # The observed difference of an extreme is relative to the extreme.
         crest = size.largest / size.rms if size.rms else 1.0
-        return _Part(size.rms, size.smallest or size.rms, _SEEN * crest * row.error if is_noise else 0.0)
+        error = _SEEN * crest * row.error if row.row in found.rows else 0.0
+        if row.row in found.pure:
+            error = max(error, _TWO_DRAWS * crest)
+        return _Part(size.rms, size.smallest or size.rms, error)
 
 
 _Parts = Mapping[str, _Part]

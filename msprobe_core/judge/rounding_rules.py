@@ -52,7 +52,7 @@ class RoundingRule(Enum):
         "noise_gradients",
     )
     NOISE_IN_UPDATES = Rule(
-        "values that clipping and the optimizer compute from gradients that the two rules above excuse",
+        "sums over ranks that cancel, and what is computed by clipping and the optimizer from gradients that are noise",
         "derived: errors of the inputs after the call; Adam divides a gradient by its own size",
         "noise_in_updates",
     )

@@ -312,7 +312,7 @@ def _with_judged_error(compared: Rows, table: LimitTable) -> Rows:
     comparable = (pl.col("match") == Match.BOTH.value) & both(RowKind.TENSOR) & same_shape() & ~pl.col("is_special")
     compared = with_marks(compared, "is_noise", noise_rows(compared, table))
     is_noise = is_vanishing_vector(table).fill_null(False) | pl.col("is_noise")
-    noise = rows_of_noise(compared, is_noise)
+    noise = rows_of_noise(compared, is_noise, table)
     is_special = statistics_columns.has_nan_mismatch() | statistics_columns.has_inf_mismatch()
     differs = (
         is_special | (pl.col("error") > pl.col("limit")) | (pl.col("checksum_target") != pl.col("checksum_golden"))

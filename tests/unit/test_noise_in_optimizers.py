@@ -29,6 +29,8 @@ def gradients(side, *, noise):
     known = nearly(drawn(1) * 1e-3, side, 1)
     if noise == "all":
         return [known, of_noise]
+    if noise == "the sum over ranks":
+        return [known, nearly(drawn(2) * 1e-3, side, 2)]
     return [known, np.where(np.arange(SIZE) < SIZE // 3, of_noise, nearly(drawn(2) * 1e-3, side, 2))]
 
 
@@ -88,9 +90,11 @@ def norms(data, side, given, wrong_total):
     data["Functional.norm.0.forward"] = api(tensor(own), output=tensor(total, shape=[]))
 
 
-def reduced(data, side, given, factor):
-    """Add the sums over two ranks, and return them; the other rank's part of noise is other noise."""
+def reduced(data, side, given, factor, noise):
+    """Add the sums over two ranks, and return them; the other part of noise is other noise, or cancels this one."""
     others = [nearly(drawn(31) * 1e-3, side, 31), 1e-11 * drawn([32, side == "target"])]
+    if noise == "the sum over ranks":
+        others[1] = others[1] - given[1]
     sums = [each + other for each, other in zip(given, others, strict=True)]
     if side == "target":
         sums[1] = sums[1] * factor
@@ -109,7 +113,7 @@ def located(tmp_path, write=one_by_one, *, noise="all", factors=(1.0, 1.0), wron
             data[f"Functional.linear.{i}.forward"] = api(tensor(x), output=tensor(x))
             data[f"Functional.linear.{i}.backward"] = {"input": [tensor(upstream)], "output": [tensor(each)]}
         if sum_factor is not None:
-            given = reduced(data, side, given, sum_factor)
+            given = reduced(data, side, given, sum_factor, noise)
         norms(data, side, given, wrong_total)
         parameters = [drawn(20 + i) * 0.1 for i in range(len(given))]
         data |= write(adam(given, parameters, factors if side == "target" else (1.0, 1.0)))
@@ -125,10 +129,12 @@ def test_updates_from_noise_are_no_fault_without_repetitions(tmp_path, noise, wr
     assert (found.verdict, found.suspects) == (LocateVerdict.AGREE, [])
 
 
+@pytest.mark.parametrize("noise", ["all", "the sum over ranks"])
 @pytest.mark.parametrize(("factor", "is_suspect"), [(1.0, False), (1e6, True)])
-def test_a_sum_of_noise_over_ranks_is_noise_unless_it_is_larger_than_its_parts(tmp_path, factor, is_suspect):
-    found = located(tmp_path, sum_factor=factor)
+def test_a_sum_over_ranks_is_noise_unless_it_is_larger_than_roundings(tmp_path, factor, is_suspect, noise):
+    found = located(tmp_path, sum_factor=factor, noise=noise)
     assert ("Distributed.all_reduce.1.forward" in {suspect.entry for suspect in found.suspects}) is is_suspect
+    assert (found.verdict is LocateVerdict.FAULT) is is_suspect
 
 
 @pytest.mark.parametrize(
