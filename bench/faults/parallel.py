@@ -464,6 +464,8 @@ def _wrong_result(training: ParallelTraining, name: str, change: Callable[[int, 
         name: Name of the operation, a method of process groups.
         change: Called with the number of the call, from 0, and the tensor that it has filled.
     """
+    # As the class holds it: what getattr returns has lost that it is a method, and would be put back without its group.
+    held = vars(dist.ProcessGroup)[name]
     own, calls = getattr(dist.ProcessGroup, name), [0]
 
     def operate(group: Any, tensors: Any, *args: Any) -> Any:
@@ -475,7 +477,7 @@ def _wrong_result(training: ParallelTraining, name: str, change: Callable[[int, 
         return _Done()  # gloo waits for another message if it is asked to wait again
 
     setattr(dist.ProcessGroup, name, operate)
-    training.undo.append(lambda: setattr(dist.ProcessGroup, name, own))
+    training.undo.append(lambda: setattr(dist.ProcessGroup, name, held))
 
 
 def _wrong_all_reduce(
