@@ -597,7 +597,7 @@ def test_a_failure_of_the_probe_does_not_reach_the_training(tmp_path, close_debu
     def fail(_values):
         raise RuntimeError("planted")
 
-    monkeypatch.setattr(_reduce, "host_statistics", fail)
+    monkeypatch.setattr(_reduce, "statistics_of_plain", fail)
     debugger = PrecisionDebugger(dump_path=tmp_path, level="L1")
     with debugger.start():
         assert (torch.ones(2) + 1).tolist() == [2.0, 2.0]

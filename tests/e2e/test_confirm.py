@@ -343,7 +343,7 @@ def test_command(side, healthy, tmp_path, capsys):
 
 
 def test_no_script_is_promised_where_none_can_be_written(healthy, tmp_path):
-    """Neither of a module, nor of a call that is right, nor by a framework that writes none."""
+    """Neither of a module that others are inside of, nor of a call that is right."""
     plant, entry = FAULTS["scale"]
     with plant():
         wrong = record(tmp_path / "wrong", train(torch.float32))
@@ -353,8 +353,11 @@ def test_no_script_is_promised_where_none_can_be_written(healthy, tmp_path):
     with patched(torch, "layer_norm", other_eps):
         wrong = record(tmp_path / "module", train(torch.float32), level="L0")
     right = record(tmp_path / "right", train(torch.float32), level="L0")
-    found = confirm(read_dump(wrong), read_dump(right), "Module.norm.LayerNorm.forward.0", model=make_net())
+    found = confirm(read_dump(wrong), read_dump(right), "Module.Net.forward.0", model=make_net())
     assert (found.verdict, found.next_command) == (Verdict.TARGET, None)
+    entry = "Module.norm.LayerNorm.forward.0"  # a layer of PyTorch's own, made again from what the manifest says
+    found = confirm(read_dump(wrong), read_dump(right), entry, model=make_net())
+    assert (found.verdict, found.next_command.code) == (Verdict.TARGET, ConfirmCode.NEXT_SCRIPT)
 
 
 def test_locate_names_the_script_of_a_call_that_is_wrong(healthy, tmp_path, capsys):

@@ -93,11 +93,13 @@ def _script(call: ReplayCall, function: str, body: str, formula: Formula | None 
     constants += [_NPU] if site.prefix == "NPU" else []
     return CallScript(
         version=f"PyTorch {torch.__version__}",
-        imports="\n    ".join(["import torch", *([] if formula is None else formula.imports)]),
+        imports="\n    ".join(
+            ["from functools import reduce", "import torch", *([] if formula is None else formula.imports)]
+        ),
         function=function,
         constants="\n".join(constants),
         call="\n    ".join(("def call(x, wide, device):", *body.splitlines())),
-        parts=(*map(source_of, (parts.widest, parts.array, parts.inside)), run),
+        parts=(*map(source_of, (parts.widest, parts.array)), run),
         dtypes={value.dtype: str(dtype_of(value)) for value in script_tensors(call).values()},
         formula="" if formula is None else formula.source,
         device='"npu" if torch_npu else "cpu"' if site.prefix == "NPU" else '"cpu"',
