@@ -93,9 +93,7 @@ def _script(call: ReplayCall, function: str, body: str, formula: Formula | None 
     constants += [_NPU] if site.prefix == "NPU" else []
     return CallScript(
         version=f"PyTorch {torch.__version__}",
-        imports="\n    ".join(
-            ["from functools import reduce", "import torch", *([] if formula is None else formula.imports)]
-        ),
+        imports="\n    ".join(["import functools, torch", *([] if formula is None else formula.imports)]),
         function=function,
         constants="\n".join(constants),
         call="\n    ".join(("def call(x, wide, device):", *body.splitlines())),

@@ -5,7 +5,7 @@ They use what a script defines; the stand-ins here say what that is. In a script
 
 from __future__ import annotations
 
-from functools import reduce
+import functools
 from typing import Any
 
 import torch
@@ -45,7 +45,7 @@ def forward(device: str, *, is_wide: bool) -> dict[str, Any]:
     with torch.no_grad():
         result = call(x, wide, device)
     result = result if type(result) in (tuple, list) else [result]
-    return {name: array(reduce(lambda part, place: part[int(place)], name.split("."), result)) for name in ALLOWED}
+    return {name: array(functools.reduce(lambda r, i: r[int(i)], name.split("."), result)) for name in ALLOWED}
 
 
 def backward(device: str, *, is_wide: bool) -> dict[str, Any]:
@@ -55,7 +55,9 @@ def backward(device: str, *, is_wide: bool) -> dict[str, Any]:
     leaves = [x[name].requires_grad_() for name in LEAVES.values()]
     result = call(x, wide, device)
     result = result if type(result) in (tuple, list) else [result]
-    given = {n: reduce(lambda r, i: r[int(i)], n[12:].split("."), result) for n in x if n.startswith("gradient of ")}
+    given = {
+        n: functools.reduce(lambda r, i: r[int(i)], n[12:].split("."), result) for n in x if n[:12] == "gradient of "
+    }
     ends = [(end, x[name].to(end.dtype)) for name, end in given.items() if end.requires_grad]
     found = torch.autograd.grad([end for end, _ in ends], leaves, [end for _, end in ends], allow_unused=True)
     return {name: array(value) for name, value in zip(LEAVES, found, strict=True) if value is not None}
