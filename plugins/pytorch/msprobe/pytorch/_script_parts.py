@@ -55,9 +55,7 @@ def backward(device: str, *, is_wide: bool) -> dict[str, Any]:
     leaves = [x[name].requires_grad_() for name in LEAVES.values()]
     result = call(x, wide, device)
     result = result if type(result) in (tuple, list) else [result]
-    given = {
-        n: functools.reduce(lambda r, i: r[int(i)], n[12:].split("."), result) for n in x if n[:12] == "gradient of "
-    }
+    given = {n: functools.reduce(lambda r, i: r[int(i)], n[12:].split("."), result) for n in x if n[:8] == "gradient"}
     ends = [(end, x[name].to(end.dtype)) for name, end in given.items() if end.requires_grad]
     found = torch.autograd.grad([end for end, _ in ends], leaves, [end for _, end in ends], allow_unused=True)
     return {name: array(value) for name, value in zip(LEAVES, found, strict=True) if value is not None}
