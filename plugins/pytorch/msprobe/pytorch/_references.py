@@ -362,8 +362,8 @@ def tanh(input: Tensor) -> Tensor:
 
 
 def _tanh(x: Tensor) -> Tensor:
-    power = (-2 * x.abs()).exp()
-    return torch.where(x < 0, -1.0, 1.0) * ((1 - power) / (1 + power))
+    power = torch.expm1(-2 * x.abs())  # near zero, 1 - exp(-2 x) has no digits left
+    return torch.where(x < 0, -1.0, 1.0) * (-power / (2 + power))
 
 
 def gelu(input: Tensor, approximate: str = "none") -> Tensor:
@@ -397,7 +397,7 @@ def mish(input: Tensor, inplace: bool = False) -> Tensor:
 
 
 def _softplus(x: Tensor) -> Tensor:
-    return torch.where(x > 0, x, 0.0) + (1 + (-x.abs()).exp()).log()
+    return torch.where(x > 0, x, 0.0) + torch.log1p((-x.abs()).exp())
 
 
 def logsigmoid(input: Tensor) -> Tensor:
