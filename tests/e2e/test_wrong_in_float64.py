@@ -248,3 +248,17 @@ def test_arguments_that_no_formula_takes_leave_the_function_as_it_is(tmp_path):
 
     _, verdict = checked(recorded(tmp_path, make), entry)
     assert (verdict.verdict, verdict.notes) == (Verdict.RIGHT, ())
+
+
+@pytest.mark.parametrize("name", ["gelu", "silu", "elu", "mish", "logsigmoid", "sigmoid", "tanh"])
+def test_a_formula_keeps_its_digits_near_zero_and_has_the_gradient_there(name):
+    from msprobe.pytorch._references import find_reference
+
+    formula, function = find_reference("Functional", name), getattr(torch.nn.functional, name)
+    for values in (torch.logspace(-30, -9, 50), torch.zeros(3), torch.linspace(-5, 30, 50)):
+        for signed in (values.double(), -values.double()):
+            given = [signed.clone().requires_grad_() for _ in range(2)]
+            results = [called(each) for called, each in zip((formula, function), given, strict=True)]
+            torch.testing.assert_close(*results, rtol=1e-9, atol=0)
+            gradients = [torch.autograd.grad(made.sum(), each)[0] for made, each in zip(results, given, strict=True)]
+            torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-15)

@@ -362,8 +362,9 @@ def tanh(input: Tensor) -> Tensor:
 
 
 def _tanh(x: Tensor) -> Tensor:
-    power = torch.expm1(-2 * x.abs())  # near zero, 1 - exp(-2 x) has no digits left
-    return torch.where(x < 0, -1.0, 1.0) * (-power / (2 + power))
+    sign = torch.where(x < 0, -1.0, 1.0)  # not abs, whose gradient at zero is zero
+    power = torch.expm1(-2 * sign * x)  # near zero, 1 - exp(-2 x) has no digits left
+    return sign * (-power / (2 + power))
 
 
 def gelu(input: Tensor, approximate: str = "none") -> Tensor:
@@ -371,7 +372,7 @@ def gelu(input: Tensor, approximate: str = "none") -> Tensor:
     if approximate == "tanh":
         inner = math.sqrt(2 / math.pi) * (input + 0.044715 * input * input * input)
         return 0.5 * input * (1 + _tanh(inner))
-    return 0.5 * input * torch.erfc(-input / math.sqrt(2))
+    return 0.5 * input * (1 + torch.erf(input / math.sqrt(2)))
 
 
 def silu(input: Tensor, inplace: bool = False) -> Tensor:
@@ -389,7 +390,7 @@ def leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = Fals
 
 def elu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Tensor:
     low = torch.where(input > 0, 0.0, input)
-    return torch.where(input > 0, input, alpha * (low.exp() - 1))
+    return torch.where(input > 0, input, alpha * torch.expm1(low))
 
 
 def mish(input: Tensor, inplace: bool = False) -> Tensor:
@@ -397,7 +398,7 @@ def mish(input: Tensor, inplace: bool = False) -> Tensor:
 
 
 def _softplus(x: Tensor) -> Tensor:
-    return torch.where(x > 0, x, 0.0) + torch.log1p((-x.abs()).exp())
+    return torch.where(x > 0, x, 0.0) + torch.log1p((x * torch.where(x > 0, -1.0, 1.0)).exp())
 
 
 def logsigmoid(input: Tensor) -> Tensor:
