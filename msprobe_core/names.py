@@ -424,6 +424,9 @@ COMMUNICATION = r"^(?:Distributed|MintDistributed)\."
 COMMUNICATION_FORWARD = rf"{COMMUNICATION}.+\.forward$"
 """Forwards of communication functions."""
 
+ALL_REDUCE_FORWARD = r"^\w*Distributed\.(?:.+\.)?all_?reduce\.\d+\.forward$"
+"""Forwards of sums over ranks, in the spellings of all frameworks."""
+
 DATA_PARALLEL = r"\.DistributedDataParallel\.(?:forward|backward|parameters_grad)\."
 """Entries of a data-parallel wrapper around a model."""
 

@@ -34,7 +34,6 @@ from msprobe_core.store.stored_rows import Rows
 _IDENTITY = tuple(f"{name}_{side}" for name in ("norm", "mean", "max", "min") for side in ("target", "golden"))
 _PLACE = r"\.(?:input|output)\.(\w+)(?:\.(\d+))?$"
 _FOREACH = "_foreach_"
-_ALL_REDUCE = r"^\w*Distributed\.(?:.+\.)?all_?reduce\.\d+\.forward$"
 _SEEN = 4.0
 """Multiple of the observed difference that an element's error may have; see `msprobe_core.judge.noise.propagation`."""
 
@@ -113,7 +112,7 @@ def rows_of_noise(rows: Rows, is_noise: pl.Expr, table: LimitTable) -> list[int]
 def _cancelled_sums(rows: Rows, table: LimitTable) -> pl.DataFrame:
     """Return the sums over ranks, of one tensor, that are the roundings of their parts on both sides and differ."""
     is_value = (pl.col("match") == Match.BOTH.value) & pl.col("norm_golden").is_not_null()
-    is_sum = pl.col("entry").str.contains(_ALL_REDUCE) & (pl.col("phase") == Phase.FORWARD.value)
+    is_sum = pl.col("entry").str.contains(names.ALL_REDUCE_FORWARD) & (pl.col("phase") == Phase.FORWARD.value)
     columns = ("entry", "role", "precision", "precision_golden", "error", *_IDENTITY)
     values = filtered(rows, columns, is_sum & is_value & pl.col("precision").is_not_null(), "row")
     parts = (
