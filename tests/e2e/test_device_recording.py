@@ -201,6 +201,13 @@ def test_the_monitor_does_not_wait(on_device, bare, tmp_path, lag):
     assert [*(tmp_path / "monitor").rglob("*.csv")]
 
 
+def test_routings_are_fetched_after_the_steps_once_for_each_quantity(on_device):
+    inside, fetched, recorded = on_device(device_runs.route, "npu")
+    assert [wait.reason for wait in inside] == []
+    assert len(fetched) == 3  # experts, weights and scores of all layers, whatever their number
+    assert recorded == on_device(device_runs.route, "cpu")[2]
+
+
 @pytest.mark.parametrize("options", [{}, {"rm_dropout": True}, {"is_enhanced": True}, {"mode": True}], ids=str)
 def test_seeding_reaches_the_device(on_device, options):
     assert on_device(device_runs.seeded, options) == {

@@ -372,6 +372,68 @@ def seeded(options: Mapping[str, bool]) -> Mapping[str, bool]:
     }  # fmt: skip
 
 
+class _Router(nn.Module):
+    """Chooses two of four experts, as routers of transformers 5 do."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.scores = nn.Linear(width, 4, bias=False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        logits = self.scores(x)
+        weights, chosen = torch.softmax(logits, -1).topk(2, dim=-1)
+        return logits, weights, chosen
+
+
+class _Experts(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, width))
+
+    def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        return x + (self.weight[chosen] * weights[..., None]).sum(1)
+
+
+class _Routed(nn.Module):
+    """A model of layers with experts."""
+
+    def __init__(self, width: int = 8, num_layers: int = 3) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(11, width)
+        self.layers = nn.ModuleList(
+            nn.ModuleDict({"gate": _Router(width), "experts": _Experts(width)}) for _ in range(num_layers)
+        )
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.embed(input_ids).flatten(0, 1)
+        for layer in self.layers:
+            _, weights, chosen = layer["gate"](x)
+            x = layer["experts"](x, chosen, weights)
+        return x.sum()
+
+
+def route(device: str) -> tuple[list[Wait], list[Wait], Mapping[str, bytes]]:
+    """Return the waits inside of two recorded steps and those of `take` after them, and what was recorded."""
+    from msprobe.pytorch import RoutingRecorder
+
+    clock = simulated_device().clock
+    torch.manual_seed(3)
+    model, tokens = _Routed().to(device), torch.randint(11, (2, 3, 5)).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    clock.lag = 1
+    clock.waits.clear()
+    with RoutingRecorder(model) as recorder:
+        for batch in tokens:
+            model(batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    inside = list(clock.waits)
+    clock.waits.clear()
+    routed = recorder.take()
+    found = {"experts": routed.experts, "weights": routed.weights, "scores": routed.scores}
+    return inside, list(clock.waits), {name: np.asarray(each).tobytes() for name, each in found.items()}
+
+
 # --- what the device promises ---------------------------------------------------------------------------------------
 
 
