@@ -40,7 +40,7 @@ ABOUT_LIBRARIES := values tensor_files tensor_folders tensor_metrics checksum \
 	reader untrusted config layouts limits live_config hostile_tables report plugins cli progress bounds
 LOWEST_TESTS := tests/contract/test_numpy.py $(ABOUT_LIBRARIES:%=tests/unit/test_%.py)
 MS_TESTS := tests/contract/test_mindspore.py tests/e2e/mindspore
-VERL_TESTS := tests/unit/verl tests/e2e/verl tests/e2e/trainer
+VERL_TESTS := tests/e2e/verl
 # Show errors of MindSpore's compiler (level 3); lower levels log every step of it.
 export GLOG_v ?= 3
 # Let Python keep bytecode even if the machine's environment forbids it: tests start hundreds of processes, each of which
@@ -52,6 +52,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # PyTorch uses one thread in each, because more would compete for the cores.
 WORKERS ?= 2
 QUICK := -m pytest -m "not slow and not nightly"
+BOTH := -m pytest -m "not nightly"
 SLOW := -m pytest -m "slow and not nightly"
 NIGHTLY := -m pytest -m nightly
 SHARED := --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
@@ -214,11 +215,11 @@ demo-verl: $(VERL_READY)
 	$(VERL_BIN)/msprobe verl compare layers $(DEMO)/verl/run -o $(DEMO)/verl/result; test $$? -eq 1
 
 # Run single-process suites in parallel, and show the output of each when it has ended.
-test: $(READY) $(MS_READY) $(VERL_READY) $(LOWEST_READY)
+test: $(READY) $(MS_READY) $(VERL_READY)
 	$(MAKE) --no-print-directory --jobs=$(WORKERS) --output-sync=target beside
 	$(MAKE) --no-print-directory test-main
 
-beside: test-mindspore test-verl test-lowest test-numpy-1 lint
+beside: test-mindspore test-verl lint
 
 test-main: $(READY)
 	$(BIN)/python $(QUICK) $(SHARED)
@@ -231,16 +232,17 @@ test-mindspore: $(MS_READY)
 
 # In another process than MindSpore's, whose operators leave the processor flushing subnormal numbers to zero.
 test-numpy-1: $(MS_READY)
-	$(MS_BIN)/python $(QUICK) $(NUMPY_1_TESTS)
+	$(MS_BIN)/python $(BOTH) $(NUMPY_1_TESTS)
 
-# Import first, as above. The Trainer of transformers needs accelerate, which only this environment has.
+# Import first, as above. Tests that need files of verl's and not verl run in test-main.
 test-verl: $(VERL_READY)
 	$(VERL_BIN)/python -c "import verl"
 	$(VERL_BIN)/python $(QUICK) $(VERL_TESTS)
 
-# Slow tests. MindSpore's single process leaves a core to the others.
-test-slow: $(READY) $(MS_READY) $(VERL_READY) $(JAX_READY) $(DOCS_READY)
-	$(MAKE) --no-print-directory --jobs=$(WORKERS) --output-sync=target slow-mindspore slow-jax slow-others
+# Slow tests, and quick ones again with other releases of libraries. MindSpore's single process leaves a core to the others.
+test-slow: $(READY) $(MS_READY) $(VERL_READY) $(JAX_READY) $(DOCS_READY) $(LOWEST_READY)
+	$(MAKE) --no-print-directory --jobs=$(WORKERS) --output-sync=target \
+		slow-mindspore slow-jax test-lowest test-numpy-1 slow-others
 
 slow-mindspore: $(MS_READY)
 	$(MS_BIN)/python $(SLOW) $(MS_TESTS)
@@ -252,6 +254,7 @@ slow-jax: $(JAX_READY)
 
 slow-others: $(READY) $(VERL_READY) $(DOCS_READY)
 	$(VERL_BIN)/python $(SLOW) tests/e2e/verl
+	$(VERL_BIN)/python $(BOTH) tests/unit/verl
 	$(BIN)/python -c "import trl"
 	$(BIN)/python $(SLOW) $(SHARED)
 
@@ -288,7 +291,7 @@ test-torch:
 
 # Test the core with the oldest releases of its libraries that pyproject.toml allows; .ci/nightly runs all unit tests.
 test-lowest: $(LOWEST_READY)
-	$(LOWEST_BIN)/python $(QUICK) $(LOWEST_TESTS)
+	$(LOWEST_BIN)/python $(BOTH) $(LOWEST_TESTS)
 
 # Build the packages of HEAD, bit for bit the same each time, with checksums and a bill of materials.
 release: $(READY)

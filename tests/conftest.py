@@ -29,7 +29,7 @@ LEFT_OUT = {files: names for files, names in MISSING.items() if names}
 END_TO_END = Path(__file__).parent / "e2e"
 
 # How many variants of a parametrized end-to-end test the quick run takes: evenly from all, so always the same ones.
-QUICK_VARIANTS = 2
+QUICK_VARIANTS = 1
 
 # How long an example takes says more about what else the machine does.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -71,6 +71,7 @@ def gelu_of_a_wrong_narrow_kernel(x, *, approximate="none"):
     return (right if x.dtype is torch.float64 else right * 1.2).to(x.dtype)
 
 
+@pytest.mark.slow
 def test_a_kernel_that_is_wrong_here_too_is_wrong(tmp_path):
     """As where the check runs in the training's own process: the replay in the call's own precision is as wrong."""
     with kernel("gelu", gelu_of_a_wrong_narrow_kernel):

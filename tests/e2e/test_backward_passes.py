@@ -468,6 +468,7 @@ def test_view_shows_the_passes(tmp_path):
     assert shown["Torch.tanh.0.backward"] == ("tanh.0", "Module.trunk.Block.backward.0")
 
 
+@pytest.mark.slow
 def test_a_call_of_a_later_pass_can_be_confirmed(tmp_path):
     golden = record_faulty(tmp_path / "golden", task="tensor")
     done = subprocess.run(
@@ -478,6 +479,7 @@ def test_a_call_of_a_later_pass_can_be_confirmed(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("converted_to", ["json", "arrow"])
 def test_dumps_of_the_other_format_read_the_same(tmp_path, converted_to):
     written = {"json": "arrow", "arrow": "json"}[converted_to]

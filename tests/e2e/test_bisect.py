@@ -333,6 +333,7 @@ def test_the_command_finds_what_the_step_uses(tmp_path, function):
     assert (tmp_path / "found" / "bisect.csv").read_text().splitlines()[1].startswith("1,5 (Coarse),1,")
 
 
+@pytest.mark.slow
 def test_the_command_names_a_missing_function(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
     command = [sys.executable, "-m", "msprobe_core", "free_benchmark", "bisect", "train.py:steps"]

@@ -78,6 +78,7 @@ def test_a_recreated_defect_changes_the_training(name):
     assert prints[0] == prints[1] != prints[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", QUICK)
 def test_a_defect_is_named_first_without_calibration(tmp_path, name):
     bug = bugs()[name]

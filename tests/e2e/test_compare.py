@@ -169,6 +169,7 @@ def test_bfloat16_against_float32_is_no_fault(name, record, compare):
     assert unit["first_difference"] is not None
 
 
+@pytest.mark.slow
 def test_a_spreadsheet_of_a_real_comparison(record, compare):
     architecture = ARCHITECTURES["llama"]
     faulty = architecture.build()
@@ -181,6 +182,7 @@ def test_a_spreadsheet_of_a_real_comparison(record, compare):
     assert "stack" in [cell.value for cell in sheet[1]]
 
 
+@pytest.mark.slow
 def test_our_dump_against_one_of_mindstudio_probe(tmp_path, close_debugger, compare):
     """The model that made the fixtures, recorded by us: what both tools record the same way agrees."""
     from torch import nn

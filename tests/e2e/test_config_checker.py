@@ -48,6 +48,7 @@ def test_a_pack_has_random_calls_rows_of_the_data_and_the_optimizer(packs):
     assert [each.type.rpartition(".")[2] for each in manifest.run.optimizers] == ["Adam"]
 
 
+@pytest.mark.slow
 def test_two_packs_make_the_published_sheets(packs, tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["config_check", "-c", str(packs / "golden.zip"), str(packs / "target.zip"), "-o", str(tmp_path / "out")])

@@ -243,6 +243,7 @@ def test_random_calls(tmp_path):
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.slow
 def test_what_is_missing_can_be_recorded(tmp_path):
     """Of statistics nothing can be replayed; the configuration that is given records what can."""
     poor = read_dump(record(tmp_path / "poor", train(torch.float32), task="statistics"))
@@ -342,6 +343,7 @@ def test_command(side, healthy, tmp_path, capsys):
     assert (tmp_path / "script" / f"{entry}.py").exists()
 
 
+@pytest.mark.slow
 def test_no_script_is_promised_where_none_can_be_written(healthy, tmp_path):
     """Neither of a module that others are inside of, nor of a call that is right."""
     plant, entry = FAULTS["scale"]

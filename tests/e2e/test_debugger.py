@@ -250,6 +250,7 @@ def run_script(tmp_path, body, **environment):
     )
 
 
+@pytest.mark.slow
 def test_an_uncaught_exception_leaves_a_valid_dump(tmp_path):
     done = run_script(
         tmp_path,
@@ -266,6 +267,7 @@ def test_an_uncaught_exception_leaves_a_valid_dump(tmp_path):
     assert list(dump.data)[-1] == "Tensor.__add__.0.forward"
 
 
+@pytest.mark.slow
 def test_forked_children_leave_the_parents_dump_alone(tmp_path):
     done = run_script(
         tmp_path,
@@ -285,6 +287,7 @@ def test_forked_children_leave_the_parents_dump_alone(tmp_path):
     assert len(multiplications) == 4  # the four in the parent, none of the workers'
 
 
+@pytest.mark.slow
 def test_the_launchers_rank_names_the_directory(tmp_path):
     body = "with PrecisionDebugger(dump_path='run', rank=[3]).start():\n    torch.ones(2) + 1\n"
     assert run_script(tmp_path, body, RANK="3", WORLD_SIZE="8").returncode == 0

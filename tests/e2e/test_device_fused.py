@@ -47,6 +47,7 @@ def slow(*values):
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("level", "task", "mode"),
     [
@@ -87,6 +88,7 @@ def test_each_operator_is_recorded_under_its_name(called):
     assert waits == []
 
 
+@pytest.mark.slow
 def test_each_operator_is_checked(on_device, called):
     found = on_device(device_programs.check, called[0])
     fused = {entry: verdict for entry, (verdict, _, _) in found.items() if entry.startswith("NPU.")}

@@ -82,6 +82,7 @@ def test_waits_are_counted_inside_of_the_step_only():
     assert waits_of(profiled.events()) == ["cudaStreamSynchronize"]
 
 
+@pytest.mark.slow
 @needs_device
 @pytest.mark.parametrize("dtype", ["float64", "complex64"])  # the device has no float64, and puts conjugation off
 def test_reductions_of_the_simulated_device_are_those_of_the_host(dtype):

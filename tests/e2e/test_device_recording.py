@@ -76,6 +76,7 @@ def test_recording_changes_nothing_and_does_not_wait_inside_a_step(on_device, ba
     assert (tmp_path / "run" / "step1").is_dir() or task == "overflow_check"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", PROGRAMS, ids=str)
 @pytest.mark.parametrize(
     ("level", "task"), [("mix", "statistics"), slow("L0", "statistics"), slow("L1", "tensor"), slow("L0", "tensor"),

@@ -98,6 +98,7 @@ CALLS = {
 
 
 class TestReplay:
+    @pytest.mark.slow
     @pytest.mark.parametrize("name", CALLS)
     def test_a_sound_device_returns_what_the_host_does(self, on_one, name):
         there, is_random = on_one(replay, CALLS[name], "npu")
@@ -294,6 +295,7 @@ class TestCommand:
         assert "--device npu: the framework sees no such device on this machine" in capsys.readouterr().err
         assert not (tmp_path / "out").exists()
 
+    @pytest.mark.slow
     def test_shards_are_of_a_device(self, dumps, tmp_path, capsys):
         words = ("acc_check", "-api_info", dumps["device"], "--write_shards", tmp_path / "calls")
         assert status_of(*words) == 2

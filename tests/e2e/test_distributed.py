@@ -174,6 +174,7 @@ def test_a_call_that_raises_is_closed_and_the_next_is_recorded(talked):
         assert simple(data["Distributed.all_reduce.5.forward"]["output"]) == [54.0]
 
 
+@pytest.mark.slow
 def test_pipeline_stages_send_and_receive(tmp_path):
     if not pipelines_over_gloo():
         pytest.skip(WITHOUT_PIPELINES)

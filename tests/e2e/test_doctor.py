@@ -21,6 +21,7 @@ def test_releases_are_compared_with_those_that_are_tested(version, health):
     assert _checkup._version(version).health is health
 
 
+@pytest.mark.slow
 def test_what_is_recorded_is_told_and_a_broken_framework_is_an_error(tmp_path):
     command = [sys.executable, "-m", "msprobe_core", "doctor", "--json"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)

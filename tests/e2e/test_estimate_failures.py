@@ -40,6 +40,7 @@ for _ in range(9):
 """
 
 
+@pytest.mark.slow
 def test_what_cannot_be_written_is_not_measured(place, capfd):
     done = estimate_here(capfd, "--levels", "L1", "--modes", "statistics", write("full.py", FULL))
     assert done.returncode == 2
@@ -109,6 +110,7 @@ def test_calls_that_are_wrong(place, capfd, arguments, expected):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_an_error_of_a_function_is_shown_without_ours(place, capfd):
     write("functions.py", FUNCTIONS)
     done = estimate_here(capfd, "functions:wrong")

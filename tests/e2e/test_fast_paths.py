@@ -82,6 +82,7 @@ def is_same(found, expected):
     return found.numpy().tobytes() == expected.numpy().tobytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", BUILDERS)
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of nested tensors, and of variants that do not use them

@@ -96,6 +96,7 @@ def test_a_fault_changes_the_training_in_modules_that_exist(llama, name):
     assert training.fingerprint() != llama
 
 
+@pytest.mark.slow
 def test_the_truth_is_in_the_dump(tmp_path):
     training = Training("llama")
     truths = [fault.plant(Training("llama")) for fault in faults_of("llama") if fault.recipe == "plain"]

@@ -130,6 +130,7 @@ def test_a_kernel_of_too_few_digits_is_found(dtype, mode, seen, tmp_path, open_d
     assert found.stdout.startswith("Functional.silu.forward reacts")
 
 
+@pytest.mark.slow
 def test_a_call_with_several_results_is_found(tmp_path, open_debugger):
     count = iter(range(1_000_000))
 
@@ -143,6 +144,7 @@ def test_a_call_with_several_results_is_found(tmp_path, open_debugger):
     assert "results for one input" in bad[0]["outputs"][0]["reason"]
 
 
+@pytest.mark.slow
 def test_a_call_that_overwrote_its_result_is_found(tmp_path, open_debugger):
     """The recorded result is not what the call gives: something else wrote to it before it was recorded."""
 
@@ -159,6 +161,7 @@ def test_a_call_that_overwrote_its_result_is_found(tmp_path, open_debugger):
     assert "another result when it is repeated" in bad[0]["outputs"][0]["reason"]
 
 
+@pytest.mark.slow
 def test_published_ratios_decide_if_asked(tmp_path, open_debugger):
     debugger = open_debugger(pert_mode="improve_precision", judge="ratio")
     steps_of(debugger, built("llama", torch.bfloat16), ARCHITECTURES["llama"], 1)

@@ -15,6 +15,8 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton has no wheel for this platform")
 
+pytestmark = pytest.mark.slow
+
 DRIVER = Path(__file__).parent.parent / "support" / "fused_driver.py"
 
 
@@ -52,7 +54,6 @@ def same(stats, others):
     )
 
 
-@pytest.mark.slow
 def test_the_first_window_is_that_of_the_operators_and_the_next_agree(right):
     (first, second, third), said = right
     assert first["taken"] == 0

@@ -89,6 +89,7 @@ def test_api_gradients(case, make, record):
         np.testing.assert_allclose(mine, right.numpy(), rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_nested_and_keyword_inputs_mirror_the_forward(record):
     a, b, c = leaf(2, 3), leaf(2, 3, seed=1), leaf(2, 3, seed=2)
 
@@ -152,6 +153,7 @@ VIEWS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
 def test_a_view_that_is_written_to_has_the_gradient_of_what_it_was(record, view):
     x = leaf(4, 6)
@@ -263,6 +265,7 @@ class Outer(nn.Module):
         return (self.identity(out["y"]) + hidden.exp() * 0.1).sum()
 
 
+@pytest.mark.slow
 def test_module_gradients_are_the_sum_over_all_uses(record):
     torch.manual_seed(0)
     x = leaf(3, 4)
@@ -283,6 +286,7 @@ def test_module_gradients_are_the_sum_over_all_uses(record):
     np.testing.assert_array_equal(dump.tensor(identity["output"][0]), np.ones((3, 4), np.float32))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_module_of_real_architectures(name, record):
     """Each module is run again on its own with what it got, and differentiated by itself."""

@@ -171,6 +171,7 @@ def test_a_file_that_is_watched_is_hardly_ever_looked_at(tmp_path, monkeypatch):
     assert 1 <= len(looks) <= 8  # of three hundred occasions; the first look reads the file
 
 
+@pytest.mark.slow
 def test_importing_and_constructing_replaces_nothing(tmp_path):
     program = f"""
 import sys

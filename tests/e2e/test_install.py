@@ -34,6 +34,7 @@ def look(paths, *, prelude=""):
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_wheels(tmp_path):
     for project in PROJECTS:
         subprocess.run(
@@ -66,6 +67,7 @@ def test_wheels(tmp_path):
     assert seen["plugins"] == {name: [version, f"msprobe-{name}", None] for name in ("mindspore", "pytorch", "verl")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_compiler", [True, False])
 def test_kernels_are_in_a_wheel_where_there_is_a_compiler(tmp_path, has_compiler):
     clone = tmp_path / "clone"
@@ -88,6 +90,7 @@ def test_kernels_are_in_a_wheel_where_there_is_a_compiler(tmp_path, has_compiler
     assert ("are not compiled" in done.stdout + done.stderr) == (found is None)
 
 
+@pytest.mark.slow
 def test_a_clone_that_is_not_installed():
     nothing_installed = "import importlib.metadata\nimportlib.metadata.entry_points = lambda **_: []\n"
     seen = look(PROJECTS, prelude=nothing_installed)

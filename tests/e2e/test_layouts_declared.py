@@ -11,6 +11,7 @@ from torch_has import WITHOUT_PIPELINES, pipelines_over_gloo
 from msprobe_core.store.reading import read_dump
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="needs gloo"),
     pytest.mark.filterwarnings("ignore"),
 ]

@@ -107,17 +107,20 @@ def compare(runs, mode, layouts):
     return compare_unit(UnitPair("", 0, None, target, golden), CompareOptions(layouts=layouts))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["statistics", "sketch", "tensor"])
 def test_what_is_declared_is_compared(runs, tmp_path, mode):
     result = compare(runs, mode, declared(tmp_path, LAYOUT))
     assert verdicts(result) == {"pass": 24}
 
 
+@pytest.mark.slow
 def test_without_the_declaration_it_is_not(runs):
     result = compare(runs, "statistics", None)
     assert verdicts(result) == {"pass": 5, "error": 11, "unmatched": 32, "only target": 24, "only golden": 8}
 
 
+@pytest.mark.slow
 def test_a_wrong_element_in_a_part_is_found(runs, tmp_path):
     model, directory = Split(), runs / "wrong"
     with torch.no_grad():

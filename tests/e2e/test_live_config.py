@@ -38,6 +38,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.slow
 def test_a_running_job_is_switched_on_and_off(tmp_path):
     run = tmp_path / "run"
     config = tmp_path / "config.json"

@@ -76,6 +76,7 @@ def test_healthy_kernels_are_right(tmp_path, dtype, mode):
         assert {(each.inputs, each.seed) for each in found} == {(inputs, 1234)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inputs", MADE)
 def test_a_wrong_kernel_is_suspect(tmp_path, inputs):
     unit = record(tmp_path / "run", torch.float32, "sketch")

@@ -86,6 +86,7 @@ def train_llama(model, optimizer, _step):
     return sum(losses)
 
 
+@pytest.mark.slow
 def test_a_llama_is_described_and_unchanged(record, tmp_path):
     assert_equal_runs(record(llama(), train=train_llama), record(llama(), train=train_llama, recorded=False))
     manifest = manifest_in(tmp_path / "run")
@@ -142,6 +143,7 @@ def train_tiny(model, optimizer, _step):
     return loss.item()
 
 
+@pytest.mark.slow
 def test_hooks_of_users_are_named_and_ours_are_not(record, tmp_path):
     def spy(*_):
         return None
@@ -164,6 +166,7 @@ def test_hooks_of_users_are_named_and_ours_are_not(record, tmp_path):
     assert modules["0"].is_training
 
 
+@pytest.mark.slow
 def test_switches_are_those_in_effect(record, tmp_path):
     before = torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -190,6 +193,7 @@ def test_switches_are_those_in_effect(record, tmp_path):
     assert switches["grad_enabled"] is True
 
 
+@pytest.mark.slow
 def test_autocast_that_is_entered_after_start_is_seen_and_changes_nothing(record, tmp_path):
     def train(model, optimizer, step):
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -202,6 +206,7 @@ def test_autocast_that_is_entered_after_start_is_seen_and_changes_nothing(record
     assert manifest_in(tmp_path / "run").run.switches["autocast.cpu"] == "bfloat16"
 
 
+@pytest.mark.slow
 def test_flushed_denormals_are_seen(record, tmp_path):
     if not torch.set_flush_denormal(True):
         pytest.skip("this processor cannot")
@@ -214,6 +219,7 @@ def test_flushed_denormals_are_seen(record, tmp_path):
     assert found == [True, False]
 
 
+@pytest.mark.slow
 def test_a_compiled_model_is_described_and_unchanged(record, tmp_path):
     def make():
         model, optimizer = tiny()
@@ -227,6 +233,7 @@ def test_a_compiled_model_is_described_and_unchanged(record, tmp_path):
     assert [(rows.name, rows.count) for rows in manifest.data] == [("args.0", 6)]
 
 
+@pytest.mark.slow
 def test_an_optimizer_is_found_where_the_machine_is_busy(record, tmp_path, monkeypatch):
     """The search for it is bounded by its own work: here the clock runs a second each time it is read."""
     importlib.import_module("torch._dynamo")  # optimizers are not watched from then on, but searched
@@ -254,6 +261,7 @@ def test_an_earlier_training_in_the_process_is_not_taken_for_this_one():
     assert [each.type for each in found] == ["torch.optim.sgd.SGD"]
 
 
+@pytest.mark.slow
 def test_a_search_that_is_cut_off_finds_the_optimizer_of_now(record, tmp_path, monkeypatch):
     """Many objects are older, another training's optimizer among them; the clock allows one part of the search."""
     importlib.import_module("torch._dynamo")
@@ -270,6 +278,7 @@ def test_a_search_that_is_cut_off_finds_the_optimizer_of_now(record, tmp_path, m
     del other, ballast
 
 
+@pytest.mark.slow
 def test_without_a_model_the_rest_is_described(tmp_path):
     debugger = PrecisionDebugger(dump_path=tmp_path / "run", level="L1")
     debugger.start()

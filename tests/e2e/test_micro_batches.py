@@ -68,6 +68,7 @@ def test_backward_passes_after_all_forwards_find_their_micro_batch(tmp_path):
     assert grads == [1, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("close_debugger")
 @pytest.mark.parametrize("is_reentrant", [False, True])
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])

@@ -525,6 +525,7 @@ def reduce_a_part_alone(rank, world, directory, fault):
     monitor.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "said"),
     [

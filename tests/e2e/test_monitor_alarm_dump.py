@@ -132,6 +132,7 @@ def test_an_alarm_without_a_window_says_what_to_record(out, tmp_path):
     assert settings == {"level": "mix", "step": [AT], "statistics": {"list": ["up"]}}
 
 
+@pytest.mark.slow
 def test_windows_are_as_many_and_as_far_apart_as_is_said(out, tmp_path):
     at = tuple(range(AT, AT + 6))
     train(Net(), settings_of(tmp_path, "soon.json", cooldown_s=0, max_windows=2), at=at)
@@ -192,6 +193,7 @@ def of_a_rank(rank, world, directory):
     monitor.close()
 
 
+@pytest.mark.slow
 def test_all_ranks_record_the_step_that_one_of_them_asks_for(tmp_path):
     run_job(of_a_rank, 2, tmp_path)
     out = tmp_path / "out"

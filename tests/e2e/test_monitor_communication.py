@@ -80,6 +80,7 @@ def rows_of(out, rank, step):
     return {row["name"]: row for row in rows}
 
 
+@pytest.mark.slow
 def test_values_are_those_that_are_exchanged_and_the_training_is_the_same(tmp_path):
     bare = run_job(train, 2, tmp_path / "bare", None)
     assert run_job(train, 2, tmp_path / "watched", CC) == bare
@@ -123,6 +124,7 @@ def test_callers_select_and_results_alone_are_taken_by_default(tmp_path):
     assert rows["all_reduce.0.output"]["caller"].endswith(place)
 
 
+@pytest.mark.slow
 def test_callers_are_listed_and_the_training_goes_on(tmp_path):
     run_job(train, 2, tmp_path, {"cc_distribution": {"enable": True, "cc_log_only": True}})
     assert not list(tmp_path.glob("out/*/cc_*.csv"))
@@ -151,6 +153,7 @@ def pending(rank, world, directory):
     return [tensor.tolist() for tensor in tensors]
 
 
+@pytest.mark.slow
 def test_a_result_of_an_earlier_step_is_left_out(tmp_path):
     assert run_job(pending, 2, tmp_path) == [[[2.0] * 3] * 4] * 2
     assert set(rows_of(tmp_path / "out", 0, 0)) == {"all_reduce.0.input"}
@@ -174,6 +177,7 @@ def with_debugger(rank, world, directory):
     return True
 
 
+@pytest.mark.slow
 def test_the_debugger_and_the_monitor_both_see_it(tmp_path):
     run_job(with_debugger, 2, tmp_path)
     for step in range(2):

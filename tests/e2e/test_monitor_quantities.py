@@ -190,6 +190,7 @@ class Waits(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.slow
 def test_nothing_waits_for_a_device_inside_a_step(monitored, monkeypatch):
     """Tensors on the host are treated like those on a device, whose results are fetched a step later."""
     begin, _ = monitored

@@ -81,11 +81,13 @@ def reductions_of(directory):
     return result.num_found, result.reasons, result.num_judged
 
 
+@pytest.mark.slow
 def test_gradients_of_shards_are_those_of_one_process_and_the_training_is_the_same(tmp_path):
     check_kinds([("fsdp2", 1)], tmp_path)
     assert reductions_of(tmp_path / "fsdp2-1") == (0, [], 26)
 
 
+@pytest.mark.slow
 def test_gradients_in_buffers_and_copies_of_parameters_are_seen_as_by_stand_ins(tmp_path):
     check_kinds([("main-grad", 2), ("zero", 2)], tmp_path)
     layouts = layouts_of(tmp_path / "main-grad-2" / "out")

@@ -176,6 +176,7 @@ def test_another_epsilon_is_found_in_its_norm(golden, tmp_path):
     assert found["entry"].str.contains(f"{NORM[name]}.", literal=True).any()
 
 
+@pytest.mark.slow
 def test_a_wrong_activation_is_found_by_the_closed_form(golden, tmp_path):
     name, dtype, _ = golden
     model = build(name, dtype)

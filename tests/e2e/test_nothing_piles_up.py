@@ -38,6 +38,7 @@ def test_nodes_that_others_keep_have_no_hooks_of_earlier_windows(tmp_path, level
     assert [node.metadata for node in kept] == [{}, {}]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="needs gloo")
 def test_what_was_sent_is_not_kept_when_nobody_can_wait_for_it_any_more(tmp_path):
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
@@ -135,6 +136,7 @@ def _bytes_held(debugger, work, number):
     return tracemalloc.get_traced_memory()[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("work", "level", "options"),
     [

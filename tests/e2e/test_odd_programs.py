@@ -286,6 +286,7 @@ def test_a_failing_attachment_leaves_nothing_behind(probe, monkeypatch, caplog):
     assert traces_in(model) == before
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_ends_recording_and_not_training(tmp_path):
     script = """
 import resource, sys, torch
@@ -492,6 +493,7 @@ def test_writes_through_data_show_in_views_too(probe, dump):
     assert [maxima(dump(), f"Torch.sin.{i}.forward")[0] for i in range(2)] == [0.0, 1.0]
 
 
+@pytest.mark.slow
 def test_collectives_write_unnoticed(tmp_path):
     script = """
 import sys, torch, torch.distributed as dist, torch.multiprocessing as mp
@@ -571,6 +573,7 @@ def test_stop_before_backward_keeps_gradients_of_which_a_part_never_comes(probe,
 # --- processes --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_forked_child_may_make_its_own_debugger(tmp_path):
     script = """
 import os, sys, torch

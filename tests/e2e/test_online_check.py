@@ -87,6 +87,7 @@ def test_training_is_bitwise_the_same_and_all_calls_are_right(name, budget, tmp_
         assert not any("budget" in kind["why_not"] for kind in unchecked)
 
 
+@pytest.mark.slow
 def test_ranks_train_as_they_are(tmp_path):
     results = run_job(compare_checked_with_bare, 2, tmp_path, "ddp")
     assert [result["same"] for result in results] == [True, True]

@@ -95,6 +95,7 @@ def small(dtype):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("propagation", ["forward", "backward"])
 def test_scripts_print_the_published_fields(tmp_path, dtype, propagation):
@@ -176,6 +177,7 @@ def test_extracted_records_are_a_dump_of_their_own(tmp_path):
     assert run_bare(path).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_device_that_is_not_there_is_no_verdict(tmp_path):
     unit = record(tmp_path / "dump", small(torch.float32))
     found = run_bare(script(tmp_path, unit, "Functional.linear.0"), "--device", "meta:banana")

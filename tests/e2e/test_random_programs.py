@@ -29,5 +29,6 @@ def test_random_programs_have_every_kind_of_part():
     assert_draws_everything(VOCABULARY)
 
 
+@pytest.mark.slow
 def test_twenty_random_programs_are_bitwise_equal_with_operators_recorded(close_debugger):
     assert_bitwise_equal(range(20), TorchRunner(aten=True))

@@ -136,6 +136,7 @@ def test_extremes_of_parameters_behind_an_update_have_no_bounds(golden):
         assert rows["norm"].is_finite().all()
 
 
+@pytest.mark.slow
 def test_healthy_kernels_agree_and_a_parameter_that_is_hardly_another_is_named(golden, tmp_path):
     Training(jitter=2e-8).record(tmp_path / "healthy")
     found = look(tmp_path / "healthy", golden)

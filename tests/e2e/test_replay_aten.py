@@ -64,6 +64,7 @@ def close(own, recorded, dtype):
     assert float(abs(own - recorded).max(initial=0.0)) <= (2e-6 if dtype == "float32" else 2e-2) * scale
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_every_operator_of_a_model(dtype, tmp_path):
     calls = record(tmp_path, transformer(dtype))

@@ -62,6 +62,7 @@ def llama(dtype):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_scripts_of_all_calls_of_a_llama_say_what_the_check_says(tmp_path, monkeypatch, capsys, dtype):
     unit = record(tmp_path / "dump", llama(dtype))
@@ -83,6 +84,7 @@ def test_scripts_of_all_calls_of_a_llama_say_what_the_check_says(tmp_path, monke
     assert phases == {Phase.FORWARD, Phase.BACKWARD}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS, ids=str)
 def test_a_result_of_a_wrong_kernel_is_wrong_where_the_kernel_is_right(tmp_path, fault):
     make, entry = FAULTS[fault]
@@ -97,6 +99,7 @@ def test_a_result_of_a_wrong_kernel_is_wrong_where_the_kernel_is_right(tmp_path,
     assert fresh.startswith("cpu      0: right")
 
 
+@pytest.mark.slow
 def test_what_is_large_is_in_a_file_for_the_owner(tmp_path):
     x, weight = torch.randn(40, 64).bfloat16(), torch.randn(30, 64).bfloat16()
     unit = record(tmp_path / "dump", call(functional.linear, x, weight))
@@ -120,6 +123,7 @@ def test_the_file_is_what_safetensors_reads(tmp_path):
     assert np.array_equal(found["recorded 0"], x.relu().numpy())
 
 
+@pytest.mark.slow
 def test_a_device_that_is_not_there_is_no_verdict(tmp_path):
     unit = record(tmp_path / "dump", call(functional.relu, torch.randn(4)))
     path, _ = write(unit, "Functional.relu.0.forward", tmp_path / "scripts")

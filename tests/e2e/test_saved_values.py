@@ -179,6 +179,7 @@ def test_the_core_saves_where_one_framework_is_installed(tmp_path):
     assert list(saved(tmp_path)) == ["x.0.debug"]
 
 
+@pytest.mark.slow
 def test_what_was_saved_outlives_a_killed_process(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(

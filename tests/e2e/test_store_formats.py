@@ -86,6 +86,7 @@ def record(directory, fault=1.0, **settings):
 WAYS = [("json", "files"), ("json", "safetensors"), ("arrow", "files"), ("arrow", "safetensors")]
 
 
+@pytest.mark.slow
 def test_a_run_is_the_same_in_every_format(tmp_path):
     golden = [record(tmp_path / f"g{w}{t}", writer=w, tensor_format=t, tensor={"summary_mode": "md5"}) for w, t in WAYS]
     target = [record(tmp_path / f"t{w}{t}", 1.5, writer=w, tensor_format=t) for w, t in WAYS]

@@ -78,6 +78,7 @@ def test_the_same_tokens_agree_wherever_they_stand(recorded, name):
     assert not compare_dumps(target, golden).agrees
 
 
+@pytest.mark.slow
 def test_a_fault_at_one_token_is_found_in_its_module_among_apis_too(model, recorded):
     golden = recorded("left", "mix")
 

@@ -24,6 +24,7 @@ def test_what_a_page_shows_is_looked_for():
     assert missing(["a 1.5", "b"], printed) == ["unshown: c in File /x/y.py"]
 
 
+@pytest.mark.slow
 def test_first_fault(tmp_path):
     assert follow("first_fault.md", tmp_path)["seconds"] < MOST_S
 

@@ -114,6 +114,7 @@ def test_a_hostile_name_is_data_only(job, data):
     assert any(view_training.HOSTILE in name for name in graph_of(data, 0).name)
 
 
+@pytest.mark.slow
 def test_results_are_looked_at_and_one_run_is_explored(job, tmp_path):
     assert msprobe("locate", job / "target", job / "golden", "-o", tmp_path).returncode == 1
     done = msprobe("view", tmp_path, "-o", tmp_path / "located.html", "--no-maps")

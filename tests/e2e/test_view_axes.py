@@ -22,10 +22,13 @@ from msprobe_core.view.trends import monitored_data
 
 MONITOR = Path(__file__).parents[1] / "data" / "monitor"
 
-pytestmark = pytest.mark.skipif(
-    not (CHROMIUM and DRIVER) and not os.environ.get("MSPROBE_REQUIRE_BROWSER"),
-    reason="needs chromium and chromedriver (Debian: apt install chromium chromium-driver)",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not (CHROMIUM and DRIVER) and not os.environ.get("MSPROBE_REQUIRE_BROWSER"),
+        reason="needs chromium and chromedriver (Debian: apt install chromium chromium-driver)",
+    ),
+]
 
 
 class Model(nn.Module):

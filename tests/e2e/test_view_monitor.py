@@ -194,6 +194,7 @@ class TestMap:
         assert outlier[0] > outlier[2] + 80  # red
         assert max(calm) - min(calm) < 60
 
+    @pytest.mark.slow
     def test_layers_are_in_the_order_of_the_model(self, monitor):
         browser = monitor("one")
         names = [hovered(browser, row, 3)[0].partition(" ")[0] for row in (0, 1, 2, 3, 9)]
@@ -212,6 +213,7 @@ class TestMap:
         choose(browser, "rank", 3)
         assert hovered(browser, ROW, 50)[1] == "step 50 · rank 3"
 
+    @pytest.mark.slow
     def test_ranks_and_steps_of_one_layer_and_layers_and_ranks_of_one_step(self, monitor):
         browser = monitor("one")
         browser.find("[data-value='ranks']").click()
@@ -397,6 +399,7 @@ def test_what_the_page_has_no_room_for_is_said(browser, runs, tmp_path, monkeypa
     assert browser.problems() == []
 
 
+@pytest.mark.slow
 def test_a_training_that_goes_on(browser, tmp_path):
     """The page asks for what is new, and for exact lines when they are looked at."""
     faults = [Fault(1, "grad_reduced", "layers.1.mlp.up.weight", 50, 9.0)]

@@ -240,6 +240,7 @@ class TestGraph:
         browser.escape()
         assert browser.all(".box.chosen") == []
 
+    @pytest.mark.slow
     def test_side_by_side_moves_as_one(self, graph):
         browser = graph()
         browser.keys("n", "n", "s")
@@ -576,6 +577,7 @@ def test_served_graphs_come_when_they_are_looked_at(browser):
         cache.close()
 
 
+@pytest.mark.slow
 def test_fifty_thousand_nodes(browser, tmp_path):
     """As many as are asked for; how long it takes is measured by bench/view_page.py, on a quiet machine."""
     page = write_page(tmp_path / "large.html", comparison(Model(layers=781, fault=390)))
@@ -590,6 +592,7 @@ def test_fifty_thousand_nodes(browser, tmp_path):
     assert browser.problems() == []
 
 
+@pytest.mark.slow
 def test_calls_without_modules_are_grouped(browser, tmp_path):
     browser.open(write_page(tmp_path / "flat.html", flat(20_000, odd=12_345)))
     browser.keys("2")

@@ -156,6 +156,7 @@ def test_a_right_result_is_right_where_the_function_is_wrong(tmp_path):
     assert [note.code for note in verdict.notes] == [ReplayCode.FUNCTION_IS_OFF]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["eps", "mask", "row"])
 def test_the_script_carries_the_formula(tmp_path, monkeypatch, capsys, fault):
     name, function, entry, make = FAULTS[fault]

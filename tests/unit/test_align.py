@@ -321,6 +321,7 @@ def test_fuzzy_wants_the_same_structure(tmp_path):
     assert set(pairs_in(alignment)) == {"Tensor.exp.0.forward", "Tensor.mul.0.forward"}
 
 
+@pytest.mark.slow
 def test_time_grows_with_the_size_of_a_step_and_not_with_its_square(tmp_path):
     times = []
     for size in (5_000, 20_000):

@@ -145,6 +145,7 @@ ENTRIES = st.lists(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @given(parts=ENTRIES)
 @settings(max_examples=60, deadline=None)
 def test_any_values_survive_as_they_do_in_json(tmp_path_factory, parts):
@@ -262,6 +263,7 @@ def record(tmp_path, name, fault=1.0, **settings):
     return record_step(load_config(path, dump_path=str(tmp_path / name)), fault=fault)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", ["statistics", "tensor"])
 @pytest.mark.parametrize("summary_mode", ["statistics", "md5"])
 def test_a_run_compares_the_same_in_either_format(tmp_path, task, summary_mode):

@@ -299,6 +299,7 @@ def test_a_tensor_file_that_would_run_code(tmp_path, compare, form):
     assert not marker.exists()
 
 
+@pytest.mark.slow
 def test_memory_stays_bounded_by_the_file(tmp_path):
     """Deep, wide, and with a long name; a result or a sentence, and less than half a gigabyte."""
     write_dump(tmp_path / "g", {"Torch.f.0.forward": api(output=tensor())})

@@ -291,6 +291,7 @@ def test_errors_end_with_a_code(run, dumps, arguments, code):
     assert err.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("buffering")
 def test_a_full_terminal_is_said(dumps):
     arguments = command("compare", "-tp", dumps / "good", "-gp", dumps / "good", "-o", dumps / "out")

@@ -97,6 +97,7 @@ def test_names_may_be_matched(dumps):
         compare_distributed(dumps / "npu", dumps / "gpu", dumps / "out", cell_mapping="gone.yaml")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("plugin", ["pytorch", "mindspore"])
 def test_a_script_as_tutorials_write_it(dumps, plugin):
     """It has no guard, so that starting processes that import it would run it again and again."""

@@ -85,6 +85,7 @@ def test_dumps_of_another_tool(tmp_path, name):
     assert compare_dumps(arrow / "step0", DATA / name / "step0").agrees
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["statistics", "md5", "xor", "hash", "sketch", "fp8", "tensor", "shards"])
 @pytest.mark.parametrize("writer", ["json", "arrow"])
 def test_recorded_dumps_of_every_mode(tmp_path, mode, writer):

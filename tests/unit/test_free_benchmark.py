@@ -251,6 +251,7 @@ def test_published_ratio(before, after, phase, expected):
     assert (ratio, is_flipped) == (pytest.approx(expected[0]), expected[1])
 
 
+@pytest.mark.slow
 def test_the_ratio_of_a_large_tensor_is_that_of_its_worst_element():
     before = tensor(np.ones(9 << 20))
     after = tensor(np.ones(9 << 20))

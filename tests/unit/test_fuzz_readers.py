@@ -21,6 +21,7 @@ QUICK = [name for name in TARGETS if name not in {"results", "verl", "noise"}]
 """Those that do not run several commands each time."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_damaged_files_are_answered(tmp_path, seed):
     defects = Defects(tmp_path / "defects")

@@ -143,6 +143,7 @@ def test_any_text_arrives_in_a_spreadsheet_or_as_its_replacement(texts):
     assert undone == guarded(cells)["a"].to_list()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", list(TableForm))
 @pytest.mark.parametrize("limit", [0, 4096], ids=["at once", "in between"])
 def test_a_full_disk_leaves_no_table(tmp_path, form, limit):

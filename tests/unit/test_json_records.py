@@ -59,6 +59,7 @@ ODD = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "entry",
     ["Torch.f.0.forward", "Module.a.A.backward.0", "Module.a.A.parameters_grad.0", "Module.a.A.parameters_grad",
@@ -91,6 +92,7 @@ json_values = st.recursive(
 parts = ["input_args", "input", "input_kwargs", "parameters", "output", "output_kwargs", "type", "execution", "w"]
 
 
+@pytest.mark.slow
 @given(
     entry=st.sampled_from(["Torch.f.0.forward", "Module.A.backward.0", "Module.A.parameters_grad.0", "y.0.debug"]),
     record=st.dictionaries(st.sampled_from(parts), json_values, max_size=4) | json_values,
@@ -133,6 +135,7 @@ def dump_text(num_calls, value, *, indent):
     return json.dumps({"task": "statistics", "data": data}, indent=indent)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("value", "indent", "cut"),
     [(float("nan"), 1, 0), (float("-inf"), 1, 0), (float("nan"), None, 0), (1.0, 1, 300), (float("nan"), 1, 300)],

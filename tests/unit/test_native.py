@@ -335,6 +335,7 @@ def test_a_compiler_that_fails_is_quoted(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["kernels.c"]
 
 
+@pytest.mark.slow
 @compiled
 def test_the_source_has_no_warnings(tmp_path):
     source = native._FILE.with_name("kernels.c")

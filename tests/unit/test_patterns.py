@@ -156,6 +156,7 @@ def test_every_use_is_found():
     assert len(FOUND) > 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("pattern", "method"), [(r"\s+and\s+", "split"), (r"(%\d+)\(.*?\) = Load\(", "search")])
 def test_quadratic_time_is_noticed(pattern, method):
     assert worst(re.compile(pattern), method)[0] > CPU_SECONDS

@@ -270,6 +270,7 @@ def test_an_interrupted_comparison_resumes_where_it_was(runs):
     assert seen == [(n, 6, "pairs") for n in range(2, 7)]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="signals")
 @pytest.mark.parametrize(
     ("executor", "number", "status"),

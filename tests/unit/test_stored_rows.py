@@ -106,6 +106,7 @@ PAIRS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [CompareOptions(), CompareOptions(noise=NoiseModel())], ids=["limits", "noise"])
 @pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
 def test_a_comparison_in_files_has_the_result_of_one_in_memory(pair, options, monkeypatch):
@@ -176,6 +177,7 @@ def test_rows_are_taken_by_their_numbers(rows, numbers):
     assert_frame_equal(rows.taken(wanted), FRAME.select(pl.all().gather(wanted)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
 def test_tables_of_other_tools_are_those_of_rows_in_memory(pair, monkeypatch, tmp_path):
     unit = UnitPair("", None, None, *pair)

@@ -487,6 +487,7 @@ print(row["error"], row["num_different"], row["problem"], peak_kib >> 10)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
 def test_a_pair_that_is_larger_than_the_memory_it_takes(tmp_path):
     shape = (1 << 14, 8 << 10)  # 0.5 GiB a side

@@ -116,6 +116,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
 
+@pytest.mark.slow
 def test_neither_a_forked_child_nor_the_end_of_the_program_waits_for_a_thread_that_never_ends(tmp_path):
     run = subprocess.run(
         [sys.executable, "-c", FORK_AND_EXIT, str(tmp_path)], capture_output=True, text=True, timeout=60,

@@ -77,6 +77,7 @@ def test_a_rank_that_may_not_be_read(tmp_path, mode):
         assert code == 2, (name, said)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["dump.json", "stack.json", "construct.json"])
 def test_a_pipe_in_the_place_of_a_file(tmp_path, name):
     def replace(rank):

@@ -32,6 +32,7 @@ HEALTHY = [
 """Not those in bfloat16 that need products, convolutions or gathers in it, which the CPU does not have."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "dtype"), HEALTHY, ids=str)
 def test_healthy_calls_are_right(name, dtype, tmp_path):
     found = verdicts(record(name, tmp_path / "dump", dtype))

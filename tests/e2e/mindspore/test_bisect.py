@@ -111,6 +111,7 @@ def state_of(*cells):
 # --- the training -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [
@@ -248,6 +249,7 @@ def test_a_cell_of_too_few_digits_is_named(target):
     assert found.num_pairs <= 7
 
 
+@pytest.mark.slow
 def test_casts_by_an_operator_that_a_cell_holds_are_raised():
     net = Decoder(wrong=1, make=lambda _: Casting())
     optimizer, step = training(net)
@@ -256,6 +258,7 @@ def test_casts_by_an_operator_that_a_cell_holds_are_raised():
     assert found.parts[0].share == pytest.approx(1, abs=1e-6)  # nothing else of this net is in half precision
 
 
+@pytest.mark.slow
 def test_no_cell_of_a_healthy_training_is_accused():
     net = nn.SequentialCell(*(each for seed in range(12) for each in (dense(seed), nn.LayerNorm((SIZE,)))))
     optimizer, step = training(net)
@@ -263,6 +266,7 @@ def test_no_cell_of_a_healthy_training_is_accused():
     assert found.verdict is BisectVerdict.SPREAD, found.headline.text
 
 
+@pytest.mark.slow
 def test_an_exponential_of_few_digits_is_shared_by_the_cells_that_use_it():
     # Measured: on the CPU MindSpore's ``exp`` is 12 units off, and its ``softmax`` 15.
     net = Decoder(2)

@@ -97,6 +97,7 @@ def pack(directory, framework, *settings):
     return path
 
 
+@pytest.mark.slow
 def test_packs_of_both_frameworks_are_compared_with_weights_data_and_random_calls(tmp_path, capsys):
     mindspore, pytorch = pack(tmp_path, "mindspore"), pack(tmp_path, "pytorch")
     with zipfile.ZipFile(mindspore) as archive:

@@ -186,6 +186,7 @@ def test_the_fault_of_the_conv_net_is_named(recorded, level):
     assert path in (unit.first_fault.entry, unit.first_fault.parent)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault", [None, pytest.param(Fault.SCALE, marks=pytest.mark.nightly)], ids=["healthy", "scale"]
 )  # fmt: skip

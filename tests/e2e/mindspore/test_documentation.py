@@ -43,6 +43,7 @@ def end_of_block():
     ms.set_context(mode=ms.PYNATIVE_MODE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.parent.name)
 def test_programs_run_and_record(page, place, recwarn, monkeypatch):
     program = types.ModuleType("program")  # with source and names where MindSpore's compiler looks for them

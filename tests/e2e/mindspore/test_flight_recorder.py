@@ -82,6 +82,7 @@ def test_the_training_is_bit_for_bit_the_same(tmp_path, monkeypatch, weights, de
     assert are_equal(train(Net()), bare)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("defers", [False, True], ids=["host", "as on a device"])
 def test_the_block_that_makes_nan_is_named(tmp_path, monkeypatch, defers):
     monkeypatch.setattr(flight, "is_host", lambda: not defers)

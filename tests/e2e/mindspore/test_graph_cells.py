@@ -140,6 +140,7 @@ def test_structure_list_and_direction_are_respected(graph, tmp_path):
     assert len(forward.entries) == 10
 
 
+@pytest.mark.slow
 def test_an_unselected_step_is_compiled_with_points_too(inputs, tmp_path, graph):
     from msprobe.mindspore import PrecisionDebugger
 

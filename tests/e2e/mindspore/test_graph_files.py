@@ -111,6 +111,7 @@ class Writer:
         pass
 
 
+@pytest.mark.slow
 def test_what_is_written_becomes_the_same_dump(tmp_path, monkeypatch):
     """The files of a run are replayed within a window in which nothing runs."""
     net = Net()

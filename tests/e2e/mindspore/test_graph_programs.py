@@ -245,6 +245,7 @@ def make_layers():
     return nn.SequentialCell(dense(), nn.ReLU(), dense(seed=2))
 
 
+@pytest.mark.slow
 def test_train_one_step_cell_and_new_shapes(tmp_path):
     def train(net, dumped):
         cell = nn.TrainOneStepCell(WithLoss(net), nn.Momentum(net.trainable_params(), 0.1, 0.9))

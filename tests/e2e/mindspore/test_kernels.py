@@ -18,6 +18,8 @@ from msprobe_core.errors import ConfigError
 from msprobe_core.store.manifest_file import find_manifest, read_manifest
 from msprobe_core.store.reading import read_dump
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = Path(__file__).parents[2] / "support" / "kernel_training.py"
 TASK = {"task": "tensor", "level": "L2"}
 NORM = "Default_network-WithLossCell__backbone-Net_norm-LayerNorm_LayerNorm-op0.0"

@@ -274,6 +274,7 @@ def by_one_step(net, optimizer, scale=None):
     return train
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [ms.PYNATIVE_MODE, ms.GRAPH_MODE], ids=["dynamic", "static"])
 def test_a_recorded_training_has_one_and_computes_the_same(recorded, caplog, mode):
     """With the optimizer that steps, the rows of the data, and no complaint."""
@@ -323,6 +324,7 @@ def test_scaling_of_the_loss_is_told():
     assert optimizer.defaults["loss_scaling"].endswith("FixedLossScaleUpdateCell")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
 def test_an_optimizer_inside_of_a_compiled_function_is_found(recorded, level):
     net = make_net()

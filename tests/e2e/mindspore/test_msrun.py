@@ -8,6 +8,8 @@ from mindspore_jobs import run_job
 from msprobe_core.cli import main
 from msprobe_core.store.manifest_file import MANIFEST_FILE, read_manifest
 
+pytestmark = pytest.mark.slow
+
 FAULT = "Cell.layers.1.post_attention_layernorm.RMSNorm.forward.0"
 
 

@@ -18,6 +18,7 @@ def check(seeds, runner):
     assert summary.num_ended_by_errors < summary.num_run / 2
 
 
+@pytest.mark.slow
 def test_two_programs():
     check(range(2), Runner(SMALL))
 

@@ -62,6 +62,7 @@ class Drawing(nn.Cell):
         return ops.dropout(x * 2.0, p=0.2) + ops.randn(120, 100) + ops.rand(120, 100)
 
 
+@pytest.mark.slow
 def test_scripts_of_random_calls_test_what_was_drawn(tmp_path):
     config = tmp_path / "run.json"
     settings = {"task": "tensor", "level": "L1", "risk_level": "ALL", "dump_path": str(tmp_path / "run")}
@@ -115,6 +116,7 @@ def run_bare(paths):
     return {name.removesuffix(".py"): int(status) for _, name, status in lines}, found
 
 
+@pytest.mark.slow
 def test_scripts_of_all_calls_say_what_the_check_says(unit, tmp_path):
     calls = RecordedCalls(read_dump(unit), 1 << 24)
     framework = replaying_framework("mindspore")

@@ -74,6 +74,7 @@ def train(tmp_path, name, record=None):
     return {key: tensor.clone() for key, tensor in model.state_dict().items()}, tmp_path / f"{name}_run"
 
 
+@pytest.mark.slow
 def test_stages_of_the_trainer(tmp_path):
     plain, _ = train(tmp_path, "plain")
     recorded, run = train(tmp_path, "recorded", {"level": "mix"})
@@ -92,6 +93,7 @@ def test_stages_of_the_trainer(tmp_path):
         assert "Module.lm_head.Linear.forward.0" in json.loads((evaluated / "dump.json").read_text())["data"]
 
 
+@pytest.mark.slow
 def test_two_recorded_runs_are_alike(tmp_path):
     runs = [train(tmp_path, name, {"steps": [2], "stages": ["train"]})[1] for name in ("a", "b")]
     assert not (runs[0] / "evaluate").exists()

@@ -12,6 +12,8 @@ from msprobe_core.cli import main
 from msprobe_core.rl import files
 from msprobe_core.store.manifest_file import MANIFEST_FILE, read_manifest
 
+pytestmark = pytest.mark.slow
+
 STAGES = [
     "rollout_generate", "reward", "actor_compute_log_prob", "ref_compute_log_prob", "compute_values", "critic_update",
     "actor_update", "update_weights_send", "update_weights_recv", "trainer",
@@ -216,7 +218,6 @@ def test_runs_that_draw_anew_are_told_from_their_samples(compare, healthy_run, f
     assert "step 1: first in " in verdict
 
 
-@pytest.mark.slow
 def test_the_published_variables_log_every_hop(start_run, tmp_path, capsys):
     run = start_run(tmp_path, "--fault", "freed", UWC_ENABLE="1", UWC_DUMP_DIR=str(tmp_path / "run"))
     with pytest.raises(SystemExit) as ended:

@@ -71,6 +71,7 @@ def test_every_stage_of_every_step_is_recorded(padded):
         assert not any("FSDP" in name for name in data if name.startswith("Module"))
 
 
+@pytest.mark.slow
 def test_every_stage_has_a_manifest_of_its_process(padded, packed):
     """With the model, the optimizer of an update only if it steps, settings of the worker, and rows of token ids."""
     run = padded[0].out
@@ -137,6 +138,7 @@ def test_gradients_of_shards_are_recorded_on_each_rank(packed):
     assert [gradient["local_offset"] for gradient in gradients] == [[0, 0], [16, 0]]
 
 
+@pytest.mark.slow
 def test_with_ulysses_each_process_has_its_slice_of_the_samples(run_workers, padded, compare):
     run, found = run_workers("--packed", "--ulysses", 2, ranks=2, record=EVERYTHING.replace("level: mix", "level: L0"))
     expected = padded[1][0]["steps"][0]["log_probs"]
@@ -167,6 +169,7 @@ def test_each_process_says_what_it_has_hooked(padded):
     assert status["vllm.v1.worker.gpu_model_runner.GPUModelRunner.execute_model"] == "waiting"
 
 
+@pytest.mark.slow
 def test_fsdp1_has_the_names_of_fsdp2(run_workers, padded):
     run, _ = run_workers("--strategy", "fsdp", record=STATISTICS)
     one, two = (
@@ -178,6 +181,7 @@ def test_fsdp1_has_the_names_of_fsdp2(run_workers, padded):
     assert {name.split(".")[-3] for name in one - modules} <= {"FullyShardedDataParallel"}
 
 
+@pytest.mark.slow
 def test_lora_has_the_names_of_the_model_without_it(run_workers, padded):
     run, _ = run_workers("--lora", record=STATISTICS)
     names = set(dump_of(files.rank_directory(run.out, "actor_update", 1, 0)))
@@ -185,6 +189,7 @@ def test_lora_has_the_names_of_the_model_without_it(run_workers, padded):
     assert {name.split(".")[-3] for name in names if "base_model" in name} == {"LoraModel"}  # the wrapper itself
 
 
+@pytest.mark.slow
 def test_a_place_that_cannot_be_written_to_is_one_warning_and_no_end(run_workers, plain, tmp_path):
     (tmp_path / "file").write_text("")
     run, found = run_workers(record=f"out: {tmp_path / 'file' / 'run'}\n")
@@ -192,6 +197,7 @@ def test_a_place_that_cannot_be_written_to_is_one_warning_and_no_end(run_workers
     assert run.output.count("not recorded, the training goes on") == 1
 
 
+@pytest.mark.slow
 def test_a_configuration_that_is_wrong_is_said_and_no_end(run_workers, plain):
     run, found = run_workers(record="out: {out}\nstaages: [actor_update]\n")
     assert found == plain[1]
@@ -200,6 +206,7 @@ def test_a_configuration_that_is_wrong_is_said_and_no_end(run_workers, plain):
     assert not run.out.exists()
 
 
+@pytest.mark.slow
 def test_verls_own_keys_of_a_precision_debugger_switch_it_on(run_workers, plain, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"level": "mix", "task": "statistics", "dump_path": "never"}))
     run, found = run_workers("--profiler", tmp_path / "config.json", place=tmp_path)
