@@ -44,8 +44,9 @@ def _on_stream(training: Training, around: Around) -> None:
     streams.current_stream().wait_stream(stream)
 
 
-def _replayed(training: Training, around: Around) -> None:
-    """Train by replays of a CUDA graph of forward and backward, which is captured without the probe."""
+def _replayed(training: Training, around: Around, *, is_captured_with_probe: bool = False) -> None:
+    """Train by replays of a CUDA graph of forward and backward, with the probe around them or around the capture."""
+    around_capture, around_step = (around, nullcontext) if is_captured_with_probe else (nullcontext, around)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     batch = training.batches[0]
@@ -55,11 +56,11 @@ def _replayed(training: Training, around: Around) -> None:
             training.optimizer.zero_grad(set_to_none=False)
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with around_capture(), torch.cuda.graph(graph):
         loss = training.model(**batch).loss
         loss.backward()
     for _ in range(_NUM_STEPS):
-        with around():
+        with around_step():
             training.optimizer.zero_grad(set_to_none=False)
             graph.replay()
             training.optimizer.step()
@@ -140,7 +141,10 @@ def _programs(machine: Machine) -> dict[str, Train]:
     if machine.kind != "npu" or machine.is_real:
         found["compiled"] = _compiled
     if machine.kind == "cuda":
-        found |= {"on a stream of its own": _on_stream, "replayed from a CUDA graph": _replayed}
+        found |= {
+            "on a stream of its own": _on_stream, "replayed from a CUDA graph": _replayed,
+            "captured in a window": partial(_replayed, is_captured_with_probe=True),
+        }  # fmt: skip
     return found
 
 

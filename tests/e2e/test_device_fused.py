@@ -7,6 +7,7 @@ import device_fused
 import device_programs
 import pytest
 import simulated_device
+import torch
 from device_programs import Fault
 
 from msprobe_core.store.reading import read_dump
@@ -105,3 +106,19 @@ def test_a_wrong_kernel_is_found(on_device, tmp_path, operator):
     wrong = {entry for entry, (verdict, _, _) in found.items() if verdict == "wrong"}
     assert f"NPU.{operator}.0.forward" in wrong
     assert wrong <= {f"NPU.{operator}.0.forward", f"NPU.{operator}.0.backward"}  # which may take the wrong result
+
+
+@pytest.mark.parametrize("kind", ["hash", "xor", "checksum"])
+def test_bits_of_a_tensor_in_blocks_are_those_of_its_rows(on_device, kind):
+    found = on_device(device_fused.reduced_in_blocks, kind)
+    assert found.pop("format") == simulated_device.BLOCKS
+    assert found == {view: {"same": True, "waits": []} for view in ("whole", "rows", "transposed")}
+
+
+def test_files_of_a_tensor_in_blocks_have_its_rows(on_device, tmp_path):
+    run = on_device(device_fused.recorded_in_blocks, tmp_path)
+    assert [wait for wait in run.waits if wait.thread != "msprobe-writer"] == []
+    (weight,) = (tmp_path / "run").rglob("Functional.linear.0.forward.input.1.pt")
+    assert torch.load(weight).numpy().tobytes() == run.state["weight"]
+    entries = read_dump(next((tmp_path / "run" / "step0").iterdir())).frame["entry"]
+    assert not entries.str.contains("npu_format_cast").any()

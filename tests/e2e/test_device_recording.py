@@ -102,6 +102,45 @@ def test_tensors_of_a_stream_of_its_own_are_those_of_the_host(on_device, tmp_pat
     assert files[0] == files[1]
 
 
+CAPTURED = [
+    ("mix", "statistics", {}), ("L0", "tensor", {}), ("mix", "statistics", {"summary_mode": "md5"}),
+    *(slow("mix", "statistics", {"summary_mode": mode}) for mode in ("hash", "sketch", "xor", "fp8")),
+    slow("L1", "tensor", {}), slow("mix", "overflow_check", {}),
+]  # fmt: skip
+
+
+GRAPHED = r"^(?:Module|Functional)\..*(?:forward|backward)"
+"""Entries of calls that the graph has."""
+
+
+class TestCaptures:
+    """Into a graph that is captured, nothing of the probe gets, and nothing waits."""
+
+    @pytest.mark.parametrize(("level", "task", "options"), CAPTURED)
+    def test_calls_are_recorded_without_values(self, on_device, bare, tmp_path, level, task, options):
+        expected, run = bare(captures=True), on_device(
+            device_runs.record, tmp_path, level, task, options, {"captures": True}
+        )  # fmt: skip
+        check(run, expected)
+        assert run.captured == expected.captured
+        assert "aten::native_layer_norm_backward" in run.captured
+        if task == "overflow_check":
+            return
+        captured, eager = (read_dump(next((tmp_path / "run" / name).iterdir())).frame for name in ("step0", "step1"))
+        captured, eager = (frame.filter(frame["entry"].str.contains(GRAPHED)) for frame in (captured, eager))
+        assert set(captured["entry"]) == set(eager["entry"]) != set()
+        numbers = ("num_nan", "checksum", "sketch", "fp8")
+        assert all(captured[column].is_null().all() for column in numbers)
+        assert any(not eager[column].is_null().all() for column in numbers)
+
+    def test_flight_recorder_and_monitor_leave_it_alone(self, on_device, bare, tmp_path):
+        expected = bare(captures=True)
+        run, _ = on_device(device_runs.fly, tmp_path, {"captures": True})
+        for one in (run, on_device(device_runs.monitor, tmp_path, {"captures": True})):
+            check(one, expected)
+            assert one.captured == expected.captured
+
+
 @pytest.mark.parametrize("mode", ["hash", slow("md5"), slow("xor")])
 def test_what_arrives_late_is_what_the_host_records(on_device, tmp_path, mode):
     frames = []

@@ -35,12 +35,14 @@ class Clock:
         lag: How much later work is done than it is enqueued.
         waits: When the host has waited.
         unordered: Operators that read what another stream has written, with nothing between that orders them.
+        captured: Operators of the graph that is captured; ``None`` if none is.
     """
 
     def __init__(self) -> None:
         self.lag, self._now = 0, 0
         self.waits: list[Wait] = []
         self.unordered: list[str] = []
+        self.captured: list[str] | None = None
         self._copies: list[_Copy] = []
         self._lock = threading.RLock()
         self.default_stream = Stream(self)
@@ -63,6 +65,7 @@ class Clock:
 
     def wait(self, reason: str, after: Mapping[Stream, int] | None = None) -> None:
         """Have the host wait for work: by default, that of the current stream so far."""
+        self.refuse_in_capture(reason)
         self.waits.append(Wait(reason, threading.current_thread().name, "".join(traceback.format_stack(limit=14)[:-1])))
         self._deliver(None)
         self.learn(self.current_stream().snapshot() if after is None else after)
@@ -70,6 +73,20 @@ class Clock:
     def synchronize(self) -> None:
         """Have the host wait for all work on all streams."""
         self.wait("synchronize", {stream: stream.num_enqueued for stream in self._streams})
+
+    @contextmanager
+    def capture(self) -> Generator[list[str], None, None]:
+        """Note the operators of a block, as ``torch.cuda.graph`` does; their results are there nevertheless."""
+        self.captured = []
+        try:
+            yield self.captured
+        finally:
+            self.captured = None
+
+    def refuse_in_capture(self, what: str) -> None:
+        """Fail as a device does for what is no work that could be repeated."""
+        if self.captured is not None:
+            raise RuntimeError(f"{what}: operation not permitted when stream is capturing")
 
     def learn(self, done: Mapping[Stream, int]) -> None:
         """Let the host know that work is done: what it enqueues from now on comes after it."""
@@ -116,6 +133,8 @@ class Clock:
 
     def enqueue(self, operator: str, read: Iterable[Tensor], written: Iterable[Tensor]) -> None:
         """Note which stream runs an operator, and whether what it reads is there by then."""
+        if self.captured is not None:
+            self.captured.append(operator)
         if len(self._streams) == 1:
             return
         stream = self.current_stream()
@@ -193,6 +212,7 @@ class Event:
 
     def query(self) -> bool:
         """Whether it has happened."""
+        self._clock.refuse_in_capture("Event.query")
         has_happened = self._clock.now >= self._due
         if has_happened:
             self._clock.learn(self.after)

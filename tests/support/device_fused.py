@@ -12,7 +12,7 @@ import torch
 from device_programs import KERNELS, Fault
 from device_runs import Run, recorded, state_of, watched
 from msprobe.pytorch._fused_reference import REFERENCES
-from simulated_device import simulated_device
+from simulated_device import BLOCKS, simulated_device
 from torch import Tensor, nn
 from torch_npu_stand_in import torch_npu
 
@@ -202,3 +202,41 @@ def call_all(place: Path, faults: Sequence[Fault] = ()) -> list[str]:
             if first.requires_grad:
                 first.sum().backward()
         return [wait.reason for wait in device.clock.waits if wait.thread != "msprobe-writer"]
+
+
+def reduced_in_blocks(kind: str) -> Mapping[str, Any]:
+    """Reduce a matrix in the format FRACTAL_NZ, and views of it; return what is so, by the name of the view."""
+    from msprobe.pytorch._reduce import TorchReducer
+
+    from msprobe_core.plugin import Digest
+
+    simulated, npu = simulated_device(), torch_npu()
+    simulated.clock.lag, simulated.lacks = 0, set()
+    torch.manual_seed(5)
+    plain = torch.randn(32, 48)
+    blocks = npu.npu_format_cast(plain.to("npu"), BLOCKS)
+    reducer, found = TorchReducer(), dict[str, Any]()
+    for name, view in {"whole": lambda x: x, "rows": lambda x: x[3:20], "transposed": lambda x: x.t()}.items():
+        simulated.clock.waits.clear()
+        digests = [Digest(), Digest()]
+        for each, digest in zip((blocks, plain), digests, strict=True):
+            getattr(reducer, kind)(view(each), digest)
+        waits = [*simulated.clock.waits]
+        reducer.collect()
+        found[name] = {"same": digests[0].checksum == digests[1].checksum is not None, "waits": waits}
+    found["format"] = npu.get_npu_format(blocks)
+    return found
+
+
+def recorded_in_blocks(place: Path) -> Run:
+    """Record a module whose weight is in the format FRACTAL_NZ."""
+    simulated, npu, run = simulated_device(), torch_npu(), Run()
+    simulated.clock.lag, simulated.lacks = 0, set()
+    torch.manual_seed(5)
+    model = nn.Linear(48, 32).to("npu")
+    model.weight = nn.Parameter(npu.npu_format_cast(model.weight.detach(), BLOCKS))
+    x = torch.ones(2, 48).to("npu")
+    with recorded(place, "L1", "tensor")(model, None) as step, step(), watched(run):
+        model(x).sum().backward()
+    run.state = state_of({"weight": model.weight})
+    return run

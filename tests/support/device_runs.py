@@ -34,6 +34,7 @@ class Run:
         peaks: The most bytes on the device in each step, above those at its beginning.
         left: The bytes on the device at the end of each step, above those at its beginning.
         dtypes: Of the outputs of modules.
+        captured: Operators of the graph that the first step captures, if it does.
     """
 
     state: dict[str, bytes] = field(default_factory=dict)
@@ -42,6 +43,7 @@ class Run:
     peaks: list[int] = field(default_factory=list)
     left: list[int] = field(default_factory=list)
     dtypes: set[str] = field(default_factory=set)
+    captured: list[str] = field(default_factory=list)
 
 
 class Net(nn.Module):
@@ -82,9 +84,8 @@ def _bare(model: nn.Module, optimizer: Any) -> Generator[Callable[[], AbstractCo
 
 def train(
     around: Around = _bare, *, device: str = "npu", lag: int = 0, dtype: str = "float32", width: int = 16,
-    is_on_stream: bool = False,
-    num_steps: int = NUM_STEPS,
-    lacks_float64: bool = False, **net: bool,
+    is_on_stream: bool = False, captures: bool = False, num_steps: int = NUM_STEPS, lacks_float64: bool = False,
+    **net: bool,
 ) -> Run:  # fmt: skip
     """Train.
 
@@ -97,6 +98,7 @@ def train(
         num_steps: How many steps.
         lacks_float64: Whether the device has none.
         is_on_stream: Whether it has a stream of its own, in backward passes too.
+        captures: Whether forward and backward pass of the first step are captured as a graph.
         net: Options of `Net`.
     """
     gc.collect()  # what an earlier training has left on the device
@@ -117,11 +119,13 @@ def train(
         step = stack.enter_context(around(model, optimizer))
         for batch in tokens:
             with step(), watched(run):
-                with torch.autocast(device, torch.bfloat16, enabled=dtype == "autocast"):
-                    logits = model(batch)
-                    loss = functional.cross_entropy(logits.flatten(0, -2), batch.flatten())
-                run.dtypes.add(str(logits.dtype))
-                loss.backward()
+                is_captured = captures and not losses
+                with simulated.clock.capture() if is_captured else nullcontext(run.captured) as run.captured:
+                    with torch.autocast(device, torch.bfloat16, enabled=dtype == "autocast"):
+                        logits = model(batch)
+                        loss = functional.cross_entropy(logits.flatten(0, -2), batch.flatten())
+                    run.dtypes.add(str(logits.dtype))
+                    loss.backward()
                 losses.append(loss.detach())
                 torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()

@@ -9,7 +9,8 @@ Operators are computed at once, on memory of the host, but no program can tell: 
 which arrive when the device's `Clock` says so, and an address of its memory is one that the host cannot read. The
 clock notes whenever the host would wait for a real device (a copy without ``non_blocking``, or between the device and
 memory that is not pinned; a number; a shape that depends on elements; an event that has not happened), and when work
-on one stream reads that of another without waiting for it.
+on one stream reads that of another without waiting for it. While it captures a graph it notes all operators, and
+refuses each wait, as real devices do.
 
 What it does not have: kernels that round otherwise, and streams in backward passes, which run on the stream that is
 current in the thread of the pass.
@@ -35,7 +36,6 @@ from device_clock import Clock, Event, Stream
 from device_memory import DeviceMemory
 from torch import Tensor, nn
 from torch.utils._python_dispatch import return_and_correct_aliasing
-from torch.utils._pytree import tree_iter, tree_map_only
 
 Kernel = Callable[..., Any]
 """Computes an operator from tensors on the host: ``kernel(original, *args, **kwargs)``."""
@@ -54,11 +54,20 @@ _NOT_OF_HOST = 1 << 62
 """A bit that no address of the host has."""
 
 
+PLAIN, BLOCKS = 2, 29
+"""Numbers of the formats ND and FRACTAL_NZ."""
+
+
 class SimulatedTensor(Tensor):
-    """A tensor on the device; ``held`` has its elements, on the host."""
+    """A tensor on the device; ``held`` has its elements, on the host.
+
+    In memory they are in the order of a format of Ascend, by default plain. All kernels know it; a view in another
+    dtype is of the memory.
+    """
 
     held: Tensor
     owner: SimulatedDevice
+    format: int = PLAIN
 
     @staticmethod
     def __new__(cls, held: Tensor, device: torch.device, owner: SimulatedDevice) -> Any:
@@ -92,8 +101,9 @@ class SimulatedTensor(Tensor):
         return self.held.data_ptr() | _NOT_OF_HOST
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Save the elements, as ``torch.save`` does for a device that has them in memory of its own."""
-        return self.detach().cpu().__reduce_ex__(protocol)
+        """Save the memory, as ``torch.save`` does for a device that has it for itself."""
+        values = self.detach().cpu()
+        return (in_blocks(values) if self.format == BLOCKS else values).__reduce_ex__(protocol)
 
     @classmethod
     def __torch_dispatch__(
@@ -104,7 +114,7 @@ class SimulatedTensor(Tensor):
             return NotImplemented  # for wrappers, such as results of communication that no one has waited for
         if func.namespace not in _OF_KERNELS:  # made of PyTorch's operators, as communication is
             return func.redispatch(_OF_DEVICE, *args, **(kwargs or {}))
-        owner = next(item.owner for item in tree_iter((args, kwargs)) if isinstance(item, SimulatedTensor))
+        owner = next(item.owner for item in _items((args, kwargs)) if isinstance(item, SimulatedTensor))
         return owner.run(func, args, kwargs or {})
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # pyright: ignore[reportAssignmentType]
@@ -159,6 +169,8 @@ class SimulatedDevice:
         # A device does not call PyTorch's functions, so those who watch these do not see its kernels.
         with self._random(func, device), torch._C.DisableTorchFunction():
             run = func if wrong is None else partial(wrong, func)
+            if func is torch.ops.aten.view.dtype and args[0].format == BLOCKS:
+                held_args = in_blocks(held_args[0]), *held_args[1:]
             result = run(*held_args, **held_kwargs)
         if _needs_elements(func, args):
             self.clock.wait(name)
@@ -171,7 +183,9 @@ class SimulatedDevice:
         ):
             self.clock.wait(name)
         self._refuse_dtypes(name, result)
-        wrapped = tree_map_only(Tensor, lambda tensor: SimulatedTensor(tensor, device, self), result)
+        wrapped = _mapped(Tensor, lambda tensor: SimulatedTensor(tensor, device, self), result)
+        for tensor in _ours(wrapped):
+            tensor.format = _format_after(func, args)
         if not func.is_view:
             self.clock.write(_ours(wrapped))
         return return_and_correct_aliasing(func, args, dict(kwargs), wrapped)
@@ -192,7 +206,7 @@ class SimulatedDevice:
         return target
 
     def _refuse_dtypes(self, name: str, result: Any) -> None:
-        for tensor in tree_iter(result):
+        for tensor in _items(result):
             if isinstance(tensor, Tensor) and tensor.dtype in self.lacks:
                 raise RuntimeError(f"{name}: {self.kind} has no {tensor.dtype}")
 
@@ -214,7 +228,7 @@ class SimulatedDevice:
         given = kwargs.get("device")
         if given is not None and torch.device(given).type == self.kind:
             return self._indexed(torch.device(given))
-        ours = (item for item in tree_iter((args, kwargs)) if isinstance(item, SimulatedTensor))
+        ours = (item for item in _items((args, kwargs)) if isinstance(item, SimulatedTensor))
         return next((tensor.device for tensor in ours), self._indexed(None))
 
     def _indexed(self, device: torch.device | None) -> torch.device:
@@ -229,7 +243,7 @@ class SimulatedDevice:
             return
         places = {
             tensor.device
-            for tensor in tree_iter((args, kwargs))
+            for tensor in _items((args, kwargs))
             if isinstance(tensor, Tensor) and (isinstance(tensor, SimulatedTensor) or tensor.dim())
         }
         if len(places) > 1:
@@ -258,6 +272,20 @@ _MADE_WHOLE = ("arange", "eye", "linspace", "logspace", "randperm", "range", "tr
 _COPIES = frozenset({"aten::copy_", "aten::_to_copy", "aten::_copy_from"})
 
 
+def in_blocks(values: Tensor) -> Tensor:
+    """Return a matrix as its memory in FRACTAL_NZ looks to who takes that for rows: 16 columns after each other."""
+    rows, columns = values.shape
+    return values.reshape(rows, columns // 16, 16).transpose(0, 1).reshape(rows, columns)
+
+
+def _format_after(func: Any, args: tuple[Any, ...]) -> int:
+    """Return the format of an operator's results."""
+    if func._schema.name == "npu::npu_format_cast":
+        return args[1]
+    keeps = func.is_view or func._schema.name == "aten::clone"
+    return getattr(args[0], "format", PLAIN) if keeps else PLAIN
+
+
 def _goes_to_host(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     if name == "aten::copy_":
         return not isinstance(args[0], SimulatedTensor)
@@ -284,8 +312,30 @@ def _needs_elements(func: Any, args: tuple[Any, ...]) -> bool:
     return torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
 
 
+def _items(values: Any) -> Iterator[Any]:
+    """Yield what is in containers; in those of operators this is faster than PyTorch's trees."""
+    if isinstance(values, tuple | list):
+        for value in values:
+            yield from _items(value)
+    elif isinstance(values, Mapping):
+        yield from _items(tuple(values.values()))
+    else:
+        yield values
+
+
+def _mapped(kind: type[Any], change: Callable[[Any], Any], values: Any) -> Any:
+    """Return containers in which every item of a kind is changed."""
+    if isinstance(values, kind):
+        return change(values)
+    if isinstance(values, tuple | list):
+        return type(values)([_mapped(kind, change, value) for value in values])
+    if isinstance(values, Mapping):
+        return {key: _mapped(kind, change, value) for key, value in values.items()}
+    return values
+
+
 def _ours(values: Any) -> Iterator[SimulatedTensor]:
-    return (item for item in tree_iter(values) if isinstance(item, SimulatedTensor))
+    return (item for item in _items(values) if isinstance(item, SimulatedTensor))
 
 
 def _written_by(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[SimulatedTensor]:
@@ -296,7 +346,7 @@ def _written_by(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
 
 
 def _held(values: Any) -> Any:
-    return tree_map_only(SimulatedTensor, _held_by, values)
+    return _mapped(SimulatedTensor, _held_by, values)
 
 
 def _held_by(tensor: SimulatedTensor) -> Tensor:
@@ -359,6 +409,9 @@ class _DeviceModule:
     def default_stream(self, device: Any = None) -> Stream:
         del device
         return self._device.clock.default_stream
+
+    def is_current_stream_capturing(self) -> bool:
+        return self._device.clock.captured is not None
 
     def max_memory_allocated(self, device: Any = None) -> int:
         del device

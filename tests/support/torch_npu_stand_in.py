@@ -3,7 +3,7 @@
 They have names, arguments, defaults and results of torch_npu's: operators of the namespace ``npu``, which the module
 has as attributes, with gradients that are operators too and that no function mode sees. Each is one operator of the
 device, so it can be replaced by a wrong kernel. What they compute is msprobe's own formula: of Ascend's kernels they
-show nothing.
+show nothing. It also casts tensors to memory formats.
 
 Source of the signatures: ``op_plugin/config/op_plugin_functions.yaml`` and ``derivatives.yaml`` of the repository
 op-plugin, of 2026-08-21.
@@ -241,6 +241,9 @@ def torch_npu() -> Any:
         library.impl(whole, _kernel_in_place if name.endswith("_") else kernel, "CPU")
         operator = getattr(torch.ops.npu, name)
         setattr(module, name, _with_out(operator) if overload else operator)
+    library.define("npu_format_cast(Tensor self, int acl_format) -> Tensor")
+    library.impl("npu_format_cast", lambda values, _: values.clone(), "CPU")  # of what the format is, see the device
+    vars(module).update(npu_format_cast=torch.ops.npu.npu_format_cast, get_npu_format=lambda tensor: tensor.format)
     for name in _GRADIENTS:
         library.impl(name, partial(_differentiated, name), "AutogradPrivateUse1")
     sys.modules["torch_npu"] = module

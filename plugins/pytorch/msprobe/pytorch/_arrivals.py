@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+_logger = logging.getLogger("msprobe")
 
 
 class Queue(NamedTuple):
@@ -31,6 +35,27 @@ def on(queue: Queue) -> AbstractContextManager[Any]:
 def _streams_of(device: torch.device) -> Any:
     """Return what has the streams of a device: ``torch.cuda``, and what other devices have like it."""
     return None if device.type == "cpu" else getattr(torch, device.type, None)
+
+
+def is_captured(device: torch.device) -> bool:
+    """Whether what this thread enqueues becomes part of a graph (``torch.cuda.graph``) instead of being done.
+
+    Reductions there would be repeated by every replay, into memory of the graph, and a wait for them would end the
+    capture of the program with an error.
+    """
+    ask: Callable[[], bool] | None = getattr(_streams_of(device), "is_current_stream_capturing", None)
+    if ask is None or not ask():
+        return False
+    _say_captured()
+    return True
+
+
+@cache
+def _say_captured() -> None:
+    _logger.warning(
+        "calls are recorded without values while a graph is captured; replays of a graph call nothing that could be "
+        "recorded"
+    )
 
 
 class HostCopy:

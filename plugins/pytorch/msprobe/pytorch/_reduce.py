@@ -9,9 +9,10 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from msprobe.pytorch._arrivals import HostCopy, Queue, on, queue_of
+from msprobe.pytorch._arrivals import HostCopy, Queue, is_captured, on, queue_of
 from msprobe.pytorch._checksums import bytes_of, crc32_of, xor_of, xor_on_device
 from msprobe.pytorch._fingerprints import DeviceTensors, HostTensors
+from msprobe.pytorch._memory_formats import in_plain_order
 from msprobe.pytorch._native import hash_by_kernels, sketch_by_kernels, statistics_of_plain
 from msprobe.pytorch._placements import place_of
 from msprobe.pytorch._statistics import (
@@ -397,7 +398,8 @@ def readable(tensor: Tensor) -> Tensor | None:
     """Return a tensor whose elements can be read: the tensor itself or its local shard; ``None`` if there is none.
 
     For a tensor wrapped by ``torch.func`` it is the inner tensor; see `unwrapped`. The result of a functional
-    collective is waited for, as its first use would; on a device the host does not wait.
+    collective is waited for, as its first use would; on a device the host does not wait. While a graph is captured
+    there is none; see `is_captured`.
     """
     if type(tensor) not in _PLAIN_TYPES:
         local = getattr(tensor, "_local_tensor", tensor)
@@ -415,6 +417,10 @@ def readable(tensor: Tensor) -> Tensor | None:
     )
     if not is_plain:
         return None
+    if not tensor.is_cpu:
+        if is_captured(tensor.device):
+            return None
+        tensor = in_plain_order(tensor)
     if tensor._is_zerotensor():  # zeros without memory, which automatic differentiation creates
         return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
     return tensor.detach()
