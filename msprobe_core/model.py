@@ -571,6 +571,7 @@ class ReplayCall(msgspec.Struct, frozen=True, kw_only=True):
         gradients: Gradients with respect to the outputs, by path; empty for a forward.
         is_widened: Whether this is the replay in float64: tensors are float64 already, and every floating-point dtype
             that the call or anything inside it asks for becomes float64 too.
+        dtype: Recorded dtype of its first floating tensor, which an epsilon that is left out depends on; may be empty.
         has_lists: Whether nested sequences are lists; otherwise they are tuples. Dumps do not distinguish the two.
         by_reference: Whether an independent formula is replayed instead of the function; see
             `msprobe_core.plugin.ReferringFramework`.
@@ -584,6 +585,7 @@ class ReplayCall(msgspec.Struct, frozen=True, kw_only=True):
     modules: tuple[ReplayModule, ...] = ()
     gradients: dict[str, ReplayTensor] = {}
     is_widened: bool = False
+    dtype: str = ""
     has_lists: bool = False
     by_reference: bool = False
     max_elements: int = 1 << 28

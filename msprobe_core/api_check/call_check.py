@@ -160,7 +160,8 @@ class CallChecker:
             judges = {path: judge_of(path, value, replays) for path, value in results.items()}
             for path, value in results.items():
                 of_others = judge_of(path, value, replace(replays, own=None))
-                off = _times_off(judges[path].judgement, of_others.judgement, floor)
+                cancelled = max(floor * float(value.values.size) ** 0.5, replayer.cancelled(path))
+                off = _times_off(judges[path].judgement, of_others.judgement, cancelled)
                 is_same = not self.trusts_own and abs(_bias(value, plain.oracle[path].values) or 0.0) > _DIRECTED
                 if off > self.own_factor or (is_same and off > 1.0):
                     judges[path] = of_others
@@ -219,17 +220,16 @@ def _is_undecided(found: OutputJudgement, replays: Replays) -> bool:
     return found.held is not Held.RIGHT or (found.own_error or 0.0) > OWN_FACTOR * roundoff
 
 
-def _times_off(found: OutputJudgement, of_others: OutputJudgement, floor: float) -> float:
+def _times_off(found: OutputJudgement, of_others: OutputJudgement, cancelled: float) -> float:
     """Return the error of the replay in the call's own precision, in units of what the other replays explain.
 
     Args:
         found: The judgement with this replay.
         of_others: The judgement without it.
-        floor: Root mean square of the round-off in the inputs: terms of their size may cancel inside the call, as in
-            the gradient of a layer norm of two elements, and leave their round-off in a result near zero.
+        cancelled: Norm of the round-off of terms that may cancel inside the call, as in the gradient of a layer norm of
+            two elements, and leave their round-off in a result near zero.
     """
-    size, scale = max(found.size, 1), found.scale or 1.0
-    explained = max(of_others.rounding, of_others.condition, floor * float(size) ** 0.5 / scale)
+    explained = max(of_others.rounding, of_others.condition, cancelled / (found.scale or 1.0))
     return (found.own_error or 0.0) / explained if explained else 0.0
 
 
@@ -283,11 +283,17 @@ def _bias(result: ReplayTensor, oracle: NDArray[Any]) -> float | None:
     for part in slices_of(exact.size):
         counts = np.isfinite(values[part]) & np.isfinite(exact[part]) & (exact[part] != 0)
         golden = exact[part][counts]
-        errors: Any = (values[part][counts].astype(np.float64) - golden) / golden
+        with np.errstate(over="ignore"):
+            errors: Any = (values[part][counts].astype(np.float64) - golden) / golden
+        if not np.isfinite(errors).all():  # of elements whose exact value is tiny; no mean says anything then
+            return None
         if errors.size:  # merged as Chan, Golub and LeVeque do (Algorithms for Computing the Sample Variance, 1983)
-            own, share = float(errors.mean()), errors.size / (num + errors.size)
-            squares += float(errors.var()) * errors.size + (own - mean) ** 2 * num * share
-            num, mean = num + errors.size, mean + (own - mean) * share
-    if num < _LEAST_FOR_BIAS or not (deviation := (squares / num) ** 0.5):
+            with np.errstate(over="ignore"):
+                own, variance, share = float(errors.mean()), float(errors.var()), errors.size / (num + errors.size)
+            shift = own - mean
+            squares += variance * errors.size + shift * shift * num * share
+            num, mean = num + errors.size, mean + shift * share
+    deviation = (squares / num) ** 0.5 if num >= _LEAST_FOR_BIAS else 0.0
+    if not deviation or not np.isfinite(deviation):
         return None
     return mean / deviation * float(num) ** 0.5

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from msprobe_core.findings import Finding
 from msprobe_core.model import ReplayTensor
 from msprobe_core.replay.limits import Limits, cover
+from msprobe_core.replay.norms import norm_of
 from msprobe_core.replay.replay_codes import ReplayCode
 from msprobe_core.replay.replays import UNIT_ROUNDOFF, Replays
 from msprobe_core.replay.slices import slices_of
@@ -170,7 +171,8 @@ class _NumberJudge:
         self._only = self._allowed_in(0) if len(self._slices) == 1 else None
         self._amplification = None
         if replays.roundoff and self._scale:
-            self._amplification = self._allowance.condition / (replays.roundoff * self._scale)
+            # The product of the divisors may underflow.
+            self._amplification = self._allowance.condition / self._scale / replays.roundoff
 
     def _measured(self, replays: Replays) -> _Allowance:
         own = None if self._own is None else self._norm(partial(self._change_in, self._own))
@@ -338,14 +340,6 @@ def _unlike(values: Array, expected: Array) -> Array:
     with np.errstate(invalid="ignore"):
         same = (values == expected) | (np.isnan(values) & np.isnan(expected))
     return is_either & ~same
-
-
-def norm_of(values: Array) -> float:
-    """Return the Euclidean norm of finite values, which neither overflows nor loses small ones."""
-    largest = float(np.max(np.abs(values), initial=0.0))
-    if largest == 0.0 or not np.isfinite(largest):
-        return largest
-    return largest * float(np.linalg.norm(np.ravel(values) / largest))
 
 
 # --- integers and booleans --------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from msprobe_core.protocols.capabilities import (
     ReplayingFramework,
     ScriptingFramework,
 )
+from msprobe_core.replay.norms import norm_of
 from msprobe_core.replay.recorded import RecordedCall, map_tensors
 from msprobe_core.replay.replay_codes import ReplayCode
 from msprobe_core.replay.slices import slices_of
@@ -72,6 +73,22 @@ _DIFFERENT = 2.0**-30
 _EXPLAINED = 2.0**-40
 """Change of the inputs that explains a difference of two results in float64: each rounds thousands of times at most."""
 
+_ROUNDED = 2.0**-21
+"""By how much two functions may be apart in float64, in units of either's error in float32: 2^-29, times 2^8.
+
+Terms that cancel inside a call leave their round-off in a result near zero, where no change of the inputs shows it. It
+is 2^29 times as large in float32; a fault of an algorithm is not.
+"""
+
+_NO_DIGITS = 0.125
+"""Error of a formula in float32 from which it says nothing: all digits cancelled, perhaps those of float64 as well."""
+
+_CANCELS = 2.0**-46
+"""Relative difference of two right functions in float64 from which terms cancel inside: 2^7 of its units."""
+
+_SAMPLED = 4.0
+"""By how much round-off may be larger than in the one difference that it was estimated from."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
@@ -80,11 +97,14 @@ class Reference:
     Attributes:
         base: The call, to be replayed by the formula.
         values: Its results in float64, by path of the output.
+        cancelled: Round-off of terms that cancel inside, by path: the norm of the difference of function and formula
+            where both are right, divided by the unit round-off of float64; not there where it is small.
         note: Which result of the function differs, and how far off it is; ``None`` if all agree.
     """
 
     base: ReplayCall
     values: dict[str, ReplayTensor]
+    cancelled: dict[str, float]
     note: Finding | None
 
     @classmethod
@@ -101,6 +121,7 @@ class Reference:
         """
         if not isinstance(framework, ReferringFramework) or not framework.has_reference(base.site):
             return None
+        own = base
         base = msgspec.structs.replace(base, by_reference=True)
         generator = np.random.default_rng(_SEED)
 
@@ -114,13 +135,23 @@ class Reference:
             off = {path: error for path in call.outputs if (error := _other(oracle[path], values[path])) > _DIFFERENT}
             if off:
                 changed = framework.replay(_mapped(base, change)).values
-                off = {path: error for path, error in off.items() if error > _other(changed[path], values[path])}
+                off = {path: error for path, error in off.items() if error > 4 * _other(changed[path], values[path])}
+            if off:
+                rough, of_own = (framework.replay(_in_single(each)).values for each in (base, own))
+                for path, error in list(off.items()):
+                    in_single = _other(rough[path], values[path])
+                    if in_single > _NO_DIGITS or error <= _ROUNDED * max(in_single, _other(of_own[path], values[path])):
+                        del off[path]
         except ReplayError:  # it does not take these arguments
             return None
         found = min(off.items(), default=None)
         fields = {} if found is None else {"output": found[0], "error": found[1]}
         note = Finding(ReplayCode.FUNCTION_IS_OFF, Level.WARNING, fields) if found is not None else None
-        return cls(base=base, values=dict(values), note=note)
+        apart = {path: _distance(oracle[path], values[path]) for path in call.outputs}
+        cancelled = {
+            path: norm / UNIT_ROUNDOFF["float64"] for path, (norm, scale) in apart.items() if norm > _CANCELS * scale
+        }
+        return cls(base=base, values=dict(values), cancelled={} if off else cancelled, note=note)
 
     @property
     def is_other(self) -> bool:
@@ -130,14 +161,19 @@ class Reference:
 
 def _other(result: ReplayTensor, reference: ReplayTensor) -> float:
     """Return the norm of the difference relative to that of the reference; 0 where either is not finite."""
+    norm, scale = _distance(result, reference)
+    return norm / scale if scale else 0.0
+
+
+def _distance(result: ReplayTensor, reference: ReplayTensor) -> tuple[float, float]:
+    """Return the norms of the difference and of the reference, where both are finite; 0 of other than numbers."""
     values, expected = np.ravel(result.values), np.ravel(reference.values)
     if values.dtype.kind not in "fc" or expected.dtype.kind not in "fc":
-        return 0.0
+        return 0.0, 0.0
     with np.errstate(all="ignore"):
         error = np.abs(values - expected)
     is_finite = np.isfinite(error)
-    scale = float(np.linalg.norm(expected[is_finite]))
-    return float(np.linalg.norm(error[is_finite])) / scale if scale else 0.0
+    return norm_of(error[is_finite]), norm_of(expected[is_finite])
 
 
 class Replayer:
@@ -177,10 +213,11 @@ class Replayer:
             note=note,
             is_unique=oracle.is_unique,
         )
-        if (reference := Reference.of(self.base, oracle.values, call, framework)) is not None and reference.is_other:
+        self._reference = Reference.of(self.base, oracle.values, call, framework)
+        if self._reference is not None and self._reference.is_other:
             # The function is wrong in every precision: what it computes shows nothing but its fault.
-            self.base = reference.base
-            self.plain = replace(self.plain, oracle=reference.values, own=None, note=reference.note)
+            self.base = self._reference.base
+            self.plain = replace(self.plain, oracle=self._reference.values, own=None, note=self._reference.note)
         """Replays of the undisturbed inputs only. What is right by them is right: others only allow for more."""
 
     def disturbed(self, number: int) -> Replays:
@@ -194,6 +231,11 @@ class Replayer:
         is_elementwise = _is_elementwise(call, self.base, self.plain.oracle, framework, self._model)
         disturbed = [framework.replay(_mapped(self.base, disturb), self._model).values for _ in range(number)]
         return replace(self.plain, disturbed=disturbed, num_summed=1 if is_elementwise else num_summed(call))
+
+    def cancelled(self, path: str) -> float:
+        """Return the norm of the round-off of terms that cancel inside the call, as far as a formula shows it."""
+        found = {} if self._reference is None else self._reference.cancelled
+        return _SAMPLED * found.get(path, 0.0) * self.plain.roundoff
 
     @property
     def can_be_scripted(self) -> bool:
@@ -333,9 +375,10 @@ def replay_once(call: RecordedCall, run: Run, max_elements: int) -> tuple[Replay
 
 def base_of(call: RecordedCall, max_elements: int) -> ReplayCall:
     """Return a call as it is replayed, in its own precision."""
+    dtype = next((value.dtype for value in call.tensors.values() if _is_floating(value)), "")
     return ReplayCall(
         site=call.site, args=call.args, kwargs=call.kwargs, parameters=call.parameters, modules=call.modules,
-        gradients=call.gradients, max_elements=max_elements,
+        gradients=call.gradients, dtype=dtype, max_elements=max_elements,
     )  # fmt: skip
 
 
@@ -429,6 +472,19 @@ def _mapped(call: ReplayCall, function: Any) -> ReplayCall:
         gradients={path: function(value) for path, value in call.gradients.items()},
         is_widened=True,
     )
+
+
+def _in_single(call: ReplayCall) -> ReplayCall:
+    """Return the call with float32 in place of any floating dtype."""
+
+    def cast(value: ReplayTensor) -> ReplayTensor:
+        if not _is_floating(value):
+            return value
+        dtype = "complex64" if value.values.dtype.kind == "c" else "float32"
+        with np.errstate(over="ignore"):
+            return msgspec.structs.replace(value, values=value.values.astype(dtype), dtype=dtype)
+
+    return msgspec.structs.replace(_mapped(call, cast), is_widened=False)
 
 
 def _is_floating(value: ReplayTensor) -> bool:

@@ -1,13 +1,9 @@
 """Functions that are wrong in every precision are wrong in their replays too: independent formulas notice it."""
 
-import msgspec
 import pytest
 import torch
 from bare_scripts import run_bare
-from msprobe.pytorch import _replay
-from msprobe.pytorch._references import find_reference
 from replay_scripts import COMMAND, run_here
-from replaying import call_of
 from torch.nn import functional
 from wrong_kernels import kernel, record, scaled_gelu, scaled_gelu_backward
 
@@ -172,71 +168,7 @@ def test_the_script_carries_the_formula(tmp_path, monkeypatch, capsys, fault):
     assert found.stdout.count("WRONG") == 1
 
 
-# --- formulas ---------------------------------------------------------------------------------------------------------
-
-
-def _d(*shape):
-    return torch.randn(shape, dtype=torch.float64, requires_grad=True)
-
-
-INDEX = torch.tensor([[2, 0, 1], [0, 0, 3]])
-CALLS = {
-    "linear": ("Functional.linear", lambda: [_d(3, 2, 5), _d(4, 5), _d(4)], {}),
-    "matmul": ("Torch.matmul", lambda: [_d(2, 1, 3, 4), _d(5, 4, 2)], {}),
-    "vector": ("Tensor.__matmul__", lambda: [_d(4), _d(4, 2)], {}),
-    "addmm": ("Torch.addmm", lambda: [_d(3), _d(2, 4), _d(4, 3)], {"beta": 0.5, "alpha": 2.0}),
-    "conv2d": ("Functional.conv2d", lambda: [_d(2, 4, 9, 8), _d(6, 2, 3, 2), _d(6), (2, 1), (1, 0), (1, 2), 2], {}),
-    "conv same": ("Functional.conv1d", lambda: [_d(4, 9), _d(6, 4, 4)], {"padding": "same"}),
-    "embedding": ("Functional.embedding", lambda: [INDEX, _d(4, 3), 2], {}),
-    "index_select": ("Tensor.index_select", lambda: [_d(3, 4), -1, torch.tensor([1, 1, 3])], {}),
-    "gather": ("Tensor.gather", lambda: [_d(3, 4), 1, INDEX], {}),
-    "scatter_add": ("Tensor.scatter_add", lambda: [_d(3, 4), 1, INDEX, _d(2, 3)], {}),
-    "index_add": ("Torch.index_add", lambda: [_d(4, 3), 0, torch.tensor([1, 1, 3]), _d(3, 3)], {"alpha": 2.0}),
-    "cumsum": ("Tensor.cumsum", lambda: [_d(3, 4), 0], {}),
-    "layer_norm": ("Functional.layer_norm", lambda: [_d(3, 4, 5), (4, 5), _d(4, 5), _d(4, 5), 0.1], {}),
-    "rms_norm": ("Functional.rms_norm", lambda: [_d(3, 5), (5,), _d(5)], {}),
-    "group_norm": ("Functional.group_norm", lambda: [_d(2, 4, 3), 2, _d(4), _d(4)], {}),
-    "batch_norm": ("Functional.batch_norm", lambda: [_d(2, 4, 3), _d(4).detach(), _d(4).detach() ** 2, _d(4)], {}),
-    "softmax": ("Functional.softmax", lambda: [_d(3, 4), 0], {}),
-    "log_softmax": ("Tensor.log_softmax", lambda: [_d(3, 4), -1], {}),
-    "attention": ("Functional.scaled_dot_product_attention", lambda: [_d(2, 4, 5, 3), _d(2, 2, 6, 3), _d(2, 2, 6, 3)],
-                  {"attn_mask": _d(5, 6).detach(), "enable_gqa": True}),
-    "causal": ("Functional.scaled_dot_product_attention", lambda: [_d(2, 5, 3), _d(2, 6, 3), _d(2, 6, 4)],
-               {"is_causal": True, "scale": 0.3}),
-    "gelu": ("Functional.gelu", lambda: [_d(9) * 4], {}),
-    "gelu tanh": ("Functional.gelu", lambda: [_d(9) * 4], {"approximate": "tanh"}),
-    "silu": ("Functional.silu", lambda: [_d(9) * 20], {}),
-    "tanh": ("Torch.tanh", lambda: [_d(9) * 4], {}),
-    "mish": ("Functional.mish", lambda: [_d(9) * 4], {}),
-    "cross_entropy": ("Functional.cross_entropy", lambda: [_d(3, 4, 2), torch.tensor([[1, 0], [-100, 3], [2, 2]])],
-                      {"weight": torch.rand(4).double(), "label_smoothing": 0.1}),
-    "probabilities": ("Functional.cross_entropy", lambda: [_d(3, 4), torch.rand(3, 4).double()],
-                      {"label_smoothing": 0.1, "reduction": "sum"}),
-    "bce": ("Functional.binary_cross_entropy_with_logits", lambda: [_d(3, 4), torch.rand(3, 4).double()],
-            {"pos_weight": torch.rand(4).double()}),
-    "lerp": ("Tensor.lerp_", lambda: [_d(3, 4), _d(3, 4), 0.1], {}),
-    "addcmul": ("Tensor.addcmul_", lambda: [_d(3, 4), _d(3, 4), _d(3, 4)], {"value": 0.3}),
-}  # fmt: skip
-"""Name of the function, its arguments, and those by name."""
-
-
-@pytest.mark.parametrize("given", CALLS.values(), ids=CALLS)
-def test_formulas_agree_with_the_functions(given):
-    torch.manual_seed(0)
-    name, make, kwargs = given
-    assert find_reference(*name.split("."))
-    args = make()
-    forward = call_of(name, args, kwargs, is_widened=True)
-    (shape,) = [tuple(value.values.shape) for value in _replay.replay(forward, None).values.values()]
-    backward = call_of(name, args, kwargs, {"0": torch.randn(shape, dtype=torch.float64)}, is_widened=True)
-    for call in (forward, backward):
-        found = _replay.replay(msgspec.structs.replace(call, by_reference=True), None).values
-        expected = _replay.replay(call, None).values
-        assert found.keys() == expected.keys()
-        for path, value in expected.items():
-            torch.testing.assert_close(
-                torch.from_numpy(found[path].values), torch.from_numpy(value.values), rtol=1e-12, atol=1e-12
-            )
+# --- arguments that no formula takes ----------------------------------------------------------------------------------
 
 
 def test_arguments_that_no_formula_takes_leave_the_function_as_it_is(tmp_path):
@@ -249,17 +181,3 @@ def test_arguments_that_no_formula_takes_leave_the_function_as_it_is(tmp_path):
 
     _, verdict = checked(recorded(tmp_path, make), entry)
     assert (verdict.verdict, verdict.notes) == (Verdict.RIGHT, ())
-
-
-@pytest.mark.parametrize("name", ["gelu", "silu", "elu", "mish", "logsigmoid", "sigmoid", "tanh"])
-def test_a_formula_keeps_its_digits_near_zero_and_has_the_gradient_there(name):
-    from msprobe.pytorch._references import find_reference
-
-    formula, function = find_reference("Functional", name), getattr(torch.nn.functional, name)
-    for values in (torch.logspace(-30, -9, 50), torch.zeros(3), torch.linspace(-5, 30, 50)):
-        for signed in (values.double(), -values.double()):
-            given = [signed.clone().requires_grad_() for _ in range(2)]
-            results = [called(each) for called, each in zip((formula, function), given, strict=True)]
-            torch.testing.assert_close(*results, rtol=1e-9, atol=0)
-            gradients = [torch.autograd.grad(made.sum(), each)[0] for made, each in zip(results, given, strict=True)]
-            torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-15)

@@ -25,6 +25,9 @@ Function = Callable[..., Any]
 _MOST = 1 << 24
 """Most elements of what a formula computes in between, 128 MiB in float64."""
 
+_LARGEST_SCORE = 2.0**20
+"""The rounding of larger scores reaches the digits that two functions are compared in."""
+
 
 def _refuse(is_refused: Any, what: str) -> None:
     if is_refused:
@@ -347,6 +350,7 @@ def scaled_dot_product_attention(
         may = may & (torch.arange(may.shape[-2])[:, None] >= torch.arange(may.shape[-1]))
     scores = torch.where(may, scores, -math.inf)
     _refuse(bool((scores == -math.inf).all(-1).any()), "queries that may attend to nothing")
+    _refuse(bool((scores.detach().amax(-1).abs() > _LARGEST_SCORE).any()), "scores of this size")
     return _product(softmax(scores, -1), value)
 
 
@@ -354,7 +358,12 @@ def scaled_dot_product_attention(
 
 
 def sigmoid(input: Tensor) -> Tensor:
-    return 1 / (1 + (-input).exp())
+    return _sigmoid(input)
+
+
+def _sigmoid(x: Tensor) -> Tensor:
+    power = torch.where(x < 0, x, -x).exp()  # exp(-x) of a large negative x is Inf, and the gradient NaN
+    return torch.where(x < 0, power, 1.0) / (1 + power)
 
 
 def tanh(input: Tensor) -> Tensor:
@@ -377,11 +386,11 @@ def gelu(input: Tensor, approximate: str = "none") -> Tensor:
 
 def silu(input: Tensor, inplace: bool = False) -> Tensor:
     """Return ``x / (1 + exp(-x))``."""
-    return input / (1 + (-input).exp())
+    return input * _sigmoid(input)
 
 
 def relu(input: Tensor, inplace: bool = False) -> Tensor:
-    return torch.where(input > 0, input, 0.0 * input.detach())
+    return torch.where(input <= 0, 0.0, input)  # NaN is kept
 
 
 def leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = False) -> Tensor:
@@ -407,7 +416,7 @@ def logsigmoid(input: Tensor) -> Tensor:
 
 def glu(input: Tensor, dim: int = -1) -> Tensor:
     first, second = input.chunk(2, dim)
-    return first / (1 + (-second).exp())
+    return first * _sigmoid(second)
 
 
 # --- losses ---------------------------------------------------------------------------------------------------------
@@ -508,7 +517,7 @@ def binary_cross_entropy_with_logits(
 
 
 def lerp(input: Tensor, end: Tensor, weight: Any) -> Tensor:
-    return input + weight * (end - input)
+    return input * (1 - weight) + end * weight  # a large difference would leave no digits of either
 
 
 def addcmul(input: Tensor, tensor1: Tensor, tensor2: Tensor, *, value: float = 1) -> Tensor:

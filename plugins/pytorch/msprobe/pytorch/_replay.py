@@ -8,12 +8,14 @@ import re
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from msprobe.pytorch._references import find_reference
@@ -47,6 +49,7 @@ def replay(call: ReplayCall, model: object | None, device: str | None = None) ->
 
 
 def _replay(call: ReplayCall, model: object | None, device: torch.device) -> Replayed:
+    call = with_epsilon(call)
     function = _function_of(call, model, device)
     tensors: dict[int, Tensor] = {}
     leaves: dict[str, Tensor] = {}
@@ -187,6 +190,32 @@ def _submodule(model: nn.Module, path: str) -> nn.Module | None:
 
 
 # --- arguments --------------------------------------------------------------------------------------------------
+
+
+def with_epsilon(call: ReplayCall) -> ReplayCall:
+    """Return a call with the epsilon of an RMS norm that was left out; a replay in float64 would take another."""
+    site = call.site
+    if site.kind is not SiteKind.API:
+        modules = tuple(
+            msgspec.structs.replace(each, settings={**each.settings, "eps": _default_epsilon(call.dtype)})
+            if each.type.endswith(".RMSNorm") and each.settings.get("eps", 0) is None
+            else each
+            for each in call.modules
+        )
+        return call if modules == call.modules else msgspec.structs.replace(call, modules=modules)
+    if site.path != "rms_norm" or (call.args[3:] or [call.kwargs.get("eps")])[0] is not None or not call.dtype:
+        return call
+    epsilon = Argument("float", _default_epsilon(call.dtype))
+    return msgspec.structs.replace(call, args=call.args[:3], kwargs={**call.kwargs, "eps": epsilon})
+
+
+@cache
+def _default_epsilon(dtype: str) -> float:
+    """Return what this PyTorch adds to mean squares of a dtype: the epsilon of it, or of the dtype it computes in."""
+    own, small = getattr(torch, dtype, torch.float32), 2.0**-12
+    found = float(functional.rms_norm(torch.full((1, 4), small, dtype=own), (4,))[0, 0])
+    choices = (torch.finfo(torch.float32).eps, torch.finfo(own).eps)
+    return min(choices, key=lambda epsilon: abs(found - small / math.sqrt(small * small + epsilon)))
 
 
 def _arguments(

@@ -7,7 +7,7 @@ import torch
 
 from msprobe.pytorch import _script_parts as parts
 from msprobe.pytorch._references import find_reference
-from msprobe.pytorch._replay import CASTS, dtype_of, special_of, why_not_replayed
+from msprobe.pytorch._replay import CASTS, dtype_of, special_of, why_not_replayed, with_epsilon
 from msprobe.pytorch._replay_modules import Plan, plan_of
 from msprobe.pytorch._replay_table import find_function
 from msprobe.pytorch._script_formula import Formula
@@ -40,6 +40,7 @@ _SUBMODULES = ("linalg_", "fft_", "special_")
 
 def script_of(call: ReplayCall) -> CallScript:
     """See `msprobe_core.plugin.ScriptingFramework`."""
+    call = with_epsilon(call)
     site = call.site
     if site.kind is not SiteKind.API:
         plan = plan_of(call)
