@@ -21,7 +21,7 @@
 #endif
 #define INLINE static inline __attribute__((always_inline))
 
-/* Raised with every change of a signature or a result; kernels.py knows the same number. */
+/* Raised with every change of a signature, or of a result beyond rounding; reductions.py knows the same number. */
 int32_t msprobe_kernels_version(void) { return 1; }
 
 #define LANES 64
@@ -107,9 +107,10 @@ typedef struct {
 static const moments NOTHING = {-INFINITY, INFINITY, 0, 0, 0, 0};
 
 /* Sums of a block are kept in the elements' own width (float32 at least), in LANES accumulators of BLOCK / LANES
-   elements each, then in float64. Where that loses something, because an element is not finite or too far from 1 for
-   its square, the block is read again and all is done in float64. NaN is smaller and larger than nothing, so the
-   extremes pass over it; the sum does not. */
+   elements each, which are then added to as many in float64. These are added up once, at the end: adding 64 numbers one
+   after the other takes as long as all the rest of a block. Where a block loses something, because an element is not
+   finite or too far from 1 for its square, it is read again and all is done in float64. NaN is smaller and larger than
+   nothing, so the extremes pass over it; the sum does not. */
 #define BLOCK 2048
 
 #define DEFINE_MOMENTS(NAME, ELEMENT, WIDE, LOAD, LEAST, MOST)                                                         \
@@ -129,7 +130,8 @@ static const moments NOTHING = {-INFINITY, INFINITY, 0, 0, 0, 0};
             m->num_nan += num_nan[l], m->num_inf += num_inf[l];                                                        \
         }                                                                                                              \
     }                                                                                                                  \
-    INLINE void block_##NAME(const ELEMENT *x, int64_t count, double scale, moments *m) {                              \
+    /* Returns 0, with the sums unchanged, where the block is to be read again. */                                     \
+    INLINE int block_##NAME(const ELEMENT *x, int64_t count, double scale, moments *m, double *sums) {                 \
         WIDE high[LANES], low[LANES], total[LANES], squares[LANES];                                                    \
         for (int l = 0; l < LANES; l++) {                                                                              \
             high[l] = -(WIDE)INFINITY, low[l] = (WIDE)INFINITY, total[l] = 0, squares[l] = 0;                          \
@@ -150,20 +152,26 @@ static const moments NOTHING = {-INFINITY, INFINITY, 0, 0, 0, 0};
             total[l] += v;                                                                                             \
             squares[l] += v * v;                                                                                       \
         }                                                                                                              \
-        double h = -INFINITY, w = INFINITY, t = 0, q = 0;                                                              \
-        for (int l = 0; l < LANES; l++) {                                                                              \
-            h = high[l] > h ? high[l] : h, w = low[l] < w ? low[l] : w, t += total[l], q += squares[l];                \
-        }                                                                                                              \
-        double size = h > -w ? h : -w;                                                                                 \
-        if (!(t - t == 0) || scale != 1 || !(size < MOST) || (size < LEAST && size != 0)) {                            \
-            careful_##NAME(x, count, scale, m);                                                                        \
-            t = 0, q = 0;                                                                                              \
-        }                                                                                                              \
-        m->high = h > m->high ? h : m->high, m->low = w < m->low ? w : m->low, m->total += t, m->squares += q;         \
+        for (int half = LANES / 2; half; half /= 2)                                                                    \
+            for (int l = 0; l < half; l++) {                                                                           \
+                high[l] = high[l + half] > high[l] ? high[l + half] : high[l];                                         \
+                low[l] = low[l + half] < low[l] ? low[l + half] : low[l];                                              \
+            }                                                                                                          \
+        int is_lost = 0;                                                                                               \
+        for (int l = 0; l < LANES; l++) is_lost |= !(total[l] - total[l] == 0);                                        \
+        double h = high[0], w = low[0], size = h > -w ? h : -w;                                                        \
+        m->high = h > m->high ? h : m->high, m->low = w < m->low ? w : m->low;                                         \
+        if (is_lost || scale != 1 || !(size < MOST) || (size < LEAST && size != 0)) return 0;                          \
+        for (int l = 0; l < LANES; l++) sums[l] += total[l], sums[LANES + l] += squares[l];                            \
+        return 1;                                                                                                      \
     }                                                                                                                  \
     FOR_EACH_PROCESSOR static void moments_##NAME(const ELEMENT *x, int64_t count, double scale, moments *m) {         \
-        for (int64_t i = 0; i < count; i += BLOCK)                                                                     \
-            block_##NAME(x + i, count - i < BLOCK ? count - i : BLOCK, scale, m);                                      \
+        double sums[2 * LANES] = {0};                                                                                  \
+        for (int64_t i = 0; i < count; i += BLOCK) {                                                                   \
+            int64_t left = count - i < BLOCK ? count - i : BLOCK;                                                      \
+            if (!block_##NAME(x + i, left, scale, m, sums)) careful_##NAME(x + i, left, scale, m);                     \
+        }                                                                                                              \
+        for (int l = 0; l < LANES; l++) m->total += sums[l], m->squares += sums[LANES + l];                            \
     }
 
 DEFINE_MOMENTS(float32, float, float, AS_IS, 1e-15, 1e18)
