@@ -20,7 +20,7 @@ import polars as pl
 from msprobe_core.findings import Field, Finding, Level
 from msprobe_core.monitoring.certain_signs import always_zero, unchanged, with_repeats
 from msprobe_core.monitoring.history import ID, SCHEMA, Monitored, Place, in_order, place_of, with_ids
-from msprobe_core.monitoring.limits import largest_of, limits_by_past, past_median
+from msprobe_core.monitoring.limits import largest_of, limits_by_past, past_median, past_medians
 from msprobe_core.monitoring.monitoring_codes import AnomalyCode
 from msprobe_core.monitoring.replicas import Replicas
 from msprobe_core.monitoring.unusual import (
@@ -154,10 +154,10 @@ def anomalies_of_ranks(
 
 
 def _with_distances(rows: pl.DataFrame, statistic: str) -> pl.DataFrame:
-    """Return rows of `with_ids`, in the order of steps, with what each value is compared with.
+    """Return rows of `with_ids` with what each value is compared with.
 
-    Adds ``_log``; ``_distance``, null without enough of a past; ``_is_broken``:
-    it is no longer finite, or has become zero.
+    Adds ``_log``; ``_middle``, the median of the past of what is judged; ``_distance``, null without enough of a past;
+    ``_is_broken``: it is no longer finite, or has become zero.
     """
     value = pl.col(statistic)
     before, has_past = value.shift(1).over(ID), pl.col("_log").cum_count().over(ID) > HISTORY
@@ -170,9 +170,10 @@ def _with_distances(rows: pl.DataFrame, statistic: str) -> pl.DataFrame:
     is_smooth = pl.col("quantity").is_in(SMOOTH)
     change = pl.col("_log") - pl.col("_log").shift(1).over(ID)
     rows = rows.with_columns(_judged=pl.when(is_smooth).then(change).otherwise("_log"))
-    rows = rows.with_columns(_apart=(pl.col("_judged") - past_median("_judged").over(ID)).abs())
+    rows = rows.with_columns(_middle=past_medians(rows, "_judged", ID))
+    rows = rows.with_columns(_apart=(pl.col("_judged") - pl.col("_middle")).abs())
     least = pl.when(is_smooth).then(LEAST_CHANGE).otherwise(LEAST_SPREAD)
-    spread = pl.max_horizontal(TO_DEVIATION * past_median("_apart").over(ID), least)
+    spread = pl.max_horizontal(TO_DEVIATION * past_medians(rows, "_apart", ID), least)
     is_judged = has_past & (pl.col("quantity") != SQUARED)
     return rows.with_columns(
         _distance=pl.when(is_judged).then(pl.col("_apart") / spread),
@@ -183,8 +184,11 @@ def _with_distances(rows: pl.DataFrame, statistic: str) -> pl.DataFrame:
 def _far(rows: pl.DataFrame) -> pl.DataFrame:
     """Return the rows that a limit may call unusual, with ``_before``, the median of each one's past."""
     is_far = pl.col("_is_broken") | (pl.col("_distance") > LEAST_LIMIT)
-    series = rows.filter(is_far)[ID].unique()
-    return rows.filter(pl.col(ID).is_in(series)).with_columns(_before=past_median("_log").over(ID).exp()).filter(is_far)
+    is_smooth = pl.col("quantity").is_in(SMOOTH)
+    others = rows.filter(is_far & ~is_smooth).with_columns(_before=pl.col("_middle").exp())
+    series = rows.filter(is_far & is_smooth)[ID].unique()
+    smooth = rows.filter(pl.col(ID).is_in(series)).with_columns(_before=past_median("_log").over(ID).exp())
+    return pl.concat([others, smooth.filter(is_far)])
 
 
 def _named(rows: pl.DataFrame, statistic: str) -> pl.DataFrame:

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import itertools
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 
 import polars as pl
@@ -41,12 +43,14 @@ _SCOPES = {scope: quantity.value for scope, quantity in SCOPES.items()}
 _DESCRIBING = frozenset({"shape", "dtype", "id", "caller"})
 _NAMES = ("name", "module_name")
 _COMMON = ("norm", "max", "min", "mean", "nans", "zeros")
-_ABSENT = "nan"
+_ABSENT = ["".join(letters) for letters in itertools.product("nN", "aA", "nN")]
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _ABSENT_COLUMN = "is_absent"
 _MAX_STEP = (1 << 62) - 1
 _MAX_DECIMALS = 300
-_SAMPLED = 200
+_SAMPLED = 100
+_MOST_DIGITS = 6
+"""Of an exponent."""
 _LONG = 1000
 """Bytes of a field from which the careful reader is taken, which knows bounds."""
 
@@ -314,26 +318,43 @@ _TEXTS = _KEYS - {"vpp_stage", "step", "micro_step"}
 def _decimals(body: bytes, header: list[str]) -> int:
     """Return the maximum number of decimals: a monitor rounds all numbers to the same number of decimals.
 
-    Some hundred lines show it.
+    A hundred lines show it.
     """
-    frame, _ = _carefully(_sampled(body), header)
-    statistics = pl.col([name for name in header if name not in _KEYS])
-    decimals = statistics.str.extract(r"\.(\d+)").str.len_chars().cast(pl.Int64)
-    exponent = statistics.str.extract(r"[eE]([-+]?\d+)$").cast(pl.Int64, strict=False).fill_null(0)
-    found = frame.select((decimals - exponent).max())
-    return min(max((each or 0 for each in found.row(0)), default=0), _MAX_DECIMALS) if found.width else 0
+    places = [place for place, name in enumerate(header) if name not in _KEYS]
+    rows = [row for row in csv.reader(_sampled(body).decode().splitlines()) if len(row) == len(header)]
+    found = max((_decimals_of(row[place]) for row in rows for place in places), default=0)
+    return min(max(found, 0), _MAX_DECIMALS)
+
+
+def _decimals_of(number: str) -> int:
+    """Return the decimals of a number, 0 of one without a point."""
+    after = number.partition(".")[2]
+    if after.isdecimal():
+        return len(after)
+    fraction, _, exponent = after.lower().partition("e")
+    digits = exponent.lstrip("+-")
+    if not fraction.isdecimal() or len(digits) > _MOST_DIGITS or not (digits.isdecimal() or not exponent):
+        return 0
+    return len(fraction) - (int(digits or 0) if not exponent.startswith("-") else -int(digits))
 
 
 def _sampled(body: bytes) -> bytes:
     """Return some lines at about equal distances, of few lines all."""
-    if body.count(b"\n") < _SAMPLED:
-        return body
     begins = {body.rfind(b"\n", 0, len(body) * i // _SAMPLED) + 1 for i in range(_SAMPLED)}
+    if len(begins) < _SAMPLED and body.count(b"\n") < _SAMPLED:
+        return body
     return b"\n".join(body[begin : body.find(b"\n", begin)] for begin in begins)
 
 
 def _typed(frame: pl.DataFrame, header: list[str], quantity: str) -> pl.DataFrame:
     """Return rows with the columns of `SCHEMA` except the rank, and statistics; rows without a step are left out."""
+    typed = frame.select(_columns_of(tuple(header), quantity))
+    return typed.filter(pl.col("step").is_not_null() & (pl.col("step") >= 0))
+
+
+@lru_cache(maxsize=64)
+def _columns_of(header: tuple[str, ...], quantity: str) -> list[pl.Expr]:
+    """Return the columns of `_typed`; making them takes as long as computing them of a thousand rows."""
     scope = pl.lit(quantity) if "scope" not in header else pl.col("scope").replace(_SCOPES)
     suffix = f".{quantity}" if "scope" not in header else pl.concat_str(pl.lit("."), scope)
     name = pl.col(next(name for name in _NAMES if name in header))
@@ -344,25 +365,25 @@ def _typed(frame: pl.DataFrame, header: list[str], quantity: str) -> pl.DataFram
         return pl.col(name).cast(pl.Float64, strict=False).cast(pl.Int64, strict=False)
 
     stage = integer("vpp_stage")
-    typed = frame.select(
-        quantity=scope,
-        stage=pl.when(stage >= 0).then(stage),  # -1: no virtual pipeline
-        name=name.str.strip_suffix(suffix),  # fc1.weight.exp_avg of scope exp_avg
+    columns = {
+        "quantity": scope,
+        "stage": pl.when(stage >= 0).then(stage),  # -1: no virtual pipeline
+        "name": name.str.strip_suffix(suffix),  # fc1.weight.exp_avg of scope exp_avg
         # Version 2 gives reduced gradients that of the last micro-batch.
-        micro_step=pl.when(scope != Quantity.GRADIENT_REDUCED.value).then(integer("micro_step")),
-        step=integer("step"),
-        place=pl.int_range(pl.len(), dtype=pl.Int64),
-        is_absent=_is_absent(header).fill_null(False),
+        "micro_step": pl.when(scope != Quantity.GRADIENT_REDUCED.value).then(integer("micro_step")),
+        "step": integer("step"),
+        "place": pl.int_range(pl.len(), dtype=pl.Int64),
+        _ABSENT_COLUMN: _is_absent(header).fill_null(False),
         **{name: pl.col(name).cast(pl.Float64, strict=False) for name in header if name not in _KEYS},
-    )
-    return typed.filter(pl.col("step").is_not_null() & (pl.col("step") >= 0))
+    }
+    return [column.alias(name) for name, column in columns.items()]
 
 
-def _is_absent(header: list[str]) -> pl.Expr:
+def _is_absent(header: Sequence[str]) -> pl.Expr:
     """Whether a row has no value at all: its shape, or its count of NaN, is NaN itself."""
     telling = _telling(header)
-    return pl.lit(False) if telling is None else pl.col(telling).str.to_lowercase() == _ABSENT
+    return pl.lit(False) if telling is None else pl.col(telling).is_in(_ABSENT)
 
 
-def _telling(header: list[str]) -> str | None:
+def _telling(header: Sequence[str]) -> str | None:
     return next((name for name in ("shape", "nans") if name in header), None)

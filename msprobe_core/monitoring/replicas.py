@@ -24,7 +24,7 @@ import polars as pl
 
 from msprobe_core.monitoring.certain_signs import TELLING, decades_of
 from msprobe_core.monitoring.cumulative_sums import Floats, Risen, height_of, median, risen_lines
-from msprobe_core.monitoring.history import ID
+from msprobe_core.monitoring.history import ID, in_order
 from msprobe_core.monitoring.monitoring_codes import AnomalyCode
 from msprobe_core.monitoring.quantities import Quantity
 
@@ -63,7 +63,7 @@ class _Alike:
     """Ranks that have the same values in the same steps.
 
     Attributes:
-        index: A row for each value and step, in the order of steps, as the first rank has them.
+        index: A row for each value and step, as the first rank has them, by value and step.
         ranks: The ranks.
         digests: Of all statistics, by rank and row.
         logs: Of the norm, by rank and row; NaN where it is zero or not finite.
@@ -90,7 +90,7 @@ class Replicas:
         """Take a rank.
 
         Args:
-            rows: Of `with_ids`, in the order of steps.
+            rows: Of `with_ids`.
             statistics: Names of the columns that are compared; the first is the norm, or what there is instead.
             resolution: Least difference that the files can show.
         """
@@ -98,7 +98,7 @@ class Replicas:
         self._has_norm = self._has_norm and statistics[0] == "norm"
         kind: int = rows.select(pl.struct(pl.col(ID).unique().sort()).hash().sum()).item()
         rank: int = rows["rank"][0]
-        digest = pl.struct(pl.col(name).fill_null(0.0) for name in statistics).hash()
+        digest = rows.select(pl.col(name).fill_null(0.0) for name in statistics).hash_rows()
         size = pl.col(statistics[0]).abs()
         log = pl.when(size.is_finite() & (size > 0)).then(size.log()).otherwise(math.nan).cast(pl.Float32)
         own = rows.select(ID, "step", _digest=digest, _log=log)
@@ -176,7 +176,8 @@ def _same_data(alike: _Alike, group: list[int]) -> pl.DataFrame:
             if np.count_nonzero(is_same) < _LEAST_SAME:
                 continue
             same = of_data.filter(pl.Series(is_same))
-            in_step = same.filter(pl.len().over("quantity", "step", "micro_step") >= _LEAST_SAME).sort("step", "_row")
+            in_step = same.filter(pl.len().over("quantity", "step", "micro_step") >= _LEAST_SAME)
+            in_step = in_order(in_step.with_columns(rank=pl.lit(alike.ranks[group[own]], pl.Int64)))
             if in_step.height:
                 places.append(in_step["_row"][0])
                 ranks.append(alike.ranks[group[own]])

@@ -7,7 +7,8 @@ import polars as pl
 import pytest
 
 from msprobe_core.monitoring.anomalies import HISTORY, find_anomalies
-from msprobe_core.monitoring.history import SCHEMA, Monitored
+from msprobe_core.monitoring.history import ID, SCHEMA, Monitored, with_ids
+from msprobe_core.monitoring.limits import past_median, past_medians
 
 STEPS, AT = 120, 90
 LAYERS = tuple(f"layers.{i}.weight" for i in range(12))
@@ -75,3 +76,20 @@ def test_steps_can_be_chosen():
         most=1000,
     )
     assert {anomaly.step for anomaly in found.found} == {AT}
+
+
+def test_medians_of_the_past_are_the_same_without_the_nulls_that_a_series_begins_with():
+    draw = random.Random(0)
+    values = [[None] * (40 * series) + [draw.gauss(0, 1) for _ in range(150)] for series in range(3)]
+    values[1][90] = values[2][100] = values[2][101] = None
+    rows = [(series, value) for series, column in enumerate(values) for value in column]
+    frame = pl.DataFrame(rows, schema={"of": pl.Int64, "value": pl.Float64}, orient="row")
+    expected = frame.select(past_median("value").over("of")).to_series()
+    assert past_medians(frame, "value", "of").equals(expected, null_equal=True)
+    assert 0 < expected.null_count() < frame.height
+
+
+def test_steps_in_another_order_give_the_same_history():
+    frame = history().frame
+    shuffled = frame.sample(fraction=1.0, shuffle=True, seed=1)
+    assert with_ids(shuffled).sort(ID, "step").equals(with_ids(frame))
