@@ -21,7 +21,7 @@ from msprobe_core.judge.noise.estimate import DISTANCE, estimate
 from msprobe_core.judge.noise.measures import MEASURES, with_measures
 from msprobe_core.judge.noise.profile import NO_RANK, SCHEMA, VERSION, About, identity_of, place_of
 from msprobe_core.judge.noise.rounding import with_sizes
-from msprobe_core.judge.parameter_arguments import is_at_place_of_parameter
+from msprobe_core.judge.parameter_arguments import golden_parameters_given, is_at_place_of_parameter
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.model import Role
 from msprobe_core.store.layout import create_file
@@ -180,7 +180,9 @@ def _told(
 def _errors(unit: UnitResult) -> pl.DataFrame:
     """Return the measures of one repetition, one row per row of the golden dump."""
     rows = unit.rows
-    is_given = is_at_place_of_parameter(conventional(), "name_golden", "entry_golden")
+    is_given = is_at_place_of_parameter(conventional(), "name_golden", "entry_golden") | pl.lit(
+        golden_parameters_given(rows, unit.golden_parents)
+    )
     # An optimizer step can have a full-size update even where its gradient is only round-off, so an update varies as
     # much as the parameter that it updates.
     updates = [entry for entry, parent in unit.golden_parents.items() if parent == names.OPTIMIZER]

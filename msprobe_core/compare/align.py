@@ -17,10 +17,11 @@ from msprobe_core.compare.canonical_names import Names, Naming, naming_of, note_
 from msprobe_core.compare.keywords import with_keywords_paired
 from msprobe_core.compare.lcs import Pair
 from msprobe_core.compare.mapping import Matching, Rule
+from msprobe_core.compare.micro_batches import MicroBatches
 from msprobe_core.compare.row_pairs import SHARED, RowPairs, are_in_order, beside, pair_rows
 from msprobe_core.compare.tools import are_foreign
 from msprobe_core.judge.columns import Match
-from msprobe_core.judge.joining import any_of, filtered, hashed, with_added_by_entry
+from msprobe_core.judge.joining import any_of, filtered, hashed, kept, with_added_by_entry
 from msprobe_core.judge.noise.operations import Operations, merged
 from msprobe_core.model import Phase, Role
 from msprobe_core.plugins import registry
@@ -54,11 +55,24 @@ class Alignment:
     operations: Operations | None = None
 
 
-def align(target: Dump, golden: Dump, matching: Matching = Matching()) -> Alignment:  # noqa: B008  # frozen
-    """Return two dumps side by side."""
+def align(
+    target: Dump,
+    golden: Dump,
+    matching: Matching = Matching(),  # noqa: B008  # frozen
+    micro_batches: MicroBatches | None = None,
+) -> Alignment:
+    """Return two dumps side by side.
+
+    Args:
+        target: The target dump.
+        golden: The golden dump.
+        matching: How rows with different names are paired.
+        micro_batches: Numbers of micro-batches if they differ: the last gradients of a parameter are then paired, into
+            which those of all micro-batches were added, and what each micro-batch adds is left out.
+    """
     frameworks = (target.header.framework, golden.header.framework)
     is_foreign = are_foreign(target.header, golden.header)
-    is_plain = not matching.renames and not matching.rows and not is_foreign
+    is_plain = not matching.renames and not matching.rows and not is_foreign and micro_batches is None
     # Equal numbers of rows with different calls are rare, so try the fast path first.
     sides = rows_of(target), rows_of(golden)
     if is_plain and (rows := _beside_in_files(*sides)) is not None and not _have_other_shapes(rows):
@@ -70,7 +84,7 @@ def align(target: Dump, golden: Dump, matching: Matching = Matching()) -> Alignm
         rows = beside(own, other, pairs)
         if not _may_be_shifted(rows, own, pairs, target, golden):
             return Alignment(rows, [])
-    return _align_calls(target, golden, matching, frameworks)
+    return _align_calls(target, golden, matching, frameworks, micro_batches)
 
 
 def _columns(dump: Dump) -> Rows:
@@ -128,9 +142,12 @@ def _have_other_shapes(rows: Rows) -> bool:
 # --- calls --------------------------------------------------------------------------------------------------------
 
 
-def _align_calls(target: Dump, golden: Dump, matching: Matching, frameworks: tuple[str, str]) -> Alignment:
+def _align_calls(
+    target: Dump, golden: Dump, matching: Matching, frameworks: tuple[str, str], micro_batches: MicroBatches | None
+) -> Alignment:
     is_foreign = are_foreign(target.header, golden.header)
-    paired = _pair_calls(target, golden, matching, frameworks, is_foreign=is_foreign)
+    is_divided = micro_batches is not None
+    paired = _pair_calls(target, golden, matching, frameworks, is_foreign=is_foreign, is_divided=is_divided)
     naming, entries = paired.naming, paired.entries
     left, right = (
         _with_places(_columns(dump), listed, side, is_foreign=is_foreign)
@@ -143,6 +160,9 @@ def _align_calls(target: Dump, golden: Dump, matching: Matching, frameworks: tup
     if matching.rows:
         right = stored_as(right, _with_given_pairs(frame_of(left), frame_of(right), matching.rows, notes))
     rows = beside(left, right, pair_rows(left, right))
+    if micro_batches is not None:
+        is_part = pl.coalesce("name_target", "name_golden").str.contains(names.CONTRIBUTION_ROW)
+        rows = kept(rows, ~is_part)
     if is_foreign:
         rows = _without_unit_dimensions(rows, naming)
     return Alignment(
@@ -174,7 +194,13 @@ class _PairedCalls:
 
 
 def _pair_calls(
-    target: Dump, golden: Dump, matching: Matching, frameworks: tuple[str, str], *, is_foreign: bool
+    target: Dump,
+    golden: Dump,
+    matching: Matching,
+    frameworks: tuple[str, str],
+    *,
+    is_foreign: bool,
+    is_divided: bool,
 ) -> _PairedCalls:
     """Pair the calls of two dumps. What is known of each call takes 1 kB, and is given up on return."""
     entries = list_entries(target, is_foreign=is_foreign), list_entries(golden, is_foreign=is_foreign)
@@ -201,7 +227,7 @@ def _pair_calls(
     return _PairedCalls(
         naming,
         (own.entries.select("entry", "numbered", "stem"), other.entries.select("entry", "numbered", "stem")),
-        _units(own, other, pairs, naming, crowded),
+        _units(own, other, pairs, naming, crowded, is_divided=is_divided),
         [*told, *_note_types(own, other, pairs, naming)],
         _operations(other, naming) if is_foreign else None,
     )
@@ -236,7 +262,9 @@ def _crowded(side: Names, stems: set[str]) -> frozenset[str]:
     return frozenset(crowded)
 
 
-def _units(own: Calls, other: Calls, pairs: Sequence[Pair], naming: Naming, crowded: frozenset[str]) -> pl.DataFrame:
+def _units(
+    own: Calls, other: Calls, pairs: Sequence[Pair], naming: Naming, crowded: frozenset[str], *, is_divided: bool
+) -> pl.DataFrame:
     """Return the target's entry (``unit``) for each golden entry (``entry``) that has a partner."""
     calls = pl.DataFrame(pairs, schema={"call": pl.Int64, "other_call": pl.Int64}, orient="row")
     by_call = (
@@ -250,6 +278,8 @@ def _units(own: Calls, other: Calls, pairs: Sequence[Pair], naming: Naming, crow
         .select("entry", "unit")
     )
     gradients = [_gradients(side, listed, crowded) for side, listed in ((naming.target, own), (naming.golden, other))]
+    if is_divided:
+        gradients = [own.filter("is_last").with_columns(index=pl.lit("last")) for own in gradients]
     by_module = gradients[1].join(gradients[0].rename({"entry": "unit"}), on=["text", "index"]).select("entry", "unit")
     # Saved values, and names of other tools without our structure.
     rest = [side.entries.filter(pl.col("stem").is_null()).select("entry") for side in (other, own)]
@@ -258,11 +288,14 @@ def _units(own: Calls, other: Calls, pairs: Sequence[Pair], naming: Naming, crow
 
 
 def _gradients(side: Names, calls: Calls, crowded: frozenset[str]) -> pl.DataFrame:
-    """Return the entries of parameter gradients with canonical name and number."""
+    """Return the entries of parameter gradients with canonical name and number, and whether each is the last one."""
     own = calls.entries.filter((pl.col("phase") == Phase.PARAMETERS_GRAD.value) & pl.col("stem").is_not_null())
     stems = own["stem"].unique().to_list()
     texts = {stem: canonical_text(side, stem, "", crowded) for stem in stems}
-    return own.select("entry", "index", text=_translated(pl.col("stem"), texts))
+    number = pl.col("index").cast(pl.Int64)
+    return own.select(
+        "entry", "index", text=_translated(pl.col("stem"), texts), is_last=number == number.max().over("stem")
+    )
 
 
 def _translated(column: pl.Expr, texts: dict[str, str]) -> pl.Expr:

@@ -24,6 +24,7 @@ from msprobe_core.judge import limits
 from msprobe_core.judge.formatting import formatted
 from msprobe_core.judge.joining import by_entry, filtered
 from msprobe_core.model import Phase, Role
+from msprobe_core.order.calls import is_communication
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.frame import RowKind
 from msprobe_core.store.stored_dump import StoredDump, rows_of
@@ -289,6 +290,8 @@ class Matcher:
             own, other = ([kind for i, kind in enumerate(side) if i in _ALL_SHAPED] for side in self._identities)
         pairs = align_sequences(own, other)
         pairs = settle(pairs, own[_SHAPED], other[_SHAPED], _Distance(self._target, self._golden))
+        if self._share_updates():
+            pairs = self._with_updates_by_value(pairs)
         left = _Left(self._target, self._golden, self._identities, pairs)
         left.pair_moved_modules()
         left.pair_swapped()
@@ -296,6 +299,34 @@ class Matcher:
             left.pair_in_any_order()
             left.pair_in_sequence()
         return sorted(left.partners.items())
+
+    def _share_updates(self) -> bool:
+        """Whether ranks of one side each update a part of the parameters and communicate the rest, as ZeRO does."""
+        sides = self._target, self._golden
+        updates = [sum(owner == names.OPTIMIZER for owner in side.owners) for side in sides]
+        exchanges = [sum(map(is_communication, side.leads)) for side in sides]
+        return 0 < min(updates) < max(updates) and (updates[0] < updates[1]) == (exchanges[0] > exchanges[1])
+
+    def _with_updates_by_value(self, pairs: Sequence[Pair]) -> list[Pair]:
+        """Return pairs with those of an optimizer by name, shapes and values: a rank makes some of the other's calls.
+
+        Parameters of many layers have one shape, so that the sequence does not tell whose updates are left out.
+        """
+        sides = self._target, self._golden
+        by_kind: dict[tuple[str, bool, int], tuple[list[int], list[int]]] = {}
+        for number, side in enumerate(sides):
+            for call, owner in enumerate(side.owners):
+                if owner == names.OPTIMIZER:
+                    by_kind.setdefault(_name_and_shapes(side, call), ([], []))[number].append(call)
+        distance = _Distance(*sides)
+        found: list[Pair] = []
+        for own, other in by_kind.values():
+            if len(own) <= len(other):
+                found += ((i, _take_nearest(other, lambda j, i=i: distance(i, j))) for i in own)
+            else:
+                found += ((_take_nearest(own, lambda i, j=j: distance(i, j)), j) for j in other)
+        others = [(i, j) for i, j in pairs if names.OPTIMIZER not in (sides[0].owners[i], sides[1].owners[j])]
+        return sorted([*others, *found])
 
     def across_frameworks(self, *, is_fuzzy: bool) -> list[Pair]:
         """Return the pairs of two sides that compute the same in different ways.
@@ -537,6 +568,13 @@ def _by_enclosing(side: Calls, calls: Sequence[int], modules: Collection[int]) -
         owner = side.owners[call] if side.owners[call] in _NOT_OF_MODEL else ""
         found.setdefault((NO_CALL if module in seen else module, owner), []).append(call)
     return found
+
+
+def _take_nearest(calls: list[int], distance: Callable[[int], float]) -> int:
+    """Remove and return the call at the smallest distance, the first of several."""
+    nearest = min(calls, key=distance)
+    calls.remove(nearest)
+    return nearest
 
 
 def _name_and_shapes(side: Calls, call: int) -> tuple[str, bool, int]:

@@ -37,6 +37,7 @@ class CompareCode(Code):
     WITHOUT_STATISTICS = "compare.without-statistics"
     UNKNOWN_STATISTICS = "compare.unknown-statistics"
     OTHER_PRECISION = "compare.other-precision"
+    MICRO_BATCHES = "compare.micro-batches"
 
     SUGGESTED_BY_INSIDE = "compare.suggested.inside"
     SUGGESTED_BY_SHAPES = "compare.suggested.shapes"

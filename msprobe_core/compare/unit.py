@@ -16,6 +16,7 @@ from msprobe_core.compare.extra_statistics import with_extra_columns
 from msprobe_core.compare.fp8 import with_fp8_columns
 from msprobe_core.compare.incomplete import Ends, ends_of, without_missing_calls
 from msprobe_core.compare.mapping import Matching
+from msprobe_core.compare.micro_batches import MicroBatches, micro_batches_of
 from msprobe_core.compare.mixed import completed
 from msprobe_core.compare.modes import mode_of
 from msprobe_core.compare.pairs import UnitPair
@@ -134,10 +135,12 @@ def compare_unit(
     mode, notes = mode_of(target, golden)
     for dump in (target, golden):
         check_recorded(dump)
-    alignment, left_out = _aligned(target, golden, mode, options.matching, ends)
+    divided = None if mode is Mode.STRUCTURE else micro_batches_of(target, golden)
+    alignment, left_out = _aligned(target, golden, mode, options.matching, ends, divided)
     if in_files:
         alignment = replace(alignment, rows=stored(alignment.rows))
     rows, notes = alignment.rows, [*incomplete, *told_tokens, *left_out, *notes, *alignment.notes]
+    notes = [*notes, *_note_micro_batches(divided)]
     is_foreign = are_foreign(target.header, golden.header)
     if is_foreign:
         rows, excused = with_excuses(rows, alignment.buffers, alignment.wrappers)
@@ -180,6 +183,7 @@ def compare_unit(
             nesting,
             is_first_step=pair.is_first_step,
             is_foreign=is_foreign,
+            is_divided=divided is not None,
             before=before,
         )
     )
@@ -310,7 +314,9 @@ def _made_alike(
     return sides, notes, incomplete
 
 
-def _aligned(target: Dump, golden: Dump, mode: Mode, matching: Matching, ends: Ends) -> tuple[Alignment, list[Finding]]:
+def _aligned(
+    target: Dump, golden: Dump, mode: Mode, matching: Matching, ends: Ends, divided: MicroBatches | None
+) -> tuple[Alignment, list[Finding]]:
     """Align the dumps without calls that one lacks because it ended early; return also notes about these calls."""
     dumps = structure_dumps(target, golden) if mode is Mode.STRUCTURE else (target, golden)
     for dump in dumps:
@@ -321,7 +327,7 @@ def _aligned(target: Dump, golden: Dump, mode: Mode, matching: Matching, ends: E
                 f"{dump.path}: holds no values to compare (task '{dump.header.task}'), because nothing was recorded; "
                 "look whether 'scope', 'list' or 'rank' leave anything to record"
             )
-    alignment = align(*dumps, matching)
+    alignment = align(*dumps, matching, divided)
     if not any_of(alignment.rows, pl.col("match") == Match.BOTH.value):
         because = f" ({ends.text})" if ends.findings else "; they are not dumps of the same program"
         raise NothingInCommonError(f"{target.path} and {golden.path} have no row in common{because}")
@@ -336,6 +342,13 @@ def _is_empty_call() -> pl.Expr:
     is_saved = pl.col("phase") == Phase.DEBUG.value  # a saved single tensor has the same name as its entry
     is_whole = (pl.col("match") == Match.BOTH.value) & (pl.col("name_target") == pl.col("entry"))
     return is_whole & ~is_saved & ~has_failed()
+
+
+def _note_micro_batches(divided: MicroBatches | None) -> list[Finding]:
+    """Return the note that only what is added up over the step is compared, if samples are divided differently."""
+    if divided is None:
+        return []
+    return [Finding(CompareCode.MICRO_BATCHES, fields={"target": divided.target, "golden": divided.golden})]
 
 
 def _note_uncompared(rows: Rows, mode: Mode, pair: UnitPair) -> list[Finding]:

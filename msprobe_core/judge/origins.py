@@ -129,7 +129,7 @@ def find_sources(rows: Rows, nodes: pl.DataFrame, nesting: Nesting, *, is_foreig
         is_foreign: Whether the two are of different frameworks, which compute the same by different calls.
     """
     own = _without_old_state(nodes, nesting)
-    if not _events(own) or not _has_consequence(nodes, rows):
+    if not _events(own) or not _has_consequence(nodes, rows) or _is_by_chance(nodes, rows):
         return []
     events = _events(
         own.with_columns(pl.max_horizontal(name, "roundings_excess") for name in ("output_excess", "local_excess"))
@@ -145,7 +145,7 @@ def find_sources(rows: Rows, nodes: pl.DataFrame, nesting: Nesting, *, is_foreig
     for node in events:
         if node["entry"] in explained:
             continue
-        if handed_over is not None and _is_of_update(node, nesting):
+        if handed_over is not None and is_of_update(node, nesting):
             source = handed_over  # the whole update follows from its gradients
         else:
             source = _source_at(node, by_entry, nesting, alone, values, earlier)
@@ -212,6 +212,24 @@ def _has_consequence(nodes: pl.DataFrame, rows: Rows) -> bool:
     )
 
 
+def _is_by_chance(nodes: pl.DataFrame, rows: Rows) -> bool:
+    """Whether a single value is barely beyond its limit, and nothing that is computed from it.
+
+    Limits allow for the number of rows, but floors come from few repetitions: in one of some dozens of healthy runs a
+    value is off by a little more. A fault has consequences.
+    """
+    if nodes.filter(pl.any_horizontal(pl.col(*_OTHER_EVIDENCE)) | (pl.max_horizontal(_OWN_EXCESS) > 1)).height:
+        return False
+    beyond = filtered(rows, ["excess", *_COLUMNS], pl.col("excess") > 1)
+    if beyond.is_empty() or not beyond.select((pl.col("excess") < MARGINAL_EXCESS).all()).item():
+        return False
+    return beyond.select(_COLUMNS).unique().height == 1
+
+
+_OTHER_EVIDENCE = ("parts_missing", "is_lost", "has_other_number", "is_added_up", "arguments_differ")
+_OWN_EXCESS = ("local_excess", "roundings_excess")
+
+
 def _without_old_state(nodes: pl.DataFrame, nesting: Nesting) -> pl.DataFrame:
     """Return nodes without optimizer calls whose state differs because of an earlier update.
 
@@ -246,7 +264,8 @@ _UPDATE = frozenset({names.OPTIMIZER, names.CLIP_GRAD})
 """Calls inside which parameters are updated."""
 
 
-def _is_of_update(node: Node, nesting: Nesting) -> bool:
+def is_of_update(node: Node, nesting: Nesting) -> bool:
+    """Whether a call is inside an optimizer or a clipping of gradients."""
     return not _UPDATE.isdisjoint(nesting.of(node))
 
 

@@ -70,5 +70,24 @@ def given_parameters(judged: Rows, limits: LimitTable, parents: Mapping[str, str
     return [*by_place, *chain.from_iterable(by_value)]
 
 
+def golden_parameters_given(rows: pl.DataFrame, parents: Mapping[str, str | None]) -> pl.Series:
+    """Return for each row whether the golden run gives a call a parameter of the module around it, by its statistics.
+
+    Args:
+        rows: Aligned rows.
+        parents: The enclosing calls of the golden run's calls.
+    """
+    identity = [f"{name}_golden" for name in _IDENTITY]
+    is_tensor = pl.col("kind_golden") == RowKind.TENSOR.value
+    own = rows.filter(is_tensor & (pl.col("role") == Role.PARAMETERS.value)).select("entry_golden", *identity).unique()
+    owners = {*own["entry_golden"]}
+    inside = {entry: owner for entry, owner in parents.items() if owner in owners}
+    of_owners = pl.col("entry_golden").replace_strict(inside, default=None, return_dtype=pl.String)
+    is_given = is_tensor & (pl.col("role") == Role.INPUT.value) & (pl.col("phase") == Phase.FORWARD.value)
+    given = rows.with_row_index("row").filter(is_given & pl.col("norm_golden").is_not_null()).with_columns(of_owners)
+    found = given.join(own, on=["entry_golden", *identity], how="semi", nulls_equal=True)["row"]
+    return pl.Series("is_given", range(rows.height), dtype=pl.UInt32).is_in(found.to_list())
+
+
 def _is_tensor(role: Role) -> pl.Expr:
     return (pl.col("role") == role.value) & pl.all_horizontal(pl.col(kind) == RowKind.TENSOR.value for kind in _KINDS)

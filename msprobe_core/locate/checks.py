@@ -101,7 +101,7 @@ def facts_of(rows: pl.DataFrame, nodes: pl.DataFrame) -> Facts:
     lone = own.filter(pl.col("only_on").is_not_null())
     return Facts(
         weights=_tally(initial_values(weights)),
-        data=_tally(_data(forward)),
+        data=_tally(_data(forward.filter(pl.col("entry").is_in(nodes["entry"].to_list())))),
         random=_tally(forward.filter(is_output & pl.col("entry").is_in(list({*draws} & {*right})))),
         decisions=_tally(forward.filter(is_output & is_integer & is_decision())),
         lone_calls=Tally(own.height, lone.height, 0, lone["entry"][0] if lone.height else None),

@@ -21,7 +21,7 @@ from msprobe_core.compare.result import Mode, UnitResult
 from msprobe_core.compare.unit import CompareOptions, compare_unit
 from msprobe_core.errors import CompareError
 from msprobe_core.execute.units import run_units
-from msprobe_core.findings import Finding, each_once, noted
+from msprobe_core.findings import Field, Finding, each_once, noted
 from msprobe_core.judge.columns import Match
 from msprobe_core.judge.evidence import Evidence
 from msprobe_core.judge.nodes import entry_beside
@@ -431,10 +431,19 @@ def examine(task: UnitTask) -> UnitFindings:
         lone_calls=[_suspect(Source(node, node), evidence, unit, pair, micro_steps) for node in lone],
         is_foreign=unit.is_foreign,
         parameters=parameters_of(rows),
-        notes=[*unit.note_findings, *(each.finding for each in unit.replicas)],
+        notes=[*unit.note_findings, *(each.finding for each in unit.replicas), *_other_ways(evidence)],
         incomplete=unit.incomplete_findings,
         extracted=None if task.extract is None else task.extract(unit),
     )
+
+
+def _other_ways(evidence: Evidence) -> list[Finding]:
+    """Return a note on calls that differ, though the gradients of the step agree."""
+    if not evidence.other_ways:
+        return []
+    first = evidence.other_ways[0].node
+    fields: dict[str, Field] = {"count": len(evidence.other_ways), "first": first["entry_golden"] or first["entry"]}
+    return [Finding(LocateCode.OTHER_WAYS, fields=fields)]
 
 
 def _suspect(

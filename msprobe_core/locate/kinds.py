@@ -13,6 +13,7 @@ from msprobe_core.judge.discrete_ops import DECIDES, RANDOM, api_of
 from msprobe_core.judge.limits import precision_of
 from msprobe_core.judge.nodes import INFINITE, is_sum
 from msprobe_core.judge.origins import Node, Source
+from msprobe_core.judge.same_gradients import IS_OF_STEP
 from msprobe_core.judge.statistics_columns import has_inf_mismatch, has_nan_mismatch
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.locate.locate_codes import LocateCode
@@ -183,7 +184,9 @@ def reason_of(source: Source, kind: FaultKind, own: pl.DataFrame) -> Finding:
         return _suspicion(LocateCode.SAVED_VALUE, made=made)
     given = _given(node)
     if node["phase"] == Phase.PARAMETERS_GRAD.value:
-        return _suspicion(LocateCode.GRADIENT_OF_PARAMETERS, given=given, made=made)
+        is_of_step = node.get(IS_OF_STEP, False)
+        code = LocateCode.GRADIENT_OF_STEP if is_of_step else LocateCode.GRADIENT_OF_PARAMETERS
+        return _suspicion(code, given=given, made=made)
     if node["phase"] != Phase.FORWARD.value:
         return _suspicion(LocateCode.GRADIENT, given=given, made=made)
     if node["arguments_differ"] or node["argument_gap"] > 0:

@@ -23,6 +23,7 @@ class LocateCode(Code):
     SAVED_VALUE = "locate.saved-value"
     GRADIENT = "locate.gradient"
     GRADIENT_OF_PARAMETERS = "locate.gradient-of-parameters"
+    GRADIENT_OF_STEP = "locate.gradient-of-step"
     ARGUMENT = "locate.argument"
     FACTOR = "locate.factor"
     COMPUTATION = "locate.computation"
@@ -81,6 +82,7 @@ class LocateCode(Code):
     SAMPLES_OTHER = "locate.samples.other"
     LATER_STEPS = "locate.later-steps"
     LONE_CALLS = "locate.lone-calls"
+    OTHER_WAYS = "locate.other-ways"
     # What to do next.
     NEXT_CHECKPOINTS = "locate.next.checkpoints"
     NEXT_DATA_LOADERS = "locate.next.data-loaders"

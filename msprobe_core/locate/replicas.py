@@ -23,6 +23,7 @@ from msprobe_core.judge.limits import LimitTable, precision_of
 from msprobe_core.locate.locate_codes import LocateCode
 from msprobe_core.locate.result import EvidenceRow, FaultKind, Suspect
 from msprobe_core.model import Phase, Role
+from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.frame import RowKind
 from msprobe_core.store.reading import read_dump
 
@@ -76,7 +77,12 @@ def parted_states(targets: Mapping[int, Path], goldens: Mapping[int, Path], limi
     if not 1 < len(targets) <= MAX_RANKS:
         return []
     try:
-        sides = [pl.concat(_state_of(rank, path) for rank, path in own.items()) for own in (targets, goldens)]
+        dumps = [{rank: read_dump(path) for rank, path in own.items()} for own in (targets, goldens)]
+        # Calls have the same names on all ranks if each rank makes all updates, and not if each makes a part of them.
+        are_whole = all(_updates_of(dump) == _updates_of(dumps[1][rank]) for rank, dump in dumps[0].items())
+        sides = [
+            pl.concat(_state_of(rank, dump, with_updates=are_whole) for rank, dump in own.items()) for own in dumps
+        ]
     except (CompareError, DumpError) as error:
         _logger.info("states of replicas were not checked: %s", error)
         return []
@@ -122,10 +128,14 @@ def parted_states(targets: Mapping[int, Path], goldens: Mapping[int, Path], limi
     return findings
 
 
-def _state_of(rank: int, path: Path) -> pl.DataFrame:
-    """Return the parameters of a rank and the values of its optimizer, each with its position."""
-    dump = read_dump(path)
-    of_optimizer = [entry for entry, parent in dump.parents.items() if parent == names.OPTIMIZER]
+def _updates_of(dump: Dump) -> Sequence[str]:
+    """Return the calls of an optimizer."""
+    return [entry for entry, parent in dump.parents.items() if parent == names.OPTIMIZER]
+
+
+def _state_of(rank: int, dump: Dump, *, with_updates: bool) -> pl.DataFrame:
+    """Return the parameters of a rank and, if asked for, the values of its optimizer, each with its position."""
+    of_optimizer = _updates_of(dump) if with_updates else list[str]()
     is_state = (pl.col("role") == Role.PARAMETERS.value) | pl.col("entry").is_in(of_optimizer)
     rows = dump.frame.with_row_index("position").filter(is_state & (pl.col("kind") == RowKind.TENSOR.value))
     return rows.select("position", "key", "entry", "dtype", "numel", *_STATISTICS, rank=pl.lit(rank))

@@ -52,6 +52,7 @@ SAMPLES = {
     CompareCode.UNRECORDED_OR_UNMERGED: LOST,
     CompareCode.WITHOUT_STATISTICS: {"count": 3},
     CompareCode.UNKNOWN_STATISTICS: {"statistics": "zeros, kurtosis"},
+    CompareCode.MICRO_BATCHES: {"target": 4, "golden": 1},
     CompareCode.OTHER_PRECISION: {**LOST, "target": "torch.bfloat16", "golden": "torch.float32"},
     CompareCode.SUGGESTED_BY_SHAPES: ALIKE,
     CompareCode.SUGGESTED_BY_SOME_SHAPES: ALIKE,

@@ -139,3 +139,33 @@ def test_the_outputs_of_a_call_with_another_argument_have_their_own_limit(tmp_pa
 def test_one_of_the_two_alone_is_not_a_fault(tmp_path, calibrated, flag, off):
     found = look(embeddings(tmp_path / "target", 0, flag=flag, off=off, by=OFF), calibrated)
     assert found.verdict is LocateVerdict.AGREE
+
+
+# --- a value that is barely beyond its limit ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("calls", "factor", "verdict"),
+    [([3], 1.1, LocateVerdict.AGREE), ([3], 1.3, LocateVerdict.FAULT), ([3, 4], 1.1, LocateVerdict.FAULT)],
+    ids=["barely", "well", "two"],
+)
+def test_a_single_value_barely_beyond_its_limit_is_chance(tmp_path, calibrated, calls, factor, verdict):
+    """A fault has consequences; floors come from three repetitions, and one of thousands of values is off by more."""
+
+    def off(place, by):
+        data = {}
+        for i in range(NUM_CALLS):
+            data[f"Functional.embedding.{i}.forward"] = api(
+                tensor(values(i)), output=tensor(values(100 + i)), sparse={"type": "bool", "value": False}
+            )
+            made = values(200 + i) * (1 + by if i in calls else 1.0)
+            given = values(300 + i) * (1 + 1e-8)  # within rounding, not equal: else the call alone made the difference
+            data[f"Functional.embedding.{i}.backward"] = {"input": [tensor(given)], "output": [tensor(made)]}
+        write_dump(place / "step0" / "rank0", data)
+        return place
+
+    found = look(off(tmp_path / "far", 1.0), calibrated)
+    weakest = max(found.suspects, key=lambda suspect: suspect.limit / suspect.score)
+    found = look(off(tmp_path / "near", factor * weakest.limit / weakest.score), calibrated)
+    assert found.num_flagged == len(calls)
+    assert found.verdict is verdict

@@ -118,6 +118,39 @@ def test_outside_of_the_optimizer_nothing_jumps(tmp_path):
     assert wrong(golden, tmp_path / "target") == ["Tensor.addcdiv_.4.forward.output.0"]
 
 
+def scales(place, seed, *, jumps=None):
+    """Write a second step of modules whose weight has been updated, and which give it to a product."""
+    data, parents = {}, {}
+    for i in range(6):
+        module, product = f"Module.norms.{i}.Norm.forward.0", f"Tensor.__mul__.{i}.forward"
+        weight = repeated(values(i), seed)
+        if i == jumps:
+            weight = weight * (1 + 3e-4)
+        x = repeated(values(50 + i), seed)
+        data[product] = api(tensor(weight), tensor(x), output=tensor(x * weight))
+        data[module] = api(tensor(x), output=tensor(x * weight)) | {"parameters": {"weight": tensor(weight)}}
+        parents |= {product: module, module: None}
+    write_dump(place, data, parents=parents)
+
+
+def test_a_call_that_is_given_a_parameter_has_the_floor_of_the_parameter(tmp_path):
+    """Other weights jumped in repetitions; that this one did not is chance, in its module as in the product."""
+
+    def write(place, seed):
+        scales(place, seed, jumps=seed or None)
+
+    golden = calibrated(write, tmp_path)
+    scales(tmp_path / "target" / "step0" / "rank0", 7, jumps=5)
+    unit = compare_dumps(
+        tmp_path / "target" / "step0" / "rank0",
+        golden / "step0" / "rank0",
+        options=CompareOptions(noise=load_noise(golden)),
+    ).units[0]
+    floors = dict(unit.rows.select("name_target", "noise_floor").rows())
+    given, own = floors["Tensor.__mul__.5.forward.input.0"], floors["Module.norms.5.Norm.forward.0.parameters.weight"]
+    assert given == pytest.approx(own, rel=0.5)
+
+
 # --- parameters that an earlier step has made others ---------------------------------------------------------------
 
 NUM_PARAMETERS = 21

@@ -69,6 +69,7 @@ def _padded(side: Side) -> Program:
         used = slice(_PADDING, None) if side is Side.TARGET else slice(None, -_PADDING)
         ids[1, used], labels[1, used] = short, short
         ids[1, unused], labels[1, unused], mask[1, unused] = 0, -100, 0
+        labels[1, used.start or 0] = -100  # there is only padding before it, on the left, to predict it from
         positions = (mask.cumsum(1) - 1).clamp(min=0)
         return [{"input_ids": ids, "labels": labels, "attention_mask": mask, "position_ids": positions}]
 

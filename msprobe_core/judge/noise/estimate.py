@@ -148,10 +148,14 @@ _PLACE = r"^(\.[a-z_]+\.(?:\d|[^.\d][^.]*))(?:\.|$)"
 
 
 def _kinds(rows: pl.DataFrame) -> _Kinds:
-    """Return the groups of similar rows: numbers of layers, calls and list positions are ignored."""
+    """Return the groups of similar rows: numbers of layers, calls and list positions are ignored.
+
+    What a call is given as a parameter is not like what another is given at that position.
+    """
     rest = pl.col("name").str.strip_prefix(pl.col("entry"))
     place = rest.str.extract(_PLACE).fill_null("")
-    like = [_blank(pl.col("entry")), place, _blank(rest.str.strip_prefix(place)), pl.col("precision")]
+    names = [_blank(pl.col("entry")), place, _blank(rest.str.strip_prefix(place))]
+    like = [*names, pl.col("precision"), pl.col("is_state")]
     own = rows.select(pl.struct(part.alias(str(i)) for i, part in enumerate(like)).rank("dense"))
     wide = rows.select(pl.struct("phase", "role", "precision").rank("dense"))
     return _Kinds(own.to_series().to_numpy().astype(np.int64), wide.to_series().to_numpy().astype(np.int64))
