@@ -24,6 +24,7 @@ class DifferenceCode(Code):
     TIED_BROKEN = "checkpoint.tied-broken"
     TRANSPOSED = "checkpoint.transposed"
     TRANSPOSED_HASH = "checkpoint.transposed-hash"
+    TRANSPOSED_STATISTICS = "checkpoint.transposed-statistics"
     QKV_ORDER = "checkpoint.qkv-order"
     QKV_PARTS = "checkpoint.qkv-parts"
     GATE_UP = "checkpoint.gate-up"

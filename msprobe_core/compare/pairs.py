@@ -34,6 +34,7 @@ class UnitPair:
         golden_parts: The same for the golden side.
         notes: Notes on the pairing, such as ranks without a counterpart.
         is_first_step: Whether it is of the first compared step, which begins with the initial parameters of the runs.
+        joins_calls: Whether the calls of each mini-batch are joined, as both sides cut or order its samples otherwise.
     """
 
     label: str
@@ -45,6 +46,7 @@ class UnitPair:
     golden_parts: tuple[Path, ...] = ()
     notes: tuple[str, ...] = ()
     is_first_step: bool = True
+    joins_calls: bool = False
 
     @property
     def files(self) -> Sequence[Path]:

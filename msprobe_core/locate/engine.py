@@ -183,12 +183,12 @@ def locate(
     """
     options = options or LocateOptions()
     pairing = find_pairs(target, golden, options.chosen, options.compare.layouts)
-    pairing, of_other_samples = with_same_samples(pairing)
+    pairing, of_other_samples, joined = with_same_samples(pairing)
     num_steps = len({pair.step for pair in pairing.pairs})
     found: list[UnitFindings] = []
     left_out = [*map(noted, pairing.missing), *of_other_samples]
     suspects: Sequence[Suspect] = []
-    notes: list[Finding] = []
+    notes: list[Finding] = [*joined]
     num_looked_at = 0
     examined = _examine_steps(pairing, options, progress, extraction)
     for findings, failed in examined:
@@ -245,7 +245,8 @@ def suspects_of(findings: Sequence[UnitFindings], options: LocateOptions) -> tup
     if all(suspect.kind in OF_STATE for suspect in suspects[:1]):
         suspects = _with_parting(suspects, findings, options, step)
     if options.confirms:
-        pairs = {unit.pair.rank: unit.pair for unit in findings}
+        # A joined call is none that can be replayed.
+        pairs = {unit.pair.rank: unit.pair for unit in findings if not unit.pair.joins_calls}
         suspects, unconfirmed = with_confirmations(suspects, pairs, options.model)
         notes += unconfirmed
     return suspects, notes
@@ -466,7 +467,7 @@ def _suspect(
     return Suspect(
         step=unit.step,
         ranks=() if unit.rank is None else (unit.rank,),
-        micro_step=_micro_step(entry, parents, micro_steps[1 if is_golden else 0]),
+        micro_step=None if pair.joins_calls else _micro_step(entry, parents, micro_steps[1 if is_golden else 0]),
         entry=entry,
         only_on=node["only_on"],
         module=_module_of(entry, parents),
@@ -476,7 +477,7 @@ def _suspect(
         limit=max(limits, default=1.0),
         excess=source.size("excess"),
         input_score=float(node["input_score"]),
-        reason=reason_of(source, kind, own),
+        reason=reason_of(source, kind, own, is_given_known=not pair.joins_calls or _has_inputs(rows)),
         evidence=_evidence(shown),
         parents=parents,
         stack=list(stacks.get(entry) or stacks.get(names.forward_of(entry) or "", ())),
@@ -489,6 +490,10 @@ def _suspect(
         else None,
         num_communications=communications_before(nodes, node["position"]),
     )
+
+
+def _has_inputs(rows: pl.DataFrame) -> bool:
+    return not rows.filter(pl.col("role") == Role.INPUT.value).is_empty()
 
 
 def _evidence(own: pl.DataFrame) -> list[EvidenceRow]:

@@ -156,13 +156,14 @@ def _ratio(row: dict[str, Any], name: str) -> float | None:
     return target / golden if target is not None and golden else None
 
 
-def reason_of(source: Source, kind: FaultKind, own: pl.DataFrame) -> Finding:
+def reason_of(source: Source, kind: FaultKind, own: pl.DataFrame, *, is_given_known: bool = True) -> Finding:
     """Return why a source is suspected.
 
     Args:
         source: The source.
         kind: Result of `kind_of`.
         own: Its rows, with scores.
+        is_given_known: Whether what calls were given has been compared.
     """
     node, lone = source.node, source.lone
     if lone is not None:
@@ -182,7 +183,7 @@ def reason_of(source: Source, kind: FaultKind, own: pl.DataFrame) -> Finding:
     made = _made(node)
     if node["phase"] == Phase.DEBUG.value:
         return _suspicion(LocateCode.SAVED_VALUE, made=made)
-    given = _given(node)
+    given = _given(node) if is_given_known else Finding(LocateCode.GIVEN_UNKNOWN)
     if node["phase"] == Phase.PARAMETERS_GRAD.value:
         is_of_step = node.get(IS_OF_STEP, False)
         code = LocateCode.GRADIENT_OF_STEP if is_of_step else LocateCode.GRADIENT_OF_PARAMETERS

@@ -33,6 +33,7 @@ class LocateCode(Code):
     REPLICAS = "locate.replicas"
     REPLICA_VALUE = "locate.replica-value"
     # Inputs and outputs of such a call.
+    GIVEN_UNKNOWN = "locate.given.unknown"
     GIVEN_EQUAL = "locate.given.equal"
     GIVEN_ROUNDED = "locate.given.rounded"
     MADE_ONE_SIDED = "locate.made.one-sided"
@@ -79,6 +80,7 @@ class LocateCode(Code):
     RANK_FAILED = "locate.rank-failed"
     NOT_CONFIRMED = "locate.not-confirmed"
     SAMPLES_CUT = "locate.samples.cut"
+    SAMPLES_JOINED = "locate.samples.joined"
     SAMPLES_OTHER = "locate.samples.other"
     LATER_STEPS = "locate.later-steps"
     LONE_CALLS = "locate.lone-calls"

@@ -12,19 +12,22 @@ from typing import TypeAlias
 import numpy as np
 
 from msprobe_core.compare import compare_dumps
+from msprobe_core.compare.pairs import find_pairs
 from msprobe_core.compare.result import UnitResult
 from msprobe_core.compare.tensor_metrics import PairSums, Workspace
+from msprobe_core.compare.unit import compare_unit
 from msprobe_core.errors import CompareError, DumpError
 from msprobe_core.findings import Finding as Said
 from msprobe_core.findings import noted
 from msprobe_core.judge.limits import UNIT_ROUNDOFF, conventional
 from msprobe_core.judge.row_findings import said
 from msprobe_core.judge.verdict import differs
+from msprobe_core.locate.samples import with_same_samples
 from msprobe_core.rl.files import BatchFile, RLStage, StageSamples, WeightsFile, load_rewards
 from msprobe_core.rl.modules import compare_modules
 from msprobe_core.rl.recorded import Array, RecordedRun
 from msprobe_core.rl.rl_codes import RunsCode
-from msprobe_core.rl.stage_tensors import StageTensors
+from msprobe_core.rl.stage_tensors import StageTensors, StatisticsOnlyError
 from msprobe_core.rl.weights import assumed_precision
 from msprobe_core.store.reading import is_dump
 
@@ -111,12 +114,17 @@ def check_step(target: RecordedRun, golden: RecordedRun, step: int) -> list[Chec
         if not _are_other(found):  # metrics over other samples cannot be compared
             of_batch += _metrics(step, batches[0][0], batches[1][0], dtypes)
     are_other = _are_other(found)
+    is_updated_otherwise = any(
+        _cut(target, RLStage.ACTOR_UPDATE, earlier) != _cut(golden, RLStage.ACTOR_UPDATE, earlier)
+        for earlier in target.steps(RLStage.ACTOR_UPDATE.value)
+        if earlier < step
+    )
     found += [one for one in of_batch if one.stage == RLStage.ROLLOUT.value]
     for stage in ORDER:
         if stage is RLStage.REWARD:
             found += _rewards(target, golden, step)
         elif stage is not RLStage.TRAINER:
-            found += _dumps(target, golden, stage, step, are_other=are_other)
+            found += _dumps(target, golden, stage, step, are_other=are_other, is_updated_otherwise=is_updated_otherwise)
         found += [one for one in of_batch if one.stage == stage.value and stage is not RLStage.ROLLOUT]
     for stage in (RLStage.WEIGHTS_SENT, RLStage.WEIGHTS_RECEIVED):
         found += _weights(step, stage, target.weights(stage, step), golden.weights(stage, step))
@@ -264,12 +272,12 @@ def is_result(name: str) -> bool:
 
 
 def _dumps(
-    target: RecordedRun, golden: RecordedRun, stage: RLStage, step: int, *, are_other: bool
+    target: RecordedRun, golden: RecordedRun, stage: RLStage, step: int, *, are_other: bool, is_updated_otherwise: bool
 ) -> list[CheckResult]:
     """Compare what modules and APIs made in a stage.
 
     If both have cut and ordered their samples equally, the core compares everything that was recorded; otherwise the
-    outputs of modules are compared, sample by sample.
+    outputs of modules are compared, sample by sample, or without tensors all samples of a mini-batch together.
     """
     ranks = [run.ranks(stage.value, step) for run in (target, golden)]
     if not all(ranks):
@@ -280,7 +288,10 @@ def _dumps(
         return [check("modules", Agreement.ONE_SIDED, reason=Said(RunsCode.NO_DUMP, fields={"path": str(broken)}))]
     try:
         if are_other or _cut(target, stage, step) != _cut(golden, stage, step):
-            return [_by_samples(check, target, golden, stage, step)]
+            try:
+                return [_by_samples(check, target, golden, stage, step, is_updated_otherwise=is_updated_otherwise)]
+            except StatisticsOnlyError as error:
+                return _by_mini_batches(check, target, golden, stage, step, str(error))
         return _by_calls(check, target, golden, stage, step)
     except (CompareError, DumpError) as error:
         return [check("modules", Agreement.INCOMPARABLE, reason=noted(str(error)))]
@@ -311,19 +322,54 @@ def recut_stage(target: RecordedRun, golden: RecordedRun, step: int) -> RLStage 
 
 
 def _by_samples(
-    check: Callable[..., CheckResult], target: RecordedRun, golden: RecordedRun, stage: RLStage, step: int
+    check: Callable[..., CheckResult],
+    target: RecordedRun,
+    golden: RecordedRun,
+    stage: RLStage,
+    step: int,
+    *,
+    is_updated_otherwise: bool,
 ) -> CheckResult:
+    """Compare outputs of modules sample by sample.
+
+    If gradients of an earlier step were added up in another order, the two have other parameters, which differ by more
+    than the rounding of one forward; the limit is then that of the comparison by calls.
+    """
     sides = [StageTensors(run, stage.value, step) for run in (target, golden)]
     found = compare_modules(sides[0], sides[1], step)
     values = sum(module.positions for module in found.modules)
     note = Said(RunsCode.RECUT, fields={"count": found.samples})
-    if (first := found.first()) is not None:
+    limit = _limit(*(target.dtypes() | golden.dtypes())) if is_updated_otherwise else 0.0
+    if (first := next((one for one in found.modules if one.is_over and one.error > limit), None)) is not None:
         reason = Said(RunsCode.MODULE, fields={"reason": first.reason, "note": note})
-        return check(first.module, Agreement.DIFFERENT, values, first.error, first.limit * first.floor, reason)
+        return check(
+            first.module, Agreement.DIFFERENT, values, first.error, max(limit, first.limit * first.floor), reason
+        )
     if found.is_equal:
         return check("modules", Agreement.EQUAL, values, reason=note)
     worst = max((module.error for module in found.modules), default=0.0)
     return check("modules", Agreement.CLOSE, values, worst, reason=note)
+
+
+def _by_mini_batches(
+    check: Callable[..., CheckResult], target: RecordedRun, golden: RecordedRun, stage: RLStage, step: int, why: str
+) -> list[CheckResult]:
+    """Compare statistics over all samples of a mini-batch.
+
+    Args:
+        check: Makes a result of the stage.
+        target: The target.
+        golden: The golden run.
+        stage: The stage.
+        step: The step.
+        why: Why nothing can be compared if the mini-batches of the two hold other samples.
+    """
+    sides = [run.path / stage.value / f"step{step}" for run in (target, golden)]
+    pairing, left_out, _ = with_same_samples(find_pairs(sides[0], sides[1]))
+    results = [_unit(check, compare_unit(pair)) for pair in pairing.pairs]
+    if left_out:
+        results.append(check("modules", Agreement.INCOMPARABLE, reason=noted(why)))
+    return results
 
 
 def _by_calls(

@@ -50,7 +50,8 @@ def configuration(given, model):
         f"{ref}.fsdp_config.use_torch_compile=False", f"{ref}.fsdp_config.model_dtype=fp32",
         f"+{actor}.fsdp_config.mixed_precision.param_dtype=fp32",
         f"+{ref}.fsdp_config.mixed_precision.param_dtype=fp32",
-        f"{actor}.ppo_mini_batch_size=4", f"{actor}.ppo_micro_batch_size_per_gpu=2", f"{actor}.use_kl_loss=True",
+        f"{actor}.ppo_mini_batch_size=4", f"{actor}.ppo_micro_batch_size_per_gpu={given.micro}",
+        f"{actor}.use_kl_loss=True",
         f"{actor}.optim.lr=1e-3", f"{actor}.optim.total_training_steps=10",
         f"{rollout}.name=vllm", f"{rollout}.log_prob_micro_batch_size_per_gpu=2",
         f"{ref}.log_prob_micro_batch_size_per_gpu=2",
@@ -182,7 +183,7 @@ def weights_of(model):
     }
 
 
-def run_steps(config, step):
+def run_steps(config, step, order):
     """Return the results of two steps; workers are notified of each, as by a trainer that profiles it."""
     together = config.actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size  # on the same samples
     rank, size = int(os.environ["RANK"]) // together, int(os.environ["WORLD_SIZE"]) // together
@@ -191,7 +192,10 @@ def run_steps(config, step):
         is_profiled = number in (config.global_profiler.steps or ())
         for worker in (step.actor, step.ref) if is_profiled else ():
             worker.start_profile(profile_step=number)
-        found.append(step.run(batch(number, is_told=not config.global_profiler.steps).chunk(size)[rank]))
+        whole = batch(number, is_told=not config.global_profiler.steps)
+        if order:
+            whole.reorder(torch.tensor(order))
+        found.append(step.run(whole.chunk(size)[rank]))
         for worker in (step.actor, step.ref) if is_profiled else ():
             worker.stop_profile()
     return found
@@ -205,6 +209,9 @@ def main(arguments):
     parser.add_argument("--packed", action="store_true")
     parser.add_argument("--lora", action="store_true")
     parser.add_argument("--ulysses", type=int, help="so many processes have a slice of each sequence")
+    parser.add_argument("--micro", type=int, default=2, help="so many samples are in a micro-batch of an update")
+    parser.add_argument("--order", type=int, nargs=BATCH, help="of the samples of each batch")
+    parser.add_argument("--wrong", help="a module of the actor whose results are a hundredth too large")
     parser.add_argument("--debugger", help="record as tutorials do, into this directory")
     parser.add_argument("--profiler", help="record as verl's own keys say, with this file")
     given = parser.parse_args(arguments)
@@ -222,6 +229,9 @@ def main(arguments):
     config = configuration(given, make(given.work) / "model")
     actor = ActorRolloutRefWorker(config=config.actor_rollout_ref, role="actor")
     actor.init_model()
+    if given.wrong:
+        wrong = actor.actor.engine.module.get_submodule(given.wrong)
+        wrong.register_forward_hook(lambda module, args, output: output * 1.01)
     ref = ActorRolloutRefWorker(config=config.actor_rollout_ref, role="ref")
     ref.init_model()
     debugger = None
@@ -229,7 +239,10 @@ def main(arguments):
         from msprobe.pytorch import PrecisionDebugger
 
         debugger = PrecisionDebugger(dump_path=given.debugger, level="L0", task="statistics")
-    found = {"steps": run_steps(config, Step(actor, ref, debugger)), "weights": weights_of(actor.actor.engine.module)}
+    found = {
+        "steps": run_steps(config, Step(actor, ref, debugger), given.order),
+        "weights": weights_of(actor.actor.engine.module),
+    }
     given.output.with_name(f"{given.output.name}.rank{os.environ['RANK']}.json").write_text(json.dumps(found))
     torch.distributed.destroy_process_group()
 

@@ -380,6 +380,7 @@ SAMPLES = {
     LocateCode.NEXT_COMPARE_CHECKPOINTS: CHECK,
     LocateCode.NEXT_CONFIGURE: {"what": THETA},
     LocateCode.SAMPLES_CUT: {"where": "step1/rank0", "count": 8},
+    LocateCode.SAMPLES_JOINED: {"where": "step1/rank0", "count": 8},
     LocateCode.SAMPLES_OTHER: {"where": "step1/rank0", "common": 3, "count": 8},
     LocateCode.LONE_CALL: {"only_on": "target"},
     LocateCode.LOST_GRADIENT: {"only_on": "golden"},

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from msprobe_core.cli import main
 from msprobe_core.rl import files
 from msprobe_core.store.manifest_file import MANIFEST_FILE, read_manifest
 from msprobe_core.store.training_metrics import load_updates
@@ -136,6 +137,77 @@ def test_gradients_of_shards_are_recorded_on_each_rank(packed):
     directories = files.ranks_of(packed[0].out, "actor_update", 1)
     gradients = [dump_of(directory)[f"{LAST}.parameters_grad.0"]["weight"][0] for directory in directories.values()]
     assert [gradient["local_offset"] for gradient in gradients] == [[0, 0], [16, 0]]
+
+
+ROWS_ELSEWHERE = ["--order", *"10325476"]
+"""The same samples in each micro-batch, in another order."""
+
+
+@pytest.fixture(scope="module")
+def recorded(run_workers):
+    return run_workers(record=STATISTICS)[0].out
+
+
+@pytest.fixture
+def located(capsys, tmp_path):
+    """Return a function that returns status, verdict and result of `msprobe locate` of a stage of two runs."""
+
+    def locate(target, golden, stage="actor_update"):
+        with pytest.raises(SystemExit) as ended:
+            main(["locate", str(target / stage), str(golden / stage), "-o", str(tmp_path)])
+        out, err = capsys.readouterr()
+        lines = out.splitlines() or err.splitlines()
+        path = tmp_path / "locate.json"
+        return ended.value.code, lines[-1], json.loads(path.read_bytes()) if path.exists() else None
+
+    return locate
+
+
+@pytest.mark.parametrize(
+    ("arguments", "golden_arguments"),
+    [
+        pytest.param(ROWS_ELSEWHERE, [], id="rows in another order"),
+        pytest.param(["--micro", "1"], [], id="smaller micro-batches", marks=pytest.mark.slow),
+        pytest.param(["--packed", "--order", *"02134657"], ["--packed"], id="packed in another order",
+                     marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
+def test_an_update_that_orders_or_cuts_its_samples_otherwise_is_healthy(
+    run_workers, recorded, located, compare, arguments, golden_arguments
+):
+    golden = run_workers(*golden_arguments, record=STATISTICS)[0].out if golden_arguments else recorded
+    target = run_workers(*arguments, record=STATISTICS)[0].out
+    code, verdict, result = located(target, golden)
+    assert (code, verdict) == (0, "AGREE: rounding explains every difference.")
+    assert sum("only the first mini-batch was compared" in note for note in result["notes"]) == 2  # in each step
+    assert {check["name"]: check["state"] for check in result["checks"]}["initial weights"] == "holds"
+    code, verdict, result = compare("runs", target, golden)
+    assert code == 0, verdict
+    assert {"equal", "within limit"} & set(result["numbers"]["likeness"])
+
+
+def test_a_fault_is_named_although_the_samples_are_ordered_otherwise(run_workers, recorded, located, compare):
+    module = "model.layers.1.mlp.down_proj"
+    wrong = run_workers(*ROWS_ELSEWHERE, "--wrong", module, record=STATISTICS)[0].out
+    code, verdict, _ = located(wrong, recorded)
+    assert code == 1
+    assert verdict.startswith(f"FAULT: scale at step 1, rank 0: Module.{module}.Linear.forward.1 ")
+    code, verdict, _ = compare("runs", wrong, recorded)
+    assert code == 1
+    assert verdict == f"DIFFERENT: step 1: first in actor_compute_log_prob, Module.{module}.Linear.forward.3."
+
+
+@pytest.mark.slow
+def test_what_cannot_be_compared_by_mini_batches_says_so(run_workers, recorded, located):
+    """Padding in other places leaves the gradients, of which a stage without an update has none."""
+    cut = run_workers("--order", *"02134657", record=STATISTICS)[0].out
+    code, error, _ = located(cut, recorded, "actor_compute_log_prob")
+    assert code == 2
+    assert "have padding in other places" in error
+    later = run_workers("--order", *"45670123", record=STATISTICS)[0].out
+    code, error, _ = located(later, recorded)
+    assert code == 2
+    assert "take the same samples in other mini-batches or on other ranks" in error
 
 
 @pytest.mark.slow
