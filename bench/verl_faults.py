@@ -3,7 +3,7 @@
     .venv-verl/bin/python bench/verl_faults.py DIRECTORY [NAME ...]
 
 Each training is two steps of GRPO of a tiny model, two to five minutes on two cores. It is kept in DIRECTORY/NAME/run
-and used again if it is there.
+and used again if it is there. At the end comes a table in Markdown.
 """
 
 from __future__ import annotations
@@ -83,6 +83,25 @@ CASES = {
 }  # fmt: skip
 
 
+PLANTED = {
+    "stale": "the engine keeps its first weights",
+    "stale_export": "the trainer exports its first weights",
+    "transposed": "one matrix arrives transposed",
+    "skip_layer": "one tensor is not loaded",
+    "other_model": "the engine serves another model",
+    "temperature": "temperature in one engine only",
+    "vocabulary": "padded vocabulary unmasked in one engine",
+    "positions": "positions count padding on the left",
+    "advantages": "advantages normalised over the batch",
+    "rewards": "rewards of other samples",
+    "reference": "the reference shares the actor's parameters",
+    "kl_sign": "sign of the KL loss",
+    "accumulation": "losses of micro-batches added, not averaged",
+    "dropout": "dropout left on for log-probs",
+}
+"""What is wrong in trainings that are not healthy."""
+
+
 def trained(root: Path, name: str, case: Case) -> Path:
     """Train and record, unless that was done before."""
     place = root / name
@@ -126,16 +145,26 @@ def judged(run: Path, case: Case) -> tuple[bool, str]:
     return is_right, f"{first['place']}: {first['sentence']}"
 
 
+def _alike(name: str) -> str:
+    """Return the first training with the same arguments."""
+    return next(other for other, case in CASES.items() if case.arguments == CASES[name].arguments)
+
+
 def main() -> int:
     root, *names = sys.argv[1:]
     wrong = 0
+    rows: list[tuple[str, str, str, bool]] = []
     chosen = names or list(CASES)
     for name in chosen:
         case = CASES[name]
-        is_right, said = judged(trained(Path(root).absolute(), name, case), case)
+        is_right, said = judged(trained(Path(root).absolute(), _alike(name), case), case)
         wrong += not is_right
+        rows.append((PLANTED.get(name, "nothing"), " ".join(case.command), said.replace("|", "\\|"), is_right))
         print(f"{'right' if is_right else 'WRONG'}  {name:16} {said[:150]}", flush=True)
     print(f"{len(chosen) - wrong} of {len(chosen)} right")
+    print("\n| planted | `msprobe verl` | said first | right |\n|---|---|---|---|")
+    for planted, command, said, is_right in rows:
+        print(f"| {planted} | `{command}` | {said} | {'yes' if is_right else 'no'} |")
     return int(wrong > 0)
 
 
