@@ -393,8 +393,8 @@ def _row(own: TensorPrint, other: TensorPrint, distance: float) -> TensorRow:
         proof = Finding(DifferenceCode.UNREADABLE, Level.ERROR, {"why": noted(problem)})
         return replace(row, relation=Relation.DAMAGED, proof=proof)
     is_same = own.shape == other.shape and other.hash_in(own.dtype) == own.hash
-    if not is_same and own.shape == other.shape[::-1] and own.hash == other.turned.get(own.dtype):
-        return replace(row, relation=Relation.TRANSPOSED, proof=Finding(DifferenceCode.TRANSPOSED_HASH, Level.ERROR))
+    if not is_same and (code := _turned(own, other)) is not None:
+        return replace(row, relation=Relation.TRANSPOSED, proof=Finding(code, Level.ERROR))
     if own.shape != other.shape:
         if _is_padded(own, other):
             fields: dict[str, str | int | float] = {
@@ -418,6 +418,22 @@ def _row(own: TensorPrint, other: TensorPrint, distance: float) -> TensorRow:
         return replace(row, relation=Relation.CAST, proof=Finding(DifferenceCode.CAST_ESTIMATED, fields=fields))
     relation, proof = _by_rows(own, other, distance) or _difference(own, other, distance)
     return replace(row, relation=relation, proof=proof)
+
+
+def _turned(own: TensorPrint, other: TensorPrint) -> DifferenceCode | None:
+    """Return how it is known that a matrix is the other one transposed; ``None`` if it is not.
+
+    Only square matrices need a hash for that: others show it by their shape, and have the same elements by statistics.
+    """
+    if len(own.shape) != 2 or own.shape != other.shape[::-1]:
+        return None
+    digest = other.turned.get(own.dtype)
+    if digest is not None or own.shape == other.shape:
+        return DifferenceCode.TRANSPOSED_HASH if own.hash == digest else None
+    rounding = 0.0 if own.dtype == other.dtype else max(_EPSILONS.get(each.dtype, 0.0) for each in (own, other))
+    has_extremes = all(math.isclose(*pair, rel_tol=rounding) for pair in ((own.low, other.low), (own.high, other.high)))
+    is_as_long = math.isclose(own.squares, other.squares, rel_tol=max(2 * rounding, _ERROR_OF_SQUARES))
+    return DifferenceCode.TRANSPOSED_STATISTICS if has_extremes and is_as_long else None
 
 
 def _by_rows(own: TensorPrint, other: TensorPrint, distance: float) -> tuple[Relation, Finding] | None:
@@ -463,6 +479,9 @@ def _is_padded(own: TensorPrint, other: TensorPrint) -> bool:
 
 
 _MOST_PADDING = 1 << 26
+
+_ERROR_OF_SQUARES = 1e-5
+"""Relative error of sums of squares that are partly accumulated in float32; see `msprobe_core.native.reductions`."""
 
 _EPSILONS = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-24, "float64": 2.0**-53}
 """Largest relative error of rounding to nearest."""

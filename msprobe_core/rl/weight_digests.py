@@ -47,13 +47,14 @@ class WeightDigests:
             framework: Framework of the parameters.
             sizes: Sizes of the model, by which fused parameters are taken apart.
             placements: How parameters are sharded in the trainer, by canonical name.
-            is_sender: Whether to take digests of what a receiver may make of a parameter: a cast, a transposed matrix.
+            is_sender: Whether to take digests of what a receiver may make of a parameter: a cast, a transposed square.
         """
         self._framework = framework
         self._sizes = sizes or ModelSizes()
         self._placements = placements or {}
         self._is_sender = is_sender
         self._reducer = framework.reducer()
+        self._caster = Caster()
         self._taken: list[_Taken] = []
         self._waiting = 0
 
@@ -78,9 +79,9 @@ class WeightDigests:
         if self._is_sender and hasattr(tensor, "to"):  # a tensor of PyTorch
             dtype = _plain(meta)
             for other in other_dtypes(dtype):
-                casts[other] = self._hash(cast(tensor, other))
-            if len(meta.shape) == 2:
-                for other, values in turned_values(tensor, dtype):
+                casts[other] = self._hash(self._caster.cast(tensor, other))
+            if is_square(meta.shape):
+                for other, values in turned_values(tensor, dtype, self._caster):
                     turned[other] = self._hash(values)
         self._taken.append(_Taken(key, name, meta, own, casts, turned))
 
@@ -92,6 +93,7 @@ class WeightDigests:
     def finish(self) -> tuple[Weight, ...]:
         """Return the digests of all parameters, in the order of `take`."""
         self._reducer.collect()
+        self._caster = Caster()  # without the memory of the former
         return tuple(self._weight(taken) for taken in self._taken)
 
     def _weight(self, taken: _Taken) -> Weight:
@@ -117,7 +119,12 @@ def _plain(meta: TensorMeta) -> str:
     return meta.dtype.rpartition(".")[2]
 
 
-def turned_values(tensor: Any, dtype: str) -> Generator[tuple[str, Any], None, None]:
+def is_square(shape: Sequence[int]) -> bool:
+    """Whether a matrix has the shape that it has transposed; of others the shape shows whether they are."""
+    return len(shape) == 2 and shape[0] == shape[1]
+
+
+def turned_values(tensor: Any, dtype: str, caster: Caster) -> Generator[tuple[str, Any], None, None]:
     """Yield a transposed matrix in each dtype that it may be cast to, its own first.
 
     It is copied once, since a transposed copy takes several times as long as a cast of it, and a hash of what is not
@@ -126,12 +133,29 @@ def turned_values(tensor: Any, dtype: str) -> Generator[tuple[str, Any], None, N
     values = tensor.detach().T.contiguous()
     yield dtype, values
     for other in other_dtypes(dtype):
-        yield other, cast(values, other)
+        yield other, caster.cast(values, other)
 
 
-def cast(tensor: Any, dtype: str) -> Any:
-    """Return a tensor of PyTorch, rounded to another dtype."""
-    return tensor.detach().to(getattr(sys.modules["torch"], dtype))
+class Caster:
+    """Rounds tensors of PyTorch to other dtypes.
+
+    On the host it does so in memory that it keeps: the first use of fresh pages takes several times as long as a cast.
+    A result is valid until the next one of its dtype.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[str, Any] = {}
+
+    def cast(self, tensor: Any, dtype: str) -> Any:
+        """Return a tensor, rounded to another dtype."""
+        torch, values = sys.modules["torch"], tensor.detach()
+        if type(values) is not torch.Tensor or values.device.type != "cpu":
+            return values.to(getattr(torch, dtype))
+        kept, count = self._kept.get(dtype), values.numel()
+        if kept is None or kept.numel() < count:
+            with torch.inference_mode(mode=False):
+                kept = self._kept[dtype] = torch.empty(count, dtype=getattr(torch, dtype))
+        return kept[:count].view(values.shape).copy_(values)
 
 
 def sizes_of(models: Iterable[Any], shapes: Mapping[str, Sequence[int]] | None = None) -> ModelSizes:

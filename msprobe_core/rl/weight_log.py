@@ -34,8 +34,7 @@ from msprobe_core.model import Digest, TensorMeta
 from msprobe_core.names import without_wrappers
 from msprobe_core.plugins import registry
 from msprobe_core.protocols.capabilities import ShardReducer
-from msprobe_core.rl.weight_digests import cast as cast_tensor
-from msprobe_core.rl.weight_digests import sizes_of, turned_values
+from msprobe_core.rl.weight_digests import Caster, is_square, sizes_of, turned_values
 from msprobe_core.store.layout import make_directory
 
 
@@ -171,6 +170,7 @@ class WeightLog:
         self._sizes = sizes_of([] if model is None else [model])
         self._framework = offers[framework].load()
         self._reducer = self._framework.reducer()
+        self._caster = Caster()
         if self._parallel.tensor_size > 1 and not isinstance(self._reducer, ShardReducer):
             raise PluginError(f"the plugin of {framework} takes no digests of shards; log whole tensors")
         self._sync: int | None = None
@@ -236,9 +236,9 @@ class WeightLog:
         self._digest(tensor, pending.own, place, has_sketch=True)
         if hasattr(tensor, "to"):  # a tensor of PyTorch
             for other in other_dtypes(dtype):
-                self._digest(cast_tensor(tensor, other), pending.casts.setdefault(other, Digest()), place)
-            if not part and len(meta.shape) == 2 and self._hop is Hop.SENT:
-                for other, values in turned_values(tensor, dtype):
+                self._digest(self._caster.cast(tensor, other), pending.casts.setdefault(other, Digest()), place)
+            if not part and is_square(meta.shape) and self._hop is Hop.SENT:
+                for other, values in turned_values(tensor, dtype, self._caster):
                     self._digest(values, pending.turned.setdefault(other, Digest()), None)
         self._pending.append(pending)
 
@@ -262,6 +262,7 @@ class WeightLog:
         if self._sync is None:
             return
         self._reducer.collect()
+        self._caster = Caster()  # without the memory of the former
         prints: Mapping[str, TensorPrint] = {str(i): pending.done() for i, pending in enumerate(self._pending)}
         path = file_of(self._path, self._sync, self._hop, self._rank)
         make_directory(path.parent, below=self._path)

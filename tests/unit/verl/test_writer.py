@@ -11,7 +11,7 @@ import pytest
 from msprobe_core.errors import StoreError
 from msprobe_core.rl import RunWriter
 from msprobe_core.rl.advantages import grpo
-from msprobe_core.rl.weight_digests import cast, turned_values
+from msprobe_core.rl.weight_digests import Caster, turned_values
 
 torch = pytest.importorskip("torch")
 Run = Callable[..., tuple[int, str, str]]
@@ -89,9 +89,10 @@ def test_a_batch_without_identities_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_a_transposed_cast_is_a_cast_transposed(dtype: str) -> None:
     values = (torch.randn(7, 5) * 1e5).to(getattr(torch, dtype))
-    turned = dict(turned_values(values, dtype))
+    caster = Caster()
+    turned = dict(turned_values(values, dtype, caster))
     assert next(iter(turned)) == dtype
     assert len(turned) > 1
     for other, found in turned.items():
         assert found.is_contiguous()
-        assert torch.equal(found, cast(values, other).T)
+        assert torch.equal(found, values.to(getattr(torch, other)).T)
