@@ -223,7 +223,12 @@ FAULTS: Mapping[str, tuple[Engine, ModelSizes | None, str, str]] = {
     "one stale tensor": (stale_one, None, DOWN, "stale"),
     "stale keys in a fused projection": (stale_part, KNOWN, K, "stale"),
     "transposed": (changed(DOWN, np.transpose), None, DOWN, "transposed"),
-    "transposed and cast": (changed(DOWN, lambda v: v.T.astype(np.float16)), None, DOWN, "transposed"),
+    "transposed, not square": (
+        changed("model.embed_tokens.weight", np.transpose),
+        None,
+        "model.embed_tokens.weight",
+        "transposed",
+    ),
     "keys and values exchanged": (swapped(K, V), None, K, "misplaced|qkv order"),
     "keys and values exchanged in a fused projection": (swapped(K, V, fused), KNOWN, K, "misplaced|qkv order"),
     "gate and up exchanged": (swapped(GATE, UP, fused), KNOWN, UP, "gate/up swapped|misplaced"),
