@@ -206,8 +206,19 @@ class _Run:
         self._next = [0] * len(self._traces)
         self._level_at = [0] * len(self._traces)  # depth of the last entry before ...
         self._level_from = [0] * len(self._traces)  # ... this position
+        self._own = list(
+            zip(
+                [(trace.positions, trace.early, trace.all_received, trace.received_ends) for trace in self._traces],
+                self._issue_levels,
+                self._layers,
+                self._depths,
+                self._bases,
+                strict=True,
+            )
+        )
         self._go(range(len(self._traces)))
         self._resolve()
+        self._own.clear()
 
     # --- running ----------------------------------------------------------------------------------------------------
 
@@ -217,23 +228,40 @@ class _Run:
             ready.extend(self._advance(ready.popleft()))
 
     def _advance(self, place: int) -> list[int]:
-        """Advance a rank until it has to wait; return the ranks that may continue now."""
-        trace, woken = self._traces[place], list[int]()
-        issue_levels, missing = self._issue_levels[place], self._num_missing
-        num_calls = len(trace.positions)
-        while (call := self._next[place]) < num_calls:
-            while trace.early and trace.early[-1][0] <= trace.positions[call]:
-                position, other = trace.early.pop()
+        """Advance a rank until it has to wait; return the ranks that may continue now.
+
+        This loop runs once or twice for each of millions of calls, so it looks up little and slices nothing.
+        """
+        woken = list[int]()
+        trace, issue_levels, own_layers, own_depths, own_bases = self._own[place]
+        positions, early, received, ends = trace
+        levels, layers = self._levels, self._layers_of_exchanges
+        for call in range(self._next[place], len(positions)):
+            position = positions[call]
+            while early and early[-1][0] <= position:
+                begun, other = early.pop()
                 if not issue_levels[other]:
-                    self._issue(place, other, position, woken)
+                    self._issue(place, other, begun, woken)
             if not issue_levels[call]:
-                self._issue(place, call, trace.positions[call], woken)
-            received = trace.received(call)
-            for exchange in received:
-                if missing[exchange] > 0 and exchange not in self._is_given_up:
+                self._issue(place, call, position, woken)
+            depth, layer = issue_levels[call], self._layer_at[place]
+            first, end = ends[call], ends[call + 1]
+            for i in range(first, end):
+                exchange = received[i]
+                if self._num_missing[exchange] > 0 and exchange not in self._is_given_up:
                     self._waiting.setdefault(exchange, []).append(place)
+                    self._next[place] = call
                     return woken
-            self._complete(place, call, received)
+                depth, layer = max(depth, levels[exchange]), max(layer, layers[exchange])
+            if end > first:
+                depth, layer = depth + 1, layer + 1
+                self._layer_at[place] = layer
+            own_layers[call], own_depths[call] = layer, depth
+            reached = self._level_at[place] + position - self._level_from[place]
+            own_bases[call] = self._level_at[place] = max(reached, depth)
+            self._level_from[place] = position + 1
+            self._events.append(place << 33 | call << 1 | 1)
+        self._next[place] = len(positions)
         return woken
 
     def _is_issued(self, place: int, call: int) -> bool:
@@ -242,36 +270,21 @@ class _Run:
     def _issue(self, place: int, call: int, position: int, woken: list[int]) -> None:
         """Let a call send; ``position`` is the number of entries that were complete before."""
         trace, levels, layers = self._traces[place], self._levels, self._layers_of_exchanges
+        missing = self._num_missing
         trace.issued[call] = position
         level = self._level_at[place] + position - self._level_from[place] + 1
         layer = self._layer_at[place]
         self._issue_levels[place][call] = level
         self._events.append(place << 33 | call << 1)
-        for exchange in trace.sent(call):
+        for i in range(trace.sent_ends[call], trace.sent_ends[call + 1]):
+            exchange = trace.all_sent[i]
             if levels[exchange] < level:
                 levels[exchange] = level
             if layers[exchange] < layer:
                 layers[exchange] = layer
-            self._num_missing[exchange] -= 1
-            if not self._num_missing[exchange]:
+            missing[exchange] -= 1
+            if not missing[exchange]:
                 woken += self._waiting.pop(exchange, ())
-
-    def _complete(self, place: int, call: int, received: Sequence[int]) -> None:
-        position = self._traces[place].positions[call]
-        depth, layer = self._issue_levels[place][call], self._layer_at[place]
-        if received:
-            for exchange in received:
-                depth = max(depth, self._levels[exchange])
-                layer = max(layer, self._layers_of_exchanges[exchange])
-            depth, layer = depth + 1, layer + 1
-            self._layer_at[place] = layer
-        self._layers[place][call] = layer
-        self._depths[place][call] = depth
-        reached = self._level_at[place] + position - self._level_from[place]
-        self._bases[place][call] = self._level_at[place] = max(reached, depth)
-        self._level_from[place] = position + 1
-        self._events.append(place << 33 | call << 1 | 1)
-        self._next[place] = call + 1
 
     # --- cycles -----------------------------------------------------------------------------------------------------
 

@@ -29,23 +29,27 @@ class Trace:
         positions: Position of each call among all entries of its rank.
         issued: Number of entries that were complete when it began; -1 if unknown.
         early: Calls that began before another call at a position was complete: that position, and the call.
+        all_sent: The exchanges that the calls send into, one call after the other.
+        sent_ends: Where those of a call begin, and at the next place where they end.
+        all_received: The exchanges that the calls receive from.
+        received_ends: As ``sent_ends``.
     """
 
     positions: array[int]
     issued: array[int]
     early: list[tuple[int, int]]
-    _sent: array[int]
-    _sent_ends: array[int]
-    _received: array[int]
-    _received_ends: array[int]
+    all_sent: array[int]
+    sent_ends: array[int]
+    all_received: array[int]
+    received_ends: array[int]
 
     def sent(self, call: int) -> array[int]:
         """Return the exchanges that a call sends into."""
-        return self._sent[self._sent_ends[call] : self._sent_ends[call + 1]]
+        return self.all_sent[self.sent_ends[call] : self.sent_ends[call + 1]]
 
     def received(self, call: int) -> array[int]:
         """Return the exchanges that a call receives from."""
-        return self._received[self._received_ends[call] : self._received_ends[call + 1]]
+        return self.all_received[self.received_ends[call] : self.received_ends[call + 1]]
 
 
 class _Channel:
