@@ -15,6 +15,8 @@ out=device_proof
 arguments=("$@")
 for ((i = 0; i < $#; i++)); do
   if [ "${arguments[i]}" = --out ]; then out=${arguments[i + 1]}; fi
+  # Triton has an interpreter for dry runs on the host; it must be asked for before Triton is imported.
+  if [ "${arguments[i]}" = --device ] && [ "${arguments[i + 1]}" = cpu ]; then export TRITON_INTERPRET=1; fi
 done
 mkdir -p "$out"
 if ! "$python" -c "import msgspec, pluggy, click, yaml, isal, transformers" 2>/dev/null; then

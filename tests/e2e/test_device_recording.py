@@ -52,6 +52,7 @@ KINDS = [
         for level in ("L0", "L1", "mix") for task in ("tensor", "overflow_check", "structure")
         if (level, task) != ("L1", "structure")
     ),
+    pytest.param("L1", "acc_check", {"budget": 1000}, id="L1-acc_check"),
 ]  # fmt: skip
 
 PROGRAMS = [

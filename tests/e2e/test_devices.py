@@ -20,6 +20,7 @@ from device_programs import (
     replay_beside_a_program,
     store,
     train_beside_host,
+    train_checked,
 )
 from msprobe.pytorch._framework import PyTorchFramework
 
@@ -300,6 +301,18 @@ class TestCommand:
         words = ("acc_check", "-api_info", dumps["device"], "--write_shards", tmp_path / "calls")
         assert status_of(*words) == 2
         assert "give the device with -d" in capsys.readouterr().err
+
+
+def test_calls_are_checked_while_they_are_trained(on_one, tmp_path):
+    plain = on_one(train_beside_host, tmp_path / "plain", [LINEAR])
+    assert on_one(train_checked, tmp_path / "checked", [LINEAR]) == plain
+    files = sorted((tmp_path / "checked" / "run").glob("step*/*/acc_check.jsonl"))
+    lines = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    wrong = {(line["step"], line["call"]) for line in lines if line["verdict"] == "wrong"}
+    assert {call for _, call in wrong} == {"Functional.linear.0.forward", "Functional.linear.1.forward"}
+    assert {step for step, _ in wrong} == {0, 1}
+    right = {line["call"].split(".")[1] for line in lines if line["verdict"] == "right"}
+    assert {"gelu", "softmax", "matmul", "layer_norm"} <= right
 
 
 # --- single calls on the device and on the host, in the training --------------------------------------------------

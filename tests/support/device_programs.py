@@ -111,18 +111,27 @@ def record(place: Path, device: str, dtype: str = "float32", faults: Sequence[Fa
 
 def train_beside_host(place: Path, faults: Sequence[Fault] = (), **options: object) -> list[float]:
     """Train two steps on a device, with the task ``free_benchmark`` in mode ``to_cpu`` if there are options."""
+    given = {"pert_mode": "to_cpu", "fuzz_device": "cpu", "budget": 1000, **options}
+    return _train_with(place, faults, "free_benchmark", given if options else None)
+
+
+def train_checked(place: Path, faults: Sequence[Fault] = ()) -> list[float]:
+    """Train two steps on a device, with the task ``acc_check``."""
+    return _train_with(place, faults, "acc_check", {"budget": 1000})
+
+
+def _train_with(place: Path, faults: Sequence[Fault], task: str, options: Mapping[str, object] | None) -> list[float]:
     from msprobe.pytorch import PrecisionDebugger
 
     place.mkdir(parents=True, exist_ok=True)
-    given = {"pert_mode": "to_cpu", "fuzz_device": "cpu", "budget": 1000, **options}
-    config = {"task": "free_benchmark", "level": "L1", "dump_path": str(place / "run"), "free_benchmark": given}
+    config = {"task": task, "level": "L1", "dump_path": str(place / "run"), task: options}
     (place / "config.json").write_text(json.dumps(config))
     torch.manual_seed(0)
     model = Block()
     losses: list[float] = []
     with _wrong(faults, 1):
         model = model.to("npu")
-        debugger = PrecisionDebugger(str(place / "config.json")) if options else None
+        debugger = PrecisionDebugger(str(place / "config.json")) if options is not None else None
         for _ in range(2):
             if debugger is not None:
                 debugger.start(model)
