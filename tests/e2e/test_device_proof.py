@@ -109,9 +109,10 @@ def test_dry_run_on_the_host(tmp_path):
 @pytest.mark.slow
 @needs_device
 def test_dry_run_on_the_simulated_device(tmp_path):
-    done, page = run_proof(tmp_path / "out", "--device", "simulated", "waits")
+    done, page = run_proof(tmp_path / "out", "--device", "simulated", "waits", "against_host")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "| mix sketch | 1 aten::_local_scalar_dense | 1 aten::_local_scalar_dense |" in page  # the model's own
+    assert "| llama, bfloat16, a wrong kernel | fault | Functional.silu.1.forward | silu.1 | yes |" in page
 
 
 @pytest.mark.slow

@@ -17,20 +17,25 @@ pytest.importorskip("triton", reason="Triton has no wheel for this platform")
 
 pytestmark = pytest.mark.slow
 
-DRIVER = Path(__file__).parent.parent / "support" / "fused_driver.py"
+SUPPORT = Path(__file__).parent.parent / "support"
 
 
 KERNELS = ("FusedMoments", "Wrong", "Refusing", "Losing", "Losing, floats only")
 
 
+def drive(driver, kernels):
+    env = {**os.environ, "TRITON_INTERPRET": "1"}
+    command = [sys.executable, SUPPORT / driver, *kernels]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stderr == ""
+    return json.loads(done.stdout)
+
+
 @pytest.fixture(scope="module")
 def runs():
     """The windows that each kernel reduces, and the text it logs; all in one process, which imports Triton once."""
-    env = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run([sys.executable, DRIVER, *KERNELS], capture_output=True, text=True, env=env, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stderr == ""
-    found = json.loads(done.stdout)
+    found = drive("fused_driver.py", KERNELS)
     for run in found.values():
         for window in run["windows"]:
             window["stats"] = {
@@ -107,3 +112,21 @@ def test_a_device_that_fails_when_nothing_else_waits_costs_no_more_either(runs, 
     assert second["stats"]["torch.float32 100"] == [None] * 6
     assert repr(first["stats"]) == repr(third["stats"])
     assert said.count("device lost") == 1
+
+
+def test_hashes_of_the_kernel_are_those_of_the_host():
+    (first, second, third, said), (*wrong, complaint), (*refused, refusal) = drive(
+        "fused_hash_driver.py", ("right", "wrong", "refusing")
+    ).values()
+    assert all(window["same"] for window in (first, second, third, *wrong, *refused))
+    num_tensors = first["launches"]
+    assert num_tensors > 30
+    assert [window["compared"] for window in (first, second, third)] == [num_tensors, 0, 0]
+    assert second["launches"] == third["launches"] == num_tensors
+    assert said == ""
+    # Elements of 2 bytes, which were hashed wrongly, are left to the operators; those of other widths are not.
+    assert [window["compared"] for window in wrong] == [num_tensors, 0, 0]
+    assert 20 < wrong[1]["launches"] < num_tensors
+    assert "tensors of 2 bytes for an element are hashed by several operators: the kernel is wrong" in complaint
+    assert [window["launches"] for window in refused] == [1, 0, 0]
+    assert refusal.count("no such architecture") == 1

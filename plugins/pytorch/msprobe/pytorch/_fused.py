@@ -1,4 +1,4 @@
-"""Statistics of a tensor on a GPU in one kernel that reads it once. Needs Triton, which comes with PyTorch for CUDA.
+"""Statistics or the hash of a tensor on a GPU in one kernel that reads it once. Needs Triton, which comes with PyTorch.
 
 Each tensor is one launch; its programs write their results to rows of a preallocated buffer. At the end of the window,
 a few operators combine the rows of all tensors of a kind. The number of programs depends only on the number of
@@ -61,6 +61,39 @@ def _moments(pointer: Any, count: Any, rows: Any, WIDE: tl.constexpr, BLOCK: tl.
     tl.store(row + 3, tl.sum(squares))
     tl.store(row + 4, tl.sum(num_nan).to(tl.float64))
     tl.store(row + 5, tl.sum(num_inf).to(tl.float64))
+
+
+_GAMMA = tl.constexpr(0x9E3779B97F4A7C15)
+_FIRST, _SECOND = tl.constexpr(0xBF58476D1CE4E5B9), tl.constexpr(0x94D049BB133111EB)
+"""See `msprobe_core.fingerprint.hash_of`."""
+
+
+@triton.jit
+def _hashed(pointer: Any, count: Any, rows: Any, BLOCK: tl.constexpr) -> None:  # noqa: N803
+    program = tl.program_id(0).to(tl.int64)
+    total = tl.zeros([BLOCK], tl.uint64)
+    for begin in range(program * BLOCK, count, tl.num_programs(0) * BLOCK):
+        offsets = begin + tl.arange(0, BLOCK)
+        is_inside = offsets < count
+        bits = tl.load(pointer + offsets, mask=is_inside, other=0).to(tl.int64)
+        word = bits.to(tl.uint64, bitcast=True) + (offsets + 1).to(tl.uint64) * _GAMMA
+        word = (word ^ (word >> 30)) * _FIRST
+        word = (word ^ (word >> 27)) * _SECOND
+        total += tl.where(is_inside, word ^ (word >> 31), 0)
+    tl.store(rows + program, tl.sum(total).to(tl.int64, bitcast=True))
+
+
+def hash_word(words: Tensor) -> Tensor:
+    """Enqueue the hash of a non-empty contiguous tensor of signed integers, the bits of another one.
+
+    Returns: int64, 0-d.
+    """
+    count = words.numel()
+    num_programs = next(programs for most, programs in _PROGRAMS if count <= most)
+    rows = torch.empty(num_programs, dtype=torch.int64, device=words.device)
+    with torch.cuda.device_of(words):
+        _hashed[(num_programs,)](words, count, rows, BLOCK=_BLOCK, num_warps=_WARPS)
+    return rows[0] if num_programs == 1 else rows.sum()
 
 
 class FusedMoments:

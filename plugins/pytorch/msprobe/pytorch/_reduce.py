@@ -11,6 +11,7 @@ from torch import Tensor
 
 from msprobe.pytorch._arrivals import HostCopy, Queue, is_captured, on, queue_of
 from msprobe.pytorch._checksums import bytes_of, crc32_of, xor_of, xor_on_device
+from msprobe.pytorch._device_hashes import DeviceHashes, HashKernel, fused_hash
 from msprobe.pytorch._fingerprints import DeviceTensors, HostTensors
 from msprobe.pytorch._memory_formats import in_plain_order
 from msprobe.pytorch._native import hash_by_kernels, sketch_by_kernels, statistics_of_plain
@@ -101,6 +102,7 @@ class TorchReducer:
         *,
         defer_host: bool = False,
         find_kernel: Callable[[torch.device], ProvenKernel | None] | None = None,
+        find_hash: Callable[[torch.device], HashKernel | None] | None = None,
         most_separate: int = MOST_SEPARATE,
         result_bytes: int = RESULT_BYTES,
     ) -> None:
@@ -109,12 +111,14 @@ class TorchReducer:
         Args:
             defer_host: Treat tensors on the host like those on a device; for testing that path without one.
             find_kernel: Returns a kernel that reduces device tensors in one launch; by default Triton's for GPUs.
+            find_hash: Returns a kernel that hashes device tensors in one launch; by default Triton's for GPUs.
             most_separate: See `MOST_SEPARATE`.
             result_bytes: See `RESULT_BYTES`.
         """
         self._most_separate, self._result_bytes = most_separate, result_bytes
         self._defer_host = defer_host
         self._find_kernel = find_kernel or fused_kernel
+        self._hashes = DeviceHashes(find_hash or fused_hash)
         self._kernels: dict[torch.device, tuple[Queue, ProvenKernel | None]] = {}
         self._separate: dict[tuple[str, Queue], DeferredStatistics | _Separate] = {}
         self._combined: list[_Combined] = []
@@ -221,8 +225,8 @@ class TorchReducer:
             else:
                 digest.checksum = word_text(int(hash_of(values, HostTensors(), place)[0]))
         else:
-            word = hash_of(values, DeviceTensors(values.device), place)[0]
-            self._words_on(values.device).add(word, digest)
+            for word, target in self._hashes.words(values, place, digest):
+                self._words_on(values.device).add(word, target)
 
     def sketch(self, tensor: Any, digest: Digest) -> None:
         """Set ``digest.sketch``, now or at the next ``collect``."""
