@@ -1,6 +1,6 @@
 """The training monitor beside that of mindstudio-probe: time of a step, size of the files, and the values in them.
 
-    python bench/monitor_beside.py --theirs /path/of/another/venv/bin/python [--steps 9] [--threads 2]
+    python bench/monitor_beside.py --theirs /path/of/another/venv/bin/python [--steps 9] [--threads 2] [--cpu-time]
 
 The other interpreter has ``mindstudio-probe``, PyTorch and transformers. Each case trains the small Llama of
 ``capture_cost.py`` in a process of its own: without a monitor, with ours and with theirs, which collects the same
@@ -40,14 +40,15 @@ def run_case(case: dict) -> dict:
 
             monitor = TrainerMon(str(plan), params_have_main_grad=False)
             monitor.set_monitor(model, optimizer)
+    clock = time.process_time if case["cpu_time"] else time.perf_counter
     times: dict[bool, list[float]] = {True: [], False: []}
     with contextlib.redirect_stdout(sys.stderr):
         for step in range(2 * case["steps"] + 4):
-            begin = time.perf_counter()
+            begin = clock()
             model(input_ids=tokens, labels=tokens).loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-            times[step % 2 == 0].append(time.perf_counter() - begin)
+            times[step % 2 == 0].append(clock() - begin)
     return {"collected": times[True][2:], "others": times[False][2:]}
 
 
@@ -85,6 +86,7 @@ def main() -> None:
     parser.add_argument("--theirs", help="interpreter that has mindstudio-probe")
     parser.add_argument("--steps", type=int, default=9)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--cpu-time", action="store_true", help="of the process, on a machine that others use too")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.case:
@@ -95,7 +97,7 @@ def main() -> None:
     print(f"{'collected':<40}{'bare ms':>9}{'ours':>9}{'theirs':>9}   {'others: ours':>12}{'theirs':>9}")
     for name in SHARED:
         plan, base = PLANS[name], {"model": "small", "steps": arguments.steps, "threads": arguments.threads}
-        base["framework"] = "pytorch"
+        base |= {"framework": "pytorch", "cpu_time": arguments.cpu_time}
         with tempfile.TemporaryDirectory() as temporary:
             directory = Path(temporary)
             bare = measure(sys.executable, directory / "bare", {**base, "plan": None})[1]

@@ -6,11 +6,18 @@ The Llamas of ``capture_cost.py``; of MindSpore, those of ``mindspore_cost.py``.
 collected steps and others alternate in one process; the result is the ratio of the two medians. Hooks are set at the
 end of the step before, once in a training that collects every step, so they are not part of it. ``off`` collects
 nothing at all, which shows the noise. A step includes that of the optimizer, at whose end the monitor writes its files.
+
+``MB read`` is what the collected statistics are of, by the shapes in the files: each is read once. ``floor`` is the
+factor if nothing but reading the same number of bytes took time, at the rate at which PyTorch sums parameters of the
+model here and now. ``--rows`` gives more text to the large model, whose step then takes longer while its parameters
+stay the same.
 """
 
 import argparse
+import csv
 import importlib
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -19,6 +26,7 @@ import tempfile
 import time
 from pathlib import Path
 
+_BYTES = {"float64": 8, "int64": 8, "bfloat16": 2, "float16": 2, "bool": 1}
 FOUR = ["norm", "min", "max", "mean"]
 MODELS = {"pytorch": ["large", "small"], "mindspore": ["wide", "small"]}
 PLANS = {
@@ -52,6 +60,7 @@ def training_of(case: dict):
     from capture_cost import make_training
 
     model, optimizer, tokens = make_training(case)
+    tokens = tokens.repeat(case["rows"], 1)
 
     def step() -> None:
         model(input_ids=tokens, labels=tokens).loss.backward()
@@ -78,7 +87,37 @@ def run_case(case: dict) -> dict:
         times[step % 2 == 0].append(clock() - begin)
     monitor.close()
     size = sum(path.stat().st_size for kind in ("*.csv", "*.msgpack") for path in Path("out").rglob(kind))
-    return {"collected": times[True][2:], "others": times[False][2:], "bytes": size / len(times[True])}
+    count = len(times[True])
+    rate = bytes_per_second(model, clock) if case["framework"] == "pytorch" else 0.0
+    return {
+        "collected": times[True][2:], "others": times[False][2:], "bytes": size / count, "read": bytes_read() / count,
+        "rate": rate,
+    }  # fmt: skip
+
+
+def bytes_read() -> int:
+    """Return the bytes of all tensors in the monitor's files."""
+    found = 0
+    for path in Path("out").rglob("*.csv"):
+        with path.open(newline="") as file:
+            found += sum(
+                math.prod(json.loads(row["shape"])) * _BYTES.get(row["dtype"].rpartition(".")[2].lower(), 4)
+                for row in csv.DictReader(file)
+                if "shape" in row
+            )
+    return found
+
+
+def bytes_per_second(model, clock) -> float:
+    """Return how fast the parameters are summed: a loop that reads, and does nothing else that takes as long."""
+    parameters = [parameter.detach() for parameter in model.parameters()]
+    times: list[float] = []
+    for _ in range(5):
+        begin = clock()
+        for parameter in parameters:
+            parameter.sum()
+        times.append(clock() - begin)
+    return sum(parameter.nbytes for parameter in parameters) / statistics.median(times)
 
 
 def measure(case: dict) -> dict:
@@ -97,6 +136,7 @@ def main() -> None:
     parser.add_argument("--framework", choices=MODELS, default="pytorch")
     parser.add_argument("--models", nargs="+", help="those of the framework by default")
     parser.add_argument("--cpu-time", action="store_true", help="of the process, on a machine that others use too")
+    parser.add_argument("--rows", type=int, default=1, help="how many times as many sequences in a batch")
     parser.add_argument("--cases", nargs="+", default=list(PLANS), help="names of what is collected")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -104,16 +144,18 @@ def main() -> None:
         print(json.dumps(run_case(json.loads(arguments.case))))
         return
     print(f"medians of {arguments.steps} steps with and without, {arguments.threads} threads")
-    print(f"{'model':<7}{'collected':<40}{'bare ms':>9}{'ms':>9}{'factor':>8}{'kB/step':>9}")
+    columns = f"{'bare ms':>9}{'ms':>9}{'factor':>8}{'kB/step':>9}{'MB read':>9}{'GB/s':>6}{'floor':>7}"
+    print(f"{'model':<7}{'collected':<40}{columns}")
     for model in arguments.models or MODELS[arguments.framework]:
         for name in arguments.cases:
             base = {"framework": arguments.framework, "model": model, "plan": PLANS[name]}
-            base |= {"steps": arguments.steps, "threads": arguments.threads, "cpu_time": arguments.cpu_time}
+            base |= {each: getattr(arguments, each) for each in ("rows", "steps", "threads", "cpu_time")}
             found = measure(base)
             bare, collected = (1000 * statistics.median(found[key]) for key in ("others", "collected"))
+            floor = 1 + 1000 * found["read"] / found["rate"] / bare if found["rate"] else math.nan
             print(
                 f"{model:<7}{name:<40}{bare:>9.1f}{collected:>9.1f}{collected / bare:>8.3f}"
-                f"{found['bytes'] / 1000:>9.1f}",
+                f"{found['bytes'] / 1000:>9.1f}{found['read'] / 1e6:>9.1f}{found['rate'] / 1e9:>6.1f}{floor:>7.3f}",
                 flush=True,
             )
 
