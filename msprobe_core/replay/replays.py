@@ -224,8 +224,10 @@ class Replayer:
         """Return the replays with ``number`` of them from disturbed inputs, whose signs are the same each time."""
         generator = np.random.default_rng(_SEED)
 
+        position = _position_of(self.base)
+
         def disturb(value: ReplayTensor) -> ReplayTensor:
-            return _disturbed(value, self._least, generator)
+            return _disturbed(value, self._least, generator, shift=1.0 if value is position else 0.0)
 
         call, framework = self._call, self._framework
         is_elementwise = _is_elementwise(call, self.base, self.plain.oracle, framework, self._model)
@@ -498,10 +500,26 @@ def _wide(value: ReplayTensor) -> ReplayTensor:
     return msgspec.structs.replace(value, values=value.values.astype(dtype), dtype=dtype)
 
 
+def _position_of(call: ReplayCall) -> ReplayTensor | None:
+    """Return an argument with places from -1 to 1; ``None`` if there is none.
+
+    Kernels add 1 to them and round that, before they round down to an element: near its border they take another one
+    than the exact place says, and a gradient, which has a step there, is that of the other.
+    """
+    if call.site.path not in ("grid_sample", "grid_sampler"):
+        return None
+    found = call.kwargs.get("grid", call.args[1] if len(call.args) > 1 else None)
+    return found if isinstance(found, ReplayTensor) else None
+
+
 def _disturbed(
-    value: ReplayTensor, least: float, generator: np.random.Generator, roundoff: float | None = None
+    value: ReplayTensor,
+    least: float,
+    generator: np.random.Generator,
+    roundoff: float | None = None,
+    shift: float = 0.0,
 ) -> ReplayTensor:
-    """Return values widened and scaled by 1 + u or 1 - u, where u is the unit round-off of their original dtype."""
+    """Return values widened, with x + shift scaled by 1 + u or 1 - u; u is the unit round-off of their own dtype."""
     wide = _wide(value)
     if not _is_floating(value):
         return wide
@@ -512,6 +530,8 @@ def _disturbed(
         for part in slices_of(values.size):
             signs = np.where(source.random(part.stop - part.start) < 0.5, -1.0, 1.0)
             values[part] *= 1.0 + roundoff * signs
+            if shift:
+                values[part] += shift * roundoff * signs
     return msgspec.structs.replace(wide, values=values.reshape(value.values.shape))
 
 

@@ -3,6 +3,7 @@
 A formula that is off where a function is right would make a healthy call wrong.
 """
 
+import dataclasses
 import itertools
 import math
 
@@ -228,3 +229,24 @@ def test_a_formula_keeps_its_digits_near_zero_and_has_the_gradient_there(name):
             torch.testing.assert_close(*results, rtol=1e-9, atol=0)
             gradients = [torch.autograd.grad(made.sum(), each)[0] for made, each in zip(results, given, strict=True)]
             torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-15)
+
+
+# --- places between elements ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("seed", "is_wrong"), [(0, False), (1, False), (2, False), (0, True)])
+def test_a_place_that_the_dtype_rounds_over_a_border_explains_the_gradient_there(seed, is_wrong):
+    torch.manual_seed(seed)
+    image = torch.randn(2, 3, 5, 5).bfloat16()
+    # The middles of five elements from -1 to 1 are 0.4 apart: most places are between two, some just before the middle.
+    places = torch.randint(-2, 2, (2, 4, 4, 2)) * 0.4 + 0.2
+    grid = places.masked_fill(torch.rand(places.shape) < 0.1, -3e-4).bfloat16().requires_grad_()
+    args = [image, grid, "bilinear", "zeros", False]
+    _, call = _healthy("Functional.grid_sample", args, {})
+    if is_wrong:
+        outputs = {
+            path: msgspec.structs.replace(value, values=value.values * 4) for path, value in call.outputs.items()
+        }
+        call = dataclasses.replace(call, outputs=outputs)
+    found = CallChecker(framework=replaying_framework("pytorch")).check(call)
+    assert (found.verdict is Verdict.WRONG) == is_wrong
