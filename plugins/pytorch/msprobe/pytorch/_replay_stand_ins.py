@@ -3,7 +3,7 @@
 # ruff: noqa: A002  # dumps have arguments by name
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -101,3 +101,32 @@ def _in_groups(mat_a: Tensor, mat_b: Tensor, offs: Tensor | None) -> Tensor:
     if mat_a.ndim == 2:
         return torch.cat([mat_a[span] @ matrix for span, matrix in zip(spans, mat_b, strict=True)])
     return torch.cat([matrix @ mat_b[:, span] for span, matrix in zip(spans, mat_a, strict=True)], 1)
+
+
+def addcmul(input: Tensor, tensor1: Tensor, tensor2: Tensor, value: Any = 1) -> Tensor:
+    """As ``torch.addcmul``, with its factor by position, as for lists."""
+    return torch.addcmul(input, tensor1, tensor2, value=value)
+
+
+def addcdiv(input: Tensor, tensor1: Tensor, tensor2: Tensor, value: Any = 1) -> Tensor:
+    """As ``torch.addcdiv``, with its factor by position, as for lists."""
+    return torch.addcdiv(input, tensor1, tensor2, value=value)
+
+
+def of_lists(function: Callable[..., Any]) -> Callable[..., list[Any]]:
+    """Return what ``torch._foreach_…`` is by definition: a function of each tensor, with each element of the others."""
+
+    def called(first: Sequence[Tensor], *others: Any, **named: Any) -> list[Any]:
+        lists = [each for each in (*others, *named.values()) if isinstance(each, (list, tuple))]
+        if any(len(each) != len(first) for each in lists):
+            raise ReplayError("its lists are not equally long")
+
+        def at(i: int, value: Any) -> Any:
+            return value[i] if isinstance(value, (list, tuple)) else value
+
+        return [
+            function(x, *(at(i, each) for each in others), **{key: at(i, each) for key, each in named.items()})
+            for i, x in enumerate(first)
+        ]
+
+    return called

@@ -17,6 +17,7 @@ from torch.nn import functional
 from msprobe.pytorch import _replay_aten
 from msprobe.pytorch import _replay_stand_ins as stand_ins
 from msprobe.pytorch._fused_reference import REFERENCES
+from msprobe.pytorch._optimizer_formulas import FORMULAS as OPTIMIZER_STEPS
 from msprobe_core.plugin import LinearKind
 
 Function = Callable[..., Any]
@@ -274,6 +275,12 @@ def _rows() -> Iterator[tuple[tuple[str, str], Function]]:
         yield from (((prefix, name), function) for name, function in _replay_aten.FORMULAS.items())
     yield from (((prefix, name), function) for prefix, name, function in _STAND_INS)
     yield from REFERENCES.items()
+    yield from ((("Torch", name), function) for name, function in OPTIMIZER_STEPS.items())
+    singles: dict[str, Function] = {name: function for (_, name), function in _members("", torch, _OF_LISTS.split())}
+    singles |= {"norm": torch.linalg.vector_norm, "addcmul": stand_ins.addcmul, "addcdiv": stand_ins.addcdiv}
+    for name, function in singles.items():
+        for each in (f"_foreach_{name}", f"_foreach_{name}_"):
+            yield ("Torch", each), stand_ins.of_lists(function)
 
 
 def _members(prefix: str, namespace: Any, names: Sequence[str]) -> Iterator[tuple[tuple[str, str], Function]]:
@@ -282,6 +289,12 @@ def _members(prefix: str, namespace: Any, names: Sequence[str]) -> Iterator[tupl
         if callable(function):
             yield (prefix, name), function
 
+
+_OF_LISTS = """
+    abs add addcdiv addcmul ceil clamp_max clamp_min cos cosh div erf erfc exp expm1 floor frac lerp lgamma log log10
+    log1p log2 maximum minimum mul neg norm pow reciprocal round rsqrt sigmoid sign sin sinh sqrt sub tan tanh trunc
+"""
+"""Of which there are variants for lists of tensors, ``torch._foreach_add`` and so on."""
 
 _LINEAR = """
     linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution embedding fold unfold

@@ -6,6 +6,7 @@ import msgspec
 import torch
 
 from msprobe.pytorch import _script_parts as parts
+from msprobe.pytorch._optimizer_formulas import FORMULAS as OPTIMIZER_STEPS
 from msprobe.pytorch._references import find_reference
 from msprobe.pytorch._replay import CASTS, dtype_of, special_of, why_not_replayed, with_epsilon
 from msprobe.pytorch._replay_modules import Plan, plan_of
@@ -62,6 +63,7 @@ def script_of(call: ReplayCall) -> CallScript:
         if formula is not None:
             # An independent formula is exact; the formula of what the host does not have is also what it computes.
             is_formula = "wide is widest" if call.by_reference else 'device == "cpu"'
+            is_formula = "True" if site.path in OPTIMIZER_STEPS else is_formula  # the function itself returns nothing
             body = f"function = {formula.name} if {is_formula} else {function}\n{body}"
     if is_drawn:  # the device of a result without arguments is the one that is asked for
         body = f"torch.manual_seed(0)\nwith torch.device(device):\n    {body}"
@@ -123,6 +125,8 @@ def _name_of(site: Site) -> str:
 
 def _formula_of(call: ReplayCall) -> Formula | None:
     """Return the formula by which a function is replayed; ``None`` if PyTorch's own function is called."""
+    if call.site.path.startswith("_foreach_"):
+        return None
     find = find_reference if call.by_reference else find_function
     function = find(call.site.prefix, call.site.path)
     module = getattr(function, "__module__", None) or ""
