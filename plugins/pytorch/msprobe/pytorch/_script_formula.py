@@ -87,7 +87,7 @@ class _Bare(ast.NodeTransformer):
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:  # its name in `ast`
         node.returns = None
         self.generic_visit(node)
-        node.body = [each for each in node.body if not _is_text(each) and not isinstance(each, ast.Assert)]
+        node.body = [each for each in node.body if not _is_text(each) and not _refuses(each)]
         node.body = node.body or [ast.Pass()]
         return node
 
@@ -111,6 +111,13 @@ class _Bare(ast.NodeTransformer):
     def visit_arg(self, node: ast.arg) -> ast.AST:
         node.annotation = None
         return node
+
+
+def _refuses(statement: ast.stmt) -> bool:
+    """Whether a statement is there for calls that are not replayed, which have no script."""
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    is_call = isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "_refuse"
+    return is_call or isinstance(statement, ast.Assert)
 
 
 def _is_text(statement: ast.stmt) -> bool:
