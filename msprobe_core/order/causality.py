@@ -232,7 +232,7 @@ class _Run:
 
         This loop runs once or twice for each of millions of calls, so it looks up little and slices nothing.
         """
-        woken = list[int]()
+        woken: list[int] = []  # calling an alias takes a tenth of the whole loop
         trace, issue_levels, own_layers, own_depths, own_bases = self._own[place]
         positions, early, received, ends = trace
         levels, layers = self._levels, self._layers_of_exchanges
