@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import polars as pl
 
 from msprobe_core import names
-from msprobe_core.compare.call_matching import Calls, Matcher, canonical_text, list_calls, list_entries
+from msprobe_core.compare.call_matching import Calls, Matcher, canonical_text, list_calls, list_entries, numbered
 from msprobe_core.compare.canonical_names import Names, Naming, naming_of, note_unused
 from msprobe_core.compare.keywords import with_keywords_paired
 from msprobe_core.compare.lcs import Pair
@@ -148,7 +149,7 @@ def _align_calls(
     is_foreign = are_foreign(target.header, golden.header)
     is_divided = micro_batches is not None
     paired = _pair_calls(target, golden, matching, frameworks, is_foreign=is_foreign, is_divided=is_divided)
-    naming, entries = paired.naming, paired.entries
+    naming, entries, operations = paired.naming, paired.entries, paired.operations
     left, right = (
         _with_places(_columns(dump), listed, side, is_foreign=is_foreign)
         for dump, listed, side in ((target, entries[0], naming.target), (golden, entries[1], naming.golden))
@@ -157,6 +158,7 @@ def _align_calls(
     if not is_foreign:
         right = with_keywords_paired(left, right)
     notes = [*naming.notes, *paired.notes]
+    del paired, entries  # names of entries, before rows are made of both sides
     if matching.rows:
         right = stored_as(right, _with_given_pairs(frame_of(left), frame_of(right), matching.rows, notes))
     rows = beside(left, right, pair_rows(left, right))
@@ -170,7 +172,7 @@ def _align_calls(
         [*notes, *naming.unused(), *_note_nesting(target, golden, matching)],
         sorted({name for side in (naming.target, naming.golden) for name in side.words.map.buffers}),
         (naming.target.wrapper, naming.golden.wrapper),
-        paired.operations,
+        operations,
     )
 
 
@@ -180,7 +182,7 @@ class _PairedCalls:
 
     Attributes:
         naming: Canonical names of both sides.
-        entries: For each side the columns ``entry``, ``numbered`` and ``stem``.
+        entries: For each side the columns ``entry`` and ``stem``.
         units: The target's entry (``unit``) for each golden entry (``entry``) that has a partner.
         notes: Sentences on how calls were paired.
         operations: Operations of the golden dump's calls; ``None`` within one framework.
@@ -202,41 +204,73 @@ def _pair_calls(
     is_foreign: bool,
     is_divided: bool,
 ) -> _PairedCalls:
-    """Pair the calls of two dumps. What is known of each call takes 1 kB, and is given up on return."""
-    entries = list_entries(target, is_foreign=is_foreign), list_entries(golden, is_foreign=is_foreign)
-    stems = [set(side["stem"].drop_nulls()) for side in entries]
+    """Pair the calls of two dumps."""
+    listed = [list_entries(dump, is_foreign=is_foreign) for dump in (target, golden)]
+    stems = [set(side["stem"].drop_nulls()) for side in listed]
     translates = matching.apis is not None or is_foreign
     maps: dict[str, ApiMap] = registry().api_maps() if translates else {}
     naming = naming_of(matching, frameworks, maps, (stems[0], stems[1]), is_foreign=is_foreign)
     crowded = _crowded(naming.target, stems[0]) | _crowded(naming.golden, stems[1])
-    own, other = (
-        list_calls(dump, listed, side, crowded, with_scopes=naming.needs_scopes)
-        for dump, listed, side in zip((target, golden), entries, (naming.target, naming.golden), strict=True)
+    entries, calls, notes, operations = _pairs_of_calls((target, golden), listed, matching, naming, crowded)
+    return _PairedCalls(
+        naming,
+        (entries[0].select("entry", "stem"), entries[1].select("entry", "stem")),
+        _units(entries, calls, naming, crowded, is_divided=is_divided),
+        notes,
+        operations,
     )
+
+
+def _pairs_of_calls(
+    dumps: tuple[Dump, Dump], listed: list[pl.DataFrame], matching: Matching, naming: Naming, crowded: frozenset[str]
+) -> tuple[tuple[pl.DataFrame, pl.DataFrame], pl.DataFrame, list[str], Operations | None]:
+    """Pair calls by what is known of each, which is given up on return.
+
+    Args:
+        dumps: Target and golden.
+        listed: Their entries, which are taken out.
+        matching: How calls are paired.
+        naming: Canonical names of both sides.
+        crowded: Paths with several classes of modules.
+
+    Returns:
+        entries: Those of both sides, with the positions of their calls.
+        calls: ``call`` and ``other_call``, the positions of pairs.
+        notes: Sentences on how calls were paired.
+        operations: Operations of the golden dump's calls; ``None`` within one framework.
+    """
+    target, golden = dumps
+    own, other = (
+        list_calls(dump, listed.pop(0), side, crowded, with_scopes=naming.needs_scopes)
+        for dump, side in zip(dumps, (naming.target, naming.golden), strict=True)
+    )
+    is_foreign = own.is_foreign
     matcher = Matcher(own, other, with_scopes=naming.needs_scopes)
     if is_foreign:
         pairs = matcher.across_frameworks(is_fuzzy=matching.is_fuzzy)
     else:
         pairs = matcher.in_sequence(is_fuzzy=matching.is_fuzzy)
-    if naming.is_plain and _have_all_calls(target, golden, set(own.leads), set(other.leads)):
+    if naming.is_plain and _have_all_calls(target, golden, own.leads, other.leads):
         # Trust the numbers unless the sequence disproves them.
         by_number = matcher.by_number()
         if not matcher.disproves(pairs, by_number):
             pairs = by_number
     told = _note_translation(own, other, pairs, naming) if is_foreign else _note_numbers(own, other, pairs)
-    return _PairedCalls(
-        naming,
-        (own.entries.select("entry", "numbered", "stem"), other.entries.select("entry", "numbered", "stem")),
-        _units(own, other, pairs, naming, crowded, is_divided=is_divided),
+    columns = (np.fromiter((pair[side] for pair in pairs), np.int64, len(pairs)) for side in (0, 1))
+    return (
+        (own.entries, other.entries),
+        pl.DataFrame(dict(zip(("call", "other_call"), columns, strict=True))),
         [*told, *_note_types(own, other, pairs, naming)],
         _operations(other, naming) if is_foreign else None,
     )
 
 
-def _have_all_calls(target: Dump, golden: Dump, own: set[str], other: set[str]) -> bool:
+def _have_all_calls(target: Dump, golden: Dump, own: pl.Series, other: pl.Series) -> bool:
     """Whether each side has all calls of the other, except those that a truncated recording may lack."""
-    lacks = [not ending_of(dump).is_whole for dump in (target, golden)]
-    return own == other or (lacks[0] and own < other) or (lacks[1] and other < own)
+    sides = own.to_frame("entry"), other.to_frame("entry")
+    lack = [others.join(calls, on="entry", how="anti").height for calls, others in (sides, sides[::-1])]
+    may_lack = [not ending_of(dump).is_whole for dump in (target, golden)]
+    return not any(lack) or (may_lack[0] and not lack[1]) or (may_lack[1] and not lack[0])
 
 
 def _operations(golden: Calls, naming: Naming) -> Operations:
@@ -263,16 +297,21 @@ def _crowded(side: Names, stems: set[str]) -> frozenset[str]:
 
 
 def _units(
-    own: Calls, other: Calls, pairs: Sequence[Pair], naming: Naming, crowded: frozenset[str], *, is_divided: bool
+    entries: tuple[pl.DataFrame, pl.DataFrame],
+    calls: pl.DataFrame,
+    naming: Naming,
+    crowded: frozenset[str],
+    *,
+    is_divided: bool,
 ) -> pl.DataFrame:
     """Return the target's entry (``unit``) for each golden entry (``entry``) that has a partner."""
-    calls = pl.DataFrame(pairs, schema={"call": pl.Int64, "other_call": pl.Int64}, orient="row")
+    own, other = entries
     by_call = (
-        other.entries.select("entry", "phase", "backward_pass", other_call="call")
+        other.select("entry", "phase", "backward_pass", other_call="call")
         .drop_nulls()
         .join(calls, on="other_call")
         .join(
-            own.entries.select("phase", "backward_pass", "call", unit="entry").drop_nulls(),
+            own.select("phase", "backward_pass", "call", unit="entry").drop_nulls(),
             on=["call", "phase", "backward_pass"],
         )
         .select("entry", "unit")
@@ -282,20 +321,19 @@ def _units(
         gradients = [own.filter("is_last").with_columns(index=pl.lit("last")) for own in gradients]
     by_module = gradients[1].join(gradients[0].rename({"entry": "unit"}), on=["text", "index"]).select("entry", "unit")
     # Saved values, and names of other tools without our structure.
-    rest = [side.entries.filter(pl.col("stem").is_null()).select("entry") for side in (other, own)]
+    rest = [side.filter(pl.col("stem").is_null()).select("entry") for side in (other, own)]
     by_name = rest[0].join(rest[1], on="entry").with_columns(unit="entry")
     return pl.concat([by_call, by_module, by_name]).unique("entry", keep="first").unique("unit", keep="first")
 
 
-def _gradients(side: Names, calls: Calls, crowded: frozenset[str]) -> pl.DataFrame:
+def _gradients(side: Names, entries: pl.DataFrame, crowded: frozenset[str]) -> pl.DataFrame:
     """Return the entries of parameter gradients with canonical name and number, and whether each is the last one."""
-    own = calls.entries.filter((pl.col("phase") == Phase.PARAMETERS_GRAD.value) & pl.col("stem").is_not_null())
+    own = entries.filter((pl.col("phase") == Phase.PARAMETERS_GRAD.value) & pl.col("stem").is_not_null())
     stems = own["stem"].unique().to_list()
     texts = {stem: canonical_text(side, stem, "", crowded) for stem in stems}
-    number = pl.col("index").cast(pl.Int64)
-    return own.select(
-        "entry", "index", text=_translated(pl.col("stem"), texts), is_last=number == number.max().over("stem")
-    )
+    text = _translated(pl.col("stem").cast(pl.String), texts)
+    number = pl.col("index").cast(pl.Int64, strict=False)
+    return own.select("entry", "index", text=text, is_last=number == number.max().over("stem"))
 
 
 def _translated(column: pl.Expr, texts: dict[str, str]) -> pl.Expr:
@@ -306,7 +344,9 @@ def _with_places(rows: Rows, entries: pl.DataFrame, side: Names, *, is_foreign: 
     """Add ``place``, the canonical position of a row in its entry, and ``numbered``, the entry name used in keys."""
 
     def placed(part: pl.DataFrame) -> pl.DataFrame:
-        rows = part.join(entries, on="entry", how="left", maintain_order="left")
+        rows = part.join(entries, on="entry", how="left", maintain_order="left").with_columns(
+            numbered=numbered("entry")
+        )
         rows = rows.with_columns(place=pl.col("key").str.strip_prefix(pl.col("numbered")).str.strip_prefix("."))
         if side.has_places():
             rows = _with_canonical_places(rows, side)
@@ -365,17 +405,16 @@ def _with_units(rows: Rows, units: pl.DataFrame, entries: pl.DataFrame, golden_e
         entries: All entries of the target.
         golden_entries: All entries of the golden side.
     """
-    taken = entries.select("entry", "numbered")
     named = (
-        golden_entries.select("entry", "numbered")
+        golden_entries.select("entry")
         .join(units, on="entry", how="left")
-        .join(taken.rename({"entry": "unit", "numbered": "unit_numbered"}), on="unit", how="left")
+        .join(entries.select("entry", own=_FOREIGN), on="entry", how="left")
         # An unmatched entry with the name of a target's entry needs another name, so that the two stay separate.
-        .with_columns(own=pl.when(pl.col("entry").is_in(taken["entry"].to_list())).then(_FOREIGN).otherwise(pl.lit("")))
+        .with_columns(own=pl.when(pl.col("unit").is_null()).then("own").fill_null(""))
         .select(
             "entry",
-            unit=pl.coalesce("unit", pl.col("entry") + pl.col("own")),
-            unit_numbered=pl.coalesce("unit_numbered", pl.col("numbered") + pl.col("own")),
+            unit=pl.coalesce("unit", "entry") + pl.col("own"),
+            unit_numbered=pl.coalesce(numbered("unit"), numbered("entry")) + pl.col("own"),
         )
     )
 
@@ -463,16 +502,20 @@ def _with_given_pairs(
 
 def _note_numbers(own: Calls, other: Calls, pairs: Sequence[Pair]) -> list[str]:
     shifted = [
-        (own.leads[i], other.leads[j])
-        for i, j in pairs
-        if own.indices[i] != other.indices[j] and own.stems[i] == other.stems[j]
+        pair
+        for pair in pairs
+        if own.indices[pair[0]] != other.indices[pair[1]] and own.stems[pair[0]] == other.stems[pair[1]]
     ]
     if not shifted:
         return []
-    first = "{} with {}".format(*shifted[0])
+    first = _named(shifted[0], own, other)
     return [
         f"calls paired by their place in the sequence instead of their number: {len(shifted):,}; the first is {first}"
     ]
+
+
+def _named(pair: Pair, own: Calls, other: Calls) -> str:
+    return f"{own.leads[pair[0]]} with {other.leads[pair[1]]}"
 
 
 def _note_translation(own: Calls, other: Calls, pairs: Sequence[Pair], naming: Naming) -> list[str]:
@@ -480,8 +523,8 @@ def _note_translation(own: Calls, other: Calls, pairs: Sequence[Pair], naming: N
     maps = [side.words.map for side in (naming.target, naming.golden)]
     if not naming.knows_both:
         return []
-    renamed = [(own.leads[i], other.leads[j]) for i, j in pairs if own.stems[i] != other.stems[j]]
-    first = "; the first is {} with {}".format(*renamed[0]) if renamed else ""
+    renamed = [(i, j) for i, j in pairs if own.stems[i] != other.stems[j]]
+    first = f"; the first is {_named(renamed[0], own, other)}" if renamed else ""
     if maps[0].name == maps[1].name:
         done = f"calls are paired by what they compute, by the map of {maps[0].name}"
     else:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
@@ -46,8 +46,8 @@ class Calls:
     """The calls of one dump, in execution order; lists have one element per call.
 
     Attributes:
-        entries: One row per entry, with ``entry``, ``phase``, ``stem``, ``index`` and ``call``, the position of the
-            call; null for entries that are not calls.
+        entries: One row per entry, with ``entry``, ``phase``, ``stem``, ``index``, ``backward_pass`` and ``call``, the
+            position of the call; null for entries that are not calls.
         leads: Entry that represents the call, forward if there is one.
         stems: Name without number, with the class of a module.
         indices: Number of the call, as text.
@@ -58,7 +58,8 @@ class Calls:
             tensors, except for further results, have the same shapes.
         results: Equal if all results have the same kinds and shapes; between frameworks, if the first ones have one
             shape.
-        are_named: Whether the user has named the call's partner.
+        are_named: Whether the user has named the call's partner; this and the following have a byte for each call, 1
+            if it is so.
         are_backward: Whether no forward was recorded.
         have_backward: Whether a backward was recorded; calls of an optimizer have none.
         are_recomputed: Whether a forward ran inside a backward pass, as far as the dump shows.
@@ -69,17 +70,17 @@ class Calls:
     """
 
     entries: pl.DataFrame
-    leads: list[str]
+    leads: pl.Series
     stems: list[str]
     indices: list[str]
     texts: list[str]
     shapes: Sequence[int]
     arguments: Sequence[int]
     results: Sequence[int]
-    are_named: list[bool]
-    are_backward: list[bool]
-    have_backward: list[bool]
-    are_recomputed: list[bool]
+    are_named: bytes
+    are_backward: bytes
+    have_backward: bytes
+    are_recomputed: bytes
     parents: Sequence[int]
     chains: Sequence[int]
     owners: list[str]
@@ -117,16 +118,14 @@ def list_entries(dump: Dump, *, is_foreign: bool = False) -> pl.DataFrame:
     read = ["entry", "phase", "role", "key", "kind", "shape", "dtype", "text"]
     listed = by_entry(rows_of(dump), read, lambda part: _hashed_entries(part, is_foreign=is_foreign))
     entry = pl.col("entry")
-    numbered = pl.when(entry.str.ends_with(f".{Phase.PARAMETERS_GRAD.value}")).then(entry + ".0").otherwise(entry)
     is_module = entry.str.contains(names.MODULE)
-    return listed.with_row_index("row").with_columns(
-        numbered.alias("numbered"),
+    found = listed.with_row_index("row").with_columns(
         pl.when(is_module)
-        .then(numbered.str.extract(names.MODULE_CALL, 1))
+        .then(numbered("entry").str.extract(names.MODULE_CALL, 1))
         .otherwise(entry.str.extract(names.API_CALL, 1))
         .alias("stem"),
         pl.when(is_module)
-        .then(numbered.str.extract(names.MODULE_CALL, 2))
+        .then(numbered("entry").str.extract(names.MODULE_CALL, 2))
         .otherwise(entry.str.extract(names.API_CALL, 2))
         .alias("index"),
         pl.when(pl.col("phase") == Phase.BACKWARD.value)
@@ -134,6 +133,14 @@ def list_entries(dump: Dump, *, is_foreign: bool = False) -> pl.DataFrame:
         .fill_null("")
         .alias("backward_pass"),
     )
+    # Thousands of calls have one stem, which is in memory once.
+    return found.with_columns(pl.col("stem").cast(pl.Enum(sorted(found["stem"].drop_nulls().unique()))))
+
+
+def numbered(entry: str) -> pl.Expr:
+    """Return the names of entries as keys of rows begin with them: with a number, which some gradients have not."""
+    is_without = pl.col(entry).str.ends_with(f".{Phase.PARAMETERS_GRAD.value}")
+    return pl.when(is_without).then(pl.col(entry) + ".0").otherwise(pl.col(entry))
 
 
 def _hashed_entries(rows: pl.DataFrame, *, is_foreign: bool) -> pl.DataFrame:
@@ -187,34 +194,42 @@ def list_calls(dump: Dump, entries: pl.DataFrame, side: Names, crowded: frozense
         # Gradients of parameters have their own numbers.
         call=pl.when(pl.col("phase") != Phase.PARAMETERS_GRAD.value).then(pl.col("call").cast(pl.Int64))
     )
-    with_backward = {*entries.filter(pl.col("phase") == Phase.BACKWARD.value)["call"].drop_nulls().to_list()}
+    have_backward = bytearray(leads.height)
+    for call in entries.filter(pl.col("phase") == Phase.BACKWARD.value)["call"].drop_nulls():
+        have_backward[call] = True
     nesting = _Nesting(dump.parents, side, crowded)
-    names_of_leads: list[str] = leads["entry"].to_list()
-    seen: dict[str, str] = {}
-    stems = [seen.setdefault(stem, stem) for stem in leads["stem"]]  # each once in memory
+    stems = _shared(leads["stem"])
     recomputed = dump.recomputed if isinstance(dump, StoredDump) else frozenset[str]()
-    enclosing = [dump.parents.get(entry) for entry in names_of_leads]
+    enclosing = [dump.parents.get(entry) for entry in leads["entry"]] if dump.parents else [None] * leads.height
     scopes = [nesting.scope(parent) for parent in enclosing] if with_scopes else [""] * len(stems)
-    calls_of = dict(zip(names_of_leads, range(len(names_of_leads)), strict=True))
+    parents = pl.DataFrame({"entry": pl.Series(enclosing, dtype=pl.String)}).join(
+        leads.select("entry", pl.col("call").cast(pl.Int64)), on="entry", how="left", maintain_order="left"
+    )
     return Calls(
-        entries=entries,
-        leads=names_of_leads,
+        entries=entries.drop("row", "shapes", "arguments", "results"),
+        leads=leads["entry"],
         stems=stems,
-        indices=leads["index"].to_list(),
+        indices=_shared(leads["index"]),
         texts=[nesting.text(stem, scope) for stem, scope in zip(stems, scopes, strict=True)],
         shapes=array("Q", leads["shapes"].to_numpy()),
         arguments=array("Q", leads["arguments"].to_numpy()),
         results=array("Q", leads["results"].to_numpy()),
-        are_named=[not names.is_module(stem) and side.is_named(stem) for stem in stems],
-        are_backward=(leads["phase"] == Phase.BACKWARD.value).to_list(),
-        have_backward=[call in with_backward for call in range(len(names_of_leads))],
-        are_recomputed=[entry in recomputed for entry in names_of_leads],
-        parents=array("q", [calls_of.get(parent or "", NO_CALL) for parent in enclosing]),
+        are_named=bytes(not names.is_module(stem) and side.is_named(stem) for stem in stems),
+        are_backward=(leads["phase"] == Phase.BACKWARD.value).to_numpy().tobytes(),
+        have_backward=bytes(have_backward),
+        are_recomputed=bytes(entry in recomputed for entry in leads["entry"]) if recomputed else bytes(leads.height),
+        parents=array("q", parents["call"].fill_null(NO_CALL).to_numpy()),
         chains=array("q", [nesting.chain(parent) if dump.parents else 0 for parent in enclosing]),
         owners=[nesting.owner(parent) for parent in enclosing],
         dump=dump,
         is_foreign=side.words.is_foreign,
     )
+
+
+def _shared(texts: Iterable[str]) -> list[str]:
+    """Return texts of which equal ones are in memory once."""
+    seen: dict[str, str] = {}
+    return [seen.setdefault(text, text) for text in texts]
 
 
 class _Nesting:
@@ -293,6 +308,7 @@ class Matcher:
         if self._share_updates():
             pairs = self._with_updates_by_value(pairs)
         left = _Left(self._target, self._golden, self._identities, pairs)
+        del pairs  # which take 100 bytes each
         left.pair_moved_modules()
         left.pair_swapped()
         if is_fuzzy:
@@ -313,7 +329,7 @@ class Matcher:
         Parameters of many layers have one shape, so that the sequence does not tell whose updates are left out.
         """
         sides = self._target, self._golden
-        by_kind: dict[tuple[str, bool, int], tuple[list[int], list[int]]] = {}
+        by_kind: dict[tuple[str, int, int], tuple[list[int], list[int]]] = {}
         for number, side in enumerate(sides):
             for call, owner in enumerate(side.owners):
                 if owner == names.OPTIMIZER:
@@ -486,7 +502,7 @@ class _Left:
     def pair_numbered_modules(self) -> None:
         """Pair modules with equal paths, the first call with the first, and so on."""
         target, golden = self._target, self._golden
-        calls: dict[tuple[str, bool], tuple[list[int], list[int]]] = {}
+        calls: dict[tuple[str, int], tuple[list[int], list[int]]] = {}
         for number, side in enumerate((target, golden)):
             for k in range(len(side)):
                 if names.is_module(side.stems[k]):
@@ -539,7 +555,7 @@ class _Left:
     def pair_in_any_order(self) -> None:
         """Pair the first call with a name and shapes with the first such call of the other side, and so on."""
         left, other_left = self._calls()
-        waiting: dict[tuple[str, bool, int], deque[int]] = {}
+        waiting: dict[tuple[str, int, int], deque[int]] = {}
         for j in other_left:
             waiting.setdefault(_name_and_shapes(self._golden, j), deque()).append(j)
         for i in left:
@@ -577,5 +593,5 @@ def _take_nearest(calls: list[int], distance: Callable[[int], float]) -> int:
     return nearest
 
 
-def _name_and_shapes(side: Calls, call: int) -> tuple[str, bool, int]:
+def _name_and_shapes(side: Calls, call: int) -> tuple[str, int, int]:
     return side.texts[call], side.are_backward[call], side.shapes[call]

@@ -8,8 +8,9 @@ per element of the other sequence, so that Python adds and masks 64 elements at 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 
 Pair = tuple[int, int]
 """Position in the target's sequence and in the golden one."""
@@ -21,8 +22,8 @@ _MAX_TABLE_BYTES = 32 << 20
 """Maximum size of the part of the table that is stored; other rows are recomputed, block by block."""
 
 
-def common_subsequence(target: Sequence[int], golden: Sequence[int]) -> list[Pair]:
-    """Return the positions of a longest common subsequence, ascending on both sides.
+def common_subsequence(target: Sequence[int], golden: Sequence[int]) -> Iterator[Pair]:
+    """Yield the positions of a longest common subsequence, ascending on both sides.
 
     Among several, the earliest matches are preferred, so that of equal neighbours the last stays unmatched.
 
@@ -30,22 +31,25 @@ def common_subsequence(target: Sequence[int], golden: Sequence[int]) -> list[Pai
         and memory bounded by ``_MAX_TABLE_BYTES`` and a few more rows.
     """
     shared = set(target) & set(golden)
-    rows = [i for i, identity in enumerate(target) if identity in shared]
-    columns = [j for j, identity in enumerate(golden) if identity in shared]
-    own, other = [target[i] for i in rows], [golden[j] for j in columns]
+    # Arrays, since a list of other integers takes five times the memory.
+    rows = array("q", (i for i, identity in enumerate(target) if identity in shared))
+    columns = array("q", (j for j, identity in enumerate(golden) if identity in shared))
+    own, other = array("q", (target[i] for i in rows)), array("q", (golden[j] for j in columns))
     length = min(len(own), len(other))
     head = next((k for k in range(length) if own[k] != other[k]), length)
     rest = length - head
     tail = next((k for k in range(rest) if own[-1 - k] != other[-1 - k]), rest)
-    found = [(k, k) for k in range(head)]
     middle = own[head : len(own) - tail], other[head : len(other) - tail]
     few = _by_few_differences(*middle)
-    found += [(head + i, head + j) for i, j in (_by_table(*middle) if few is None else few)]
-    found += [(len(own) - k, len(other) - k) for k in range(tail, 0, -1)]
-    return [(rows[i], columns[j]) for i, j in found]
+    for i, j in chain(
+        ((k, k) for k in range(head)),
+        ((head + i, head + j) for i, j in (_by_table(*middle) if few is None else few)),
+        ((len(own) - k, len(other) - k) for k in range(tail, 0, -1)),
+    ):
+        yield rows[i], columns[j]
 
 
-def _by_few_differences(target: list[int], golden: list[int]) -> list[Pair] | None:
+def _by_few_differences(target: Sequence[int], golden: Sequence[int]) -> list[Pair] | None:
     """Return the pairs if at most `_FEW` elements are unmatched, else ``None``."""
     num_rows, num_columns = len(target), len(golden)
     furthest = {1: 0}  # by diagonal, row - column: the row reached so far
@@ -88,7 +92,7 @@ def _retrace(trail: list[dict[int, int]], i: int, j: int) -> list[Pair]:
     return pairs[::-1]
 
 
-def _by_table(target: list[int], golden: list[int]) -> list[Pair]:
+def _by_table(target: Sequence[int], golden: Sequence[int]) -> list[Pair]:
     if not target or not golden:
         return []
     places: dict[int, int] = {}
@@ -152,7 +156,7 @@ def align_sequences(target: Sequence[Sequence[int]], golden: Sequence[Sequence[i
         for rows, columns in _gaps(pairs, num_rows, num_columns):
             if rows and columns:
                 between = common_subsequence(own[rows.start : rows.stop], other[columns.start : columns.stop])
-                found += [(rows.start + i, columns.start + j) for i, j in between]
+                found += ((rows.start + i, columns.start + j) for i, j in between)
         pairs = sorted(pairs + found) if pairs and found else pairs or found
     return pairs
 

@@ -42,10 +42,42 @@ def pair_rows(target: Rows, golden: Rows) -> RowPairs:
         golden: The same.
     """
     own, other = hashed(target, "key"), hashed(golden, "key")
-    row = pl.int_range(pl.len(), dtype=pl.Int64)
     if own.equals(other):
-        same = pl.select(pl.int_range(len(own), dtype=pl.Int64)).to_series()
+        same = _numbers(0, len(own))
         return RowPairs(same, same)
+    head, tail = _ends_in_common(own, other)
+    between = _pairs_of(*(keys.slice(head, len(keys) - head - tail) for keys in (own, other)))
+    ends = [(_numbers(0, head), _numbers(len(keys) - tail, len(keys))) for keys in (own, other)]
+    rows = between.select(pl.all() + head)
+    return RowPairs(*(pl.concat([end[0], rows[name], end[1]]) for end, name in zip(ends, rows.columns, strict=True)))
+
+
+def _numbers(begin: int, end: int) -> pl.Series:
+    return pl.select(pl.int_range(begin, end, dtype=pl.Int64)).to_series()
+
+
+def _ends_in_common(own: pl.Series, other: pl.Series) -> tuple[int, int]:
+    """Return how many rows both sides have in common at the beginning and, from there on, at the end.
+
+    Pairing what is between takes much more memory. A key from there that occurs again at the end may be paired with
+    that, so then nothing is in common at the end.
+    """
+    shorter = min(len(own), len(other))
+    head = _num_equal(own.head(shorter), other.head(shorter))
+    tail = _num_equal(own.tail(shorter - head).reverse(), other.tail(shorter - head).reverse())
+    between = pl.concat([keys.slice(head, len(keys) - head - tail) for keys in (own, other)])
+    return head, 0 if own.tail(tail).is_in(between).any() else tail
+
+
+def _num_equal(own: pl.Series, other: pl.Series) -> int:
+    """Return how many of the first elements are equal."""
+    unequal = (own != other).arg_true()
+    return int(unequal[0]) if len(unequal) else len(own)
+
+
+def _pairs_of(own: pl.Series, other: pl.Series) -> pl.DataFrame:
+    """Return ``target`` and ``golden``, the numbers of the rows with equal keys and of those of one side only."""
+    row = pl.int_range(pl.len(), dtype=pl.Int64)
     # Keys are unique in a valid dump; duplicates are paired in order.
     occurrence = pl.int_range(pl.len(), dtype=pl.Int32).over("key")
     sides = [
@@ -53,12 +85,12 @@ def pair_rows(target: Rows, golden: Rows) -> RowPairs:
         for keys, name in ((own, "target"), (other, "golden"))
     ]
     joined = sides[0].join(sides[1], on=["key", "occurrence"], how="full").select("target", "golden")
-    ordered = (
+    return (
         joined.sort("golden", nulls_last=True)
         .with_columns(anchor=pl.coalesce("target", pl.col("target").forward_fill(), pl.lit(-1)))
         .sort("anchor", pl.col("target").is_null(), "golden", nulls_last=False)
+        .select("target", "golden")
     )
-    return RowPairs(ordered["target"], ordered["golden"])
 
 
 def beside(target: Rows, golden: Rows, pairs: RowPairs) -> Rows:
@@ -71,8 +103,12 @@ def beside(target: Rows, golden: Rows, pairs: RowPairs) -> Rows:
     """
     if isinstance(target, pl.DataFrame) and isinstance(golden, pl.DataFrame):
         return _paired(_taken(target, pairs.target), _taken(golden, pairs.golden))
-    own, other = (hashed(side, name) for side, name in ((target, "entry"), (golden, "unit")))
-    entries = pl.DataFrame([own.gather(pairs.target).alias("own"), other.gather(pairs.golden).alias("other")])
+    entries = pl.DataFrame(
+        [
+            hashed(target, "entry").gather(pairs.target).alias("own"),
+            hashed(golden, "unit").gather(pairs.golden).alias("other"),
+        ]
+    )
 
     def part_of(begin: int, height: int) -> pl.DataFrame:
         own, other = pairs.target.slice(begin, height), pairs.golden.slice(begin, height)
