@@ -34,7 +34,7 @@ def widest(dtype: torch.dtype) -> torch.dtype:
     return torch.complex128 if dtype.is_complex else torch.float64 if dtype.is_floating_point else dtype
 
 
-def array(value: torch.Tensor) -> Any:
+def array(value: Any) -> Any:
     return value.detach().cpu().to(widest(value.dtype)).resolve_conj().resolve_neg().numpy()
 
 
@@ -56,6 +56,6 @@ def backward(device: str, *, is_wide: bool) -> dict[str, Any]:
     result = call(x, wide, device)
     result = result if type(result) in (tuple, list) else [result]
     given = {n: functools.reduce(lambda r, i: r[int(i)], n[12:].split("."), result) for n in x if n[:8] == "gradient"}
-    ends = [(end, x[name].to(end.dtype)) for name, end in given.items() if end.requires_grad]
+    ends = [(end, x[name].to(end.dtype)) for name, end in given.items() if torch.is_tensor(end) and end.requires_grad]
     found = torch.autograd.grad([end for end, _ in ends], leaves, [end for _, end in ends], allow_unused=True)
     return {name: array(value) for name, value in zip(LEAVES, found, strict=True) if value is not None}
