@@ -221,8 +221,9 @@ test: $(READY) $(MS_READY) $(VERL_READY)
 
 beside: test-mindspore test-verl lint
 
+# Without tests of RL comparisons, which run in verl's environment, among the slow ones.
 test-main: $(READY)
-	$(BIN)/python $(QUICK) $(SHARED)
+	$(BIN)/python $(QUICK) $(SHARED) --ignore=tests/unit/verl
 
 # Import first: without MindSpore its tests would be skipped, and nothing would fail. The tests run in one process and in
 # order, so that later tests reuse what MindSpore has compiled.
@@ -256,7 +257,7 @@ slow-others: $(READY) $(VERL_READY) $(DOCS_READY)
 	$(VERL_BIN)/python $(SLOW) tests/e2e/verl
 	$(VERL_BIN)/python $(BOTH) tests/unit/verl
 	$(BIN)/python -c "import trl"
-	$(BIN)/python $(SLOW) $(SHARED)
+	$(BIN)/python $(SLOW) $(SHARED) --ignore=tests/unit/verl
 
 # Tests that take too long to run for each change.
 test-nightly: $(MS_READY)

@@ -321,7 +321,7 @@ class Matcher:
         sides = self._target, self._golden
         updates = [sum(owner == names.OPTIMIZER for owner in side.owners) for side in sides]
         exchanges = [sum(map(is_communication, side.leads)) for side in sides]
-        return 0 < min(updates) < max(updates) and (updates[0] < updates[1]) == (exchanges[0] > exchanges[1])
+        return min(updates) > 0 and (updates[0] - updates[1]) * (exchanges[0] - exchanges[1]) < 0
 
     def _with_updates_by_value(self, pairs: Sequence[Pair]) -> list[Pair]:
         """Return pairs with those of an optimizer by name, shapes and values: a rank makes some of the other's calls.

@@ -66,7 +66,8 @@ def _ends_in_common(own: pl.Series, other: pl.Series) -> tuple[int, int]:
     head = _num_equal(own.head(shorter), other.head(shorter))
     tail = _num_equal(own.tail(shorter - head).reverse(), other.tail(shorter - head).reverse())
     between = pl.concat([keys.slice(head, len(keys) - head - tail) for keys in (own, other)])
-    return head, 0 if own.tail(tail).is_in(between).any() else tail
+    again = own.tail(tail).to_frame("key").join(between.to_frame("key"), on="key", how="semi")
+    return head, 0 if again.height else tail
 
 
 def _num_equal(own: pl.Series, other: pl.Series) -> int:

@@ -176,6 +176,7 @@ def test_a_module_that_fails_in_another_format_is_left_out():
     ]
 
 
+@pytest.mark.slow
 def test_recomputed_modules_are_raised_as_in_the_forward():
     model, optimizer, step = training(narrow="model.layers.1.mlp.up_proj")
     plain = bisect_step(step, model, optimizer)

@@ -101,6 +101,7 @@ def unit(root, step=1):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "micro_batches", "calibrated"),
     [(torch.bfloat16, 1, 1), (torch.float32, 2, 0)],

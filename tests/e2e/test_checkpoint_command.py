@@ -256,6 +256,7 @@ def test_a_running_job_that_lost_the_state_of_its_optimizer_is_found(run, tmp_pa
     assert "state of PyTorch's random generator is none of the checkpoint" in out
 
 
+@pytest.mark.slow
 def test_a_running_job_that_loaded_an_older_or_a_later_checkpoint_is_found(run, tmp_path):
     job = Job().train(10)
     older, before = job.save(tmp_path / "older.pt"), job.train(5).save(tmp_path / "before.pt")

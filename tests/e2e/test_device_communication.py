@@ -30,6 +30,7 @@ def told(entry):
     return [told(item) for item in entry] if isinstance(entry, list) else entry
 
 
+@pytest.mark.slow
 def test_results_are_there_once_a_stream_has_waited_for_them(tmp_path):
     found = run_on("npu", device_ranks.read_too_early, tmp_path)
     assert found == [{"early": [1, 1], "noted": ["aten::add"], "late": [2, 2], "noted later": []}] * 2

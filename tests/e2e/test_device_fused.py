@@ -97,6 +97,7 @@ def test_each_operator_is_checked(on_device, called):
     assert {entry for entry, verdict in fused.items() if verdict not in ("right", "ill_conditioned")} == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "operator", ["npu_rms_norm", slow("npu_fusion_attention"), slow("npu_swiglu"), slow("npu_apply_adam_w")]
 )

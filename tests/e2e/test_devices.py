@@ -118,6 +118,7 @@ class TestReplay:
         np.testing.assert_array_equal(first["0"], here["0"])
         np.testing.assert_allclose(second["0"], here["0"] * 1.02, rtol=1e-6)
 
+    @pytest.mark.slow
     def test_the_program_keeps_its_random_numbers_and_its_autocast(self, on_one):
         kept = on_one(replay_beside_a_program, call("Functional.dropout.0.forward", tensor(4, 5)))
         assert kept == {"random": True, "host": True, "device": True, "autocast": True}

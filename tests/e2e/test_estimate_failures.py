@@ -144,6 +144,7 @@ def assert_all_have_ended():
     assert not [process for process in processes if is_running(process)]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="descendants are found in /proc")
 def test_a_program_that_is_stuck_is_ended_with_its_children(place, capfd):
     done = estimate_here(capfd, "--timeout", "2", write("stuck.py", STUCK))

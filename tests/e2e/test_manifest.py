@@ -115,6 +115,7 @@ def test_a_llama_is_described_and_unchanged(record, tmp_path):
     assert len(read_data_rows(later)) == 4
 
 
+@pytest.mark.slow
 def test_one_planted_difference_is_the_only_one(record, tmp_path):
     record(llama(), train=train_llama, name="a", steps=1)
     record(llama(rope_theta=500.0), train=train_llama, name="b", steps=1)

@@ -90,6 +90,7 @@ def test_what_a_forward_holds_goes_with_it_without_the_garbage_collector(tmp_pat
         loss.backward()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
 @pytest.mark.usefixtures("without_collector")
 def test_no_call_leaves_anything_to_the_garbage_collector(tmp_path, level):

@@ -118,6 +118,7 @@ def test_scripts_print_the_published_fields(tmp_path, dtype, propagation):
         assert {title.split()[0] for title in parts_of(found.stdout)} == {"cpu"}
 
 
+@pytest.mark.slow
 def test_each_iteration_has_inputs_of_its_own(tmp_path):
     unit = record(tmp_path / "dump", small(torch.bfloat16), task="statistics")
     for name, propagation in (("softmax", "backward"), ("embedding", "forward")):
@@ -132,6 +133,7 @@ def test_each_iteration_has_inputs_of_its_own(tmp_path):
         assert not path.with_suffix(".safetensors").exists()
 
 
+@pytest.mark.slow
 def test_an_integer_result_is_compared_bit_by_bit(tmp_path):
     unit = record(tmp_path / "dump", small(torch.float32))
     path = script(tmp_path, unit, "Torch.sort.0", data_mode="real_data")
@@ -160,6 +162,7 @@ def test_a_result_of_a_wrong_kernel_is_an_error(tmp_path, fault):
     assert all(fields["Verdict"] == "pass" for title, fields in sides.items() if title.startswith("cpu"))
 
 
+@pytest.mark.slow
 def test_extracted_records_are_a_dump_of_their_own(tmp_path):
     unit = record(tmp_path / "dump", small(torch.float32))
     first = script(tmp_path, unit, "Functional.linear.0", "backward", data_mode="real_data").read_text()

@@ -176,6 +176,7 @@ def test_a_module_of_another_class(record):
     assert any("Module.layers.0.input_norm.Renamed with Module.layers.0.input_norm.Norm" in note for note in unit.notes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
 @pytest.mark.parametrize("writer", ["json", "arrow"])
 def test_only_one_run_recomputes(record, level, writer):

@@ -112,6 +112,7 @@ def test_it_goes_together_with_seed_all_in_any_order(tmp_path, order):
     assert random.random() != random.random()
 
 
+@pytest.mark.slow
 def test_a_process_that_is_killed_loses_no_row(tmp_path):
     script = (
         f"import sys; sys.path[:0] = [{str(REPOSITORY)!r}, {str(REPOSITORY / 'plugins' / 'pytorch')!r}]\n"

@@ -201,6 +201,7 @@ class TestMap:
         expected = TRAINING.names("grad_reduced")
         assert names == [expected[row] for row in (0, 1, 2, 3, 9)]
 
+    @pytest.mark.slow
     def test_a_rank_alone_is_as_in_the_worst_of_all(self, monitor):
         """The page finds out what is usual from the lines of single ranks, as Python does from the files."""
         browser = monitor("one")
@@ -228,6 +229,7 @@ class TestMap:
         choose(browser, "of-step", 10)
         assert hovered(browser, ROW, 3)[1] == "step 10 · rank 3"
 
+    @pytest.mark.slow
     def test_micro_steps(self, monitor):
         browser = monitor("one")
         choose(browser, "quantity", "actv")
@@ -287,6 +289,7 @@ class TestEvents:
         assert "norm is nan" in of_unknown.text
         assert browser.run("return [document.images.length, window.hacked ?? null]") == [0, None]
 
+    @pytest.mark.slow
     def test_alarms_open_the_dump_that_the_page_holds(self, browser, tmp_path):
         TRAINING.write(tmp_path / "run" / "monitor_output")
         write_dump(tmp_path / "run" / "step50" / "rank2", small_dump())
@@ -298,6 +301,7 @@ class TestEvents:
         assert "relu" in browser.text(".outline")
         assert browser.problems() == []
 
+    @pytest.mark.slow
     def test_a_training_with_nothing_unusual_says_so(self, browser, tmp_path, runs):
         browser.open(page_of(tmp_path / "page.html", runs[1]))
         browser.click("show-monitor")
@@ -378,6 +382,7 @@ class TestTwo:
             browser.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
 
+@pytest.mark.slow
 def test_what_the_page_has_no_room_for_is_said(browser, runs, tmp_path, monkeypatch):
     monkeypatch.setattr("msprobe_core.view.trends.MAX_NUMBERS", 3000)
     browser.open(page_of(tmp_path / "page.html", runs[0]))

@@ -207,6 +207,7 @@ class TestGraph:
         browser.find("[data-filter='error']").click()
         assert browser.texts(".rows .row-path") == [CULPRIT]
 
+    @pytest.mark.slow
     def test_next_and_previous_difference(self, graph):
         browser = graph()
         browser.keys("n")
@@ -276,6 +277,7 @@ class TestGraph:
         assert browser.all(".pane-target .box.ghost.chosen") == []
         assert "only in target" in browser.text(".panel")
 
+    @pytest.mark.slow
     def test_panel_has_both_sides_and_the_metrics(self, graph):
         browser = graph("recorded")
         browser.keys("1")
@@ -302,6 +304,7 @@ class TestGraph:
             "msprobe confirm run/target/step0/rank1 run/golden/step0/rank1 Functional.layer_norm.1.forward" in commands
         )
 
+    @pytest.mark.slow
     def test_matches_by_hand_go_to_a_mapping_file(self, graph):
         browser = graph()
         browser.find("[role='treeitem'][data-name='Functional.clamp.0.forward']").click()
@@ -361,6 +364,7 @@ class TestGraph:
 
 
 class TestOverview:
+    @pytest.mark.slow
     def test_a_cell_leads_into_the_rank(self, opened):
         browser = opened("many")
         browser.keys("3")
@@ -383,6 +387,7 @@ class TestOverview:
         browser.wait_for(".box.chosen")
         assert selected(browser) == "Module.model.layers.1.LlamaDecoderLayer.forward.0"
 
+    @pytest.mark.slow
     def test_groups_and_communication(self, opened):
         browser = opened("many")
         browser.keys("3")
@@ -508,6 +513,7 @@ class TestPage:
         browser.click("theme")
         assert browser.find("body").value_of_css_property("background-color") != light
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("name", ["hostile", "recorded"])
     def test_hostile_names_are_text(self, opened, name):
         browser = opened(name)
@@ -550,6 +556,7 @@ class TestPage:
         assert {"tab", "search", "tree", "group", "radio"} <= seen
 
 
+@pytest.mark.slow
 def test_served_graphs_come_when_they_are_looked_at(browser):
     data = msgspec.convert(example("comparison"), ViewData)
     cache = GraphCache()

@@ -71,6 +71,7 @@ def test_the_page_opens_at_the_first_cause(browser: Browser, page: Path) -> None
     assert [address for address in browser.requested() if not address.startswith(("file:", "data:"))] == []
 
 
+@pytest.mark.slow
 def test_cells_and_findings_lead_to_each_other(browser: Browser, page: Path) -> None:
     browser.open(page)
     browser.wait_for('[data-testid="rl-map"]')

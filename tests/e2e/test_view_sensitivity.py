@@ -57,6 +57,7 @@ def write_reactions(run: Path) -> Path:
     return run
 
 
+@pytest.mark.slow
 def test_the_map_shows_the_calls_of_one_step_in_their_order(browser: Browser, tmp_path: Path) -> None:
     browser.open(page_of(tmp_path / "page.html", write_reactions(tmp_path / "run")))
     browser.wait_for('[data-testid="condition-map"]')

@@ -173,7 +173,7 @@ def samples() -> Mapping[str, tuple[Sequence[Any], Mapping[str, Any]]]:
 
 def declared() -> Mapping[str, tuple[list[str], list[str]]]:
     """Return the names of the arguments of each operator, and those that its formula takes."""
-    torch_npu()
+    torch_npu(), simulated_device()
     return {
         name: (
             [each.name for each in getattr(torch.ops.npu, name).default._schema.arguments],

@@ -15,12 +15,15 @@ import numpy as np
 import torch
 from device_clock import Wait
 from msgspec.structs import astuple
+from msprobe.pytorch import _arrivals
 from simulated_device import simulated_device
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 NUM_STEPS = 2
+
+_PINNED_LIKE = _arrivals.pinned_like
 
 
 @dataclass
@@ -209,7 +212,7 @@ def train_bare(settings: Mapping[str, Any]) -> Run:
 
 def fly(place: Path, settings: Mapping[str, Any]) -> tuple[Run, list[list[bool]]]:
     """Train with a flight recorder; return also which steps it knew to be whole after each step."""
-    from msprobe.pytorch import FlightRecorder, _arrivals
+    from msprobe.pytorch import FlightRecorder
 
     _arrivals.pinned_like = simulated_device().memory.pinned_like
     known: list[list[bool]] = []
@@ -232,7 +235,7 @@ def fly(place: Path, settings: Mapping[str, Any]) -> tuple[Run, list[list[bool]]
 
 def monitor(place: Path, settings: Mapping[str, Any]) -> Run:
     """Train with a monitor."""
-    from msprobe.pytorch import TrainerMon, _arrivals
+    from msprobe.pytorch import TrainerMon
 
     _arrivals.pinned_like = simulated_device().memory.pinned_like
     os.environ["MONITOR_OUTPUT_DIR"] = str(place / "monitor")
@@ -300,7 +303,6 @@ class Bounded:
 
 def reduce_many(mode: str, count: int, limits: Mapping[str, int], *, pins: bool = True, streams: int = 1) -> Bounded:
     """Reduce tensors on the device, alternating between streams."""
-    from msprobe.pytorch import _arrivals
     from msprobe.pytorch._reduce import TorchReducer
 
     from msprobe_core.plugin import Digest
@@ -309,8 +311,7 @@ def reduce_many(mode: str, count: int, limits: Mapping[str, int], *, pins: bool 
     clock, memory = device.clock, device.memory
     clock.lag, device.lacks = 0, set()
     before = _arrivals.pinned_like
-    if pins:
-        _arrivals.pinned_like = memory.pinned_like
+    _arrivals.pinned_like = memory.pinned_like if pins else _PINNED_LIKE
     torch.manual_seed(5)
     values = [torch.randint(-9, 9, (8,)).float() for _ in range(count)]
     queues = [torch.npu.Stream() for _ in range(streams)] if streams > 1 else [torch.npu.current_stream()]

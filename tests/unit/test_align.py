@@ -74,6 +74,7 @@ def test_one_extra_call_shifts_nothing(tmp_path, side, nesting):
 SAME = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
+@pytest.mark.slow
 @SAME
 @given(st.randoms(use_true_random=False), st.booleans(), st.integers(1, 2), st.sampled_from(["target", "golden"]))
 def test_extra_calls_anywhere(tmp_path_factory, chance, nesting, micro_steps, side):
@@ -91,6 +92,7 @@ def test_extra_calls_anywhere(tmp_path_factory, chance, nesting, micro_steps, si
     check_pairs(align_dumps(own, record(directory / "g", golden, nesting=nesting)), target, golden)
 
 
+@pytest.mark.slow
 @SAME
 @given(st.randoms(use_true_random=False), st.integers(1, 2))
 def test_both_sides_lack_calls(tmp_path_factory, chance, micro_steps):

@@ -362,6 +362,7 @@ def test_a_cut_between_two_batches_is_said_too(tmp_path, which):
         assert "its end is missing" in ArrowReader().read(tmp_path).notes[0]
 
 
+@pytest.mark.slow
 def test_a_killed_process_leaves_all_batches_that_it_had_written(tmp_path):
     program = f"""
 import sys
@@ -388,6 +389,7 @@ for i in range(1000):
     assert len(dump.parents) >= num_written
 
 
+@pytest.mark.slow
 @given(flips=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 255)), min_size=1, max_size=4))
 @settings(max_examples=200, deadline=None)
 def test_flipped_bytes_are_an_error_or_are_read(tmp_path_factory, flips):

@@ -217,6 +217,7 @@ def command(*arguments):
     return [sys.executable, "-m", "msprobe_core", *map(str, arguments)]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("buffering")
 def test_a_closed_pipe_leaves_the_exit_status(dumps):
     for target, expected in (("good", 0), ("bad", 1)):
@@ -308,6 +309,7 @@ def test_a_full_terminal_is_said(dumps):
     assert (run.returncode, run.stderr.partition("(")[0]) == (2, "msprobe: error: the result cannot be shown ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [[], ["--xlsx"]])
 def test_a_full_disk_leaves_no_half_table(dumps, options):
     arguments = command("compare", "-tp", dumps / "good", "-gp", dumps / "good", "-o", dumps / "out", *options)

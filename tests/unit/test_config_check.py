@@ -390,6 +390,7 @@ def test_a_pack_is_read_as_it_was_written(tmp_path):
     assert read_pack(tmp_path / "b.zip") == pack
 
 
+@pytest.mark.slow
 def test_a_pack_that_expands_beyond_its_length_is_refused(tmp_path):
     with zipfile.ZipFile(tmp_path / "bomb.zip", "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("env", b" " * (400 << 20))
@@ -470,6 +471,7 @@ def test_a_script_that_unfolds_takes_no_more_than_its_length_allows(script):
     assert found == {"x": "y"} or len(found["b"]) <= 1 << 16
 
 
+@pytest.mark.slow
 def test_a_long_log_is_read_around_its_configurations(tmp_path):
     """Only these are decoded: other letters would take four bytes each."""
     log = tmp_path / "x.log"

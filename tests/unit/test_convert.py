@@ -151,6 +151,7 @@ RECORDS = st.dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(records=st.lists(RECORDS, max_size=4))
 @settings(max_examples=60, deadline=None)
 def test_any_nesting_is_kept(tmp_path_factory, records):
@@ -225,6 +226,7 @@ def refused(source, destination, error, match, **options):
     assert sorted(path.relative_to(destination.parent) for path in destination.parent.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_nothing_is_overwritten_that_is_no_dump_or_was_not_meant(tmp_path):
     source = write_dump(tmp_path / "s", {"Torch.f.0.forward": api(output=tensor())}).parent
     target = tmp_path / "t" / "d"

@@ -51,6 +51,7 @@ def test_processes_are_several_and_not_this_one():
     assert os.getpid() not in pids
 
 
+@pytest.mark.slow
 def test_a_killed_process_costs_its_own_task_only():
     results = dict(Processes().run(square_or_die, list(range(8)), TWO))
     assert Counter(type(result) for result in results.values()) == {int: 7, TaskLost: 1}

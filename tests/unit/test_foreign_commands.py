@@ -252,6 +252,7 @@ def values_of(fault):
     return values
 
 
+@pytest.mark.slow
 @needs_torch
 @pytest.mark.parametrize("to", ["json", "arrow"])
 def test_a_fault_between_two_foreign_dumps_is_found(run, tmp_path, to):

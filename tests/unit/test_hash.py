@@ -145,6 +145,7 @@ def test_signs_of_zeros_are_seen(dtype):
     assert len(seen) == 1024
 
 
+@pytest.mark.slow
 def test_similar_tensors_collide_no_more_often_than_random_numbers():
     """Of 65,536 tensors that differ in few bits, 24 bits of the hash: 2**15 * 65535 / 2**24 pairs, 128, are equal."""
     values = np.array(list(itertools.product(range(16), repeat=4)), np.uint8)

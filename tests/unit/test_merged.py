@@ -142,6 +142,7 @@ def read(dump, row, num_elements=5):
     return np.concatenate(list(source.chunks(num_elements))).reshape(source.shape)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(spreads(), st.integers(0, 2**32 - 1), st.sampled_from([1.0, 1e200, float("nan"), float("inf")]))
 def test_a_tensor_that_was_cut_is_put_together(spread, seed, special):

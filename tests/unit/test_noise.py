@@ -258,6 +258,7 @@ def test_a_profile_of_another_dump_is_not_used(tmp_path, calibrated):
     assert any("is of another dump" in note for note in unit.notes)
 
 
+@pytest.mark.slow
 def test_steps_and_ranks_have_floors_of_their_own(tmp_path):
     places = [{"steps": (0, 1), "rank": f"rank{r}"} for r in (0, 1)]
     for name, seed in (("golden", None), ("r1", 1), ("r2", 2), ("r3", 3)):

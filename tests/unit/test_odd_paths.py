@@ -99,6 +99,7 @@ def test_a_command(root, run, line, code):
         pl.read_csv(path.read_bytes(), infer_schema=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", ["compare -tp @/t -gp @/g -o @/out", "locate @/t @/g -o @/out"])
 def test_a_result_finds_its_runs_again(root, run, line):
     run(line)

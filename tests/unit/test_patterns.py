@@ -142,6 +142,7 @@ def worst(pattern, method):
     return most
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pattern", "method"), [param for param in FOUND.values() if not isinstance(param.values[0], str)]
 )
@@ -162,6 +163,7 @@ def test_quadratic_time_is_noticed(pattern, method):
     assert worst(re.compile(pattern), method)[0] > CPU_SECONDS
 
 
+@pytest.mark.slow
 def test_explanations_take_linear_time():
     table = yaml.safe_load((REPOSITORY / "msprobe_core" / "locate" / "explanations.yaml").read_text())
     causes = [*table["causes"], *table["topics"].values()]

@@ -275,6 +275,7 @@ print(*(found.provider_of(hook, name) for name, hook in hooks.items()))
     assert run.stderr.count("the plugin 'pytorch' offers it too; uninstall one of them, or leave one out with") == 2
 
 
+@pytest.mark.slow
 def test_a_plugin_is_left_out_on_request(tmp_path):
     environment = distribution(tmp_path, "aaa", "raise RuntimeError('planted')")
     assert "RuntimeError: planted" in listed(environment, "plugins").stderr
@@ -601,6 +602,7 @@ def test_everything_in_the_core_imports_with_every_framework_blocked():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("release", ["26.2.0_statistics", "26.2.0_md5", "26.2.0_tensor"])
 def test_dumps_are_compared_with_every_framework_blocked(release, tmp_path):
     step = REPOSITORY / "tests" / "data" / "mindstudio_probe" / release / "step0"

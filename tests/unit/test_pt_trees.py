@@ -138,6 +138,7 @@ BOMBS = PICKLE_BOMBS | {
 }
 
 
+@pytest.mark.slow
 def test_small_files_take_no_more_than_their_length_allows(tmp_path):
     paths = []
     for name, value in BOMBS.items():

@@ -141,6 +141,7 @@ def test_a_damaged_nesting_is_an_answer(tmp_path: Path, parents: dict[str, str |
     assert set(reached(tmp_path, data, parents).values()) <= {0, 1}
 
 
+@pytest.mark.slow
 def test_many_rows(tmp_path: Path) -> None:
     """60,000 rows take a second of work at most."""
     numbers = count(1)

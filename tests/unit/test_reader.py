@@ -124,6 +124,7 @@ def test_a_dump_in_pieces_is_the_same(path, piece_bytes, monkeypatch):
     assert num_pieces > 1 or path.stat().st_size < 2 * piece_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("indent", [None, 1])
 def test_a_large_dump_in_pieces_is_the_same(indent, tmp_path, monkeypatch):
     number = {"type": "float", "value": float("nan") if indent else "nan"}  # other tools write the bare word

@@ -50,6 +50,7 @@ def compare(runs, *, progress=None, chosen=None, out="out", **options):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", ["inline", "processes"])
 def test_every_step_and_rank_is_compared(runs, executor):
     seen = []
@@ -68,6 +69,7 @@ def test_every_step_and_rank_is_compared(runs, executor):
     assert [unit["agrees"] for unit in summary["units"]] == [True, True, True, False, False, False]
 
 
+@pytest.mark.slow
 def test_executors_agree_on_everything(runs):
     results = [compare(runs, executor=name, out=name)[0].units for name in ("inline", "processes")]
     assert results[0] == results[1]
@@ -197,6 +199,7 @@ def test_a_layout_is_advised_for_ranks_that_hold_parts(tmp_path, golden, recorde
     assert (advice in said) == recorded
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("named", ["stacks", "matrix"])
 def test_files_that_options_name_are_part_of_the_comparison(runs, named):
     stacks, matrix = runs / "stack.json", runs / "rotation.npy"
@@ -340,6 +343,7 @@ def test_many_pairs_are_summed_up(runs):
     assert lines[-1] == f"DIFFERENT: first at step1/rank1: {SECOND}."
 
 
+@pytest.mark.slow
 def test_ranges_on_the_command_line(runs):
     done = run_command(
         "-tp", runs / "target", "-gp", runs / "golden", "-o", runs / "out", "--steps", "0-1", "--ranks", "0"

@@ -150,6 +150,7 @@ OTHER_CALLS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_fuzzy", [False, True], ids=["in sequence", "fuzzy"])
 @pytest.mark.parametrize("side", ["target", "golden"])
 @pytest.mark.parametrize("make", OTHER_CALLS.values(), ids=OTHER_CALLS)

@@ -428,6 +428,7 @@ class Slow:
             yield np.ones(100, np.float32)
 
 
+@pytest.mark.slow
 def test_progress_moves_within_a_pair_and_ends_at_the_total():
     slow = Slow(40, 0.015)
     shape = str(list(slow.shape))
@@ -506,6 +507,7 @@ def test_a_pair_that_is_larger_than_the_memory_it_takes(tmp_path):
     assert int(peak_mib) < 300
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="signals")
 def test_ctrl_c_ends_the_command_line_within_a_second(tmp_path):
     shape = (1 << 14, 64 << 10)  # 4 GiB a side: more than can be compared in the time

@@ -151,6 +151,7 @@ def test_a_header_that_claims_too_much_is_not_believed(tmp_path):
         read_tensor(path)
 
 
+@pytest.mark.slow
 def test_small_descriptions_take_no_more_than_their_length_allows(tmp_path):
     """Python's own unpickler takes 2 GB for one of these, and never ends with others, in C where no signal ends it."""
     paths = []

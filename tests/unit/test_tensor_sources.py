@@ -144,6 +144,7 @@ print(num_elements, (peak_kib() - before) >> 10)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak is read from /proc")
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_a_large_tensor_is_read_in_little_memory(tmp_path, order):

@@ -212,6 +212,7 @@ def pid_of(_unit):
     return os.getpid()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("suffix", "megabytes", "is_elsewhere"), [("json", 7, False), ("json", 9, True), ("arrow", 1, True)]
 )

@@ -67,6 +67,7 @@ def answers_to(tmp_path, damage):
     return readable, found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [0o000, 0o400], ids=oct)
 def test_a_rank_that_may_not_be_read(tmp_path, mode):
     readable, found = answers_to(tmp_path, lambda rank: rank.chmod(mode))
@@ -89,6 +90,7 @@ def test_a_pipe_in_the_place_of_a_file(tmp_path, name):
         assert {code for code, _ in found.values()} == {2}, found
 
 
+@pytest.mark.slow
 def test_a_pipe_in_the_place_of_a_tensor(tmp_path):
     def replace(rank):
         (path := rank / "dump_tensor_data" / "Torch.f.0.forward.output.0.npy").unlink()

@@ -162,6 +162,7 @@ for path in map(Path, sys.argv[1:]):
 """Reads each file with as little memory as the test allows, and prints what came of it in one line."""
 
 
+@pytest.mark.slow
 def test_parquet_takes_no_more_than_its_length_allows(tmp_path):
     """Equal values take no room, and packed pages little."""
     pyarrow = pytest.importorskip("pyarrow", reason="the extra msprobe-core[arrow] is not installed")
@@ -232,6 +233,7 @@ def write_book(directory, rows, *, shared="", prologue="", styles=""):
     return path
 
 
+@pytest.mark.slow
 def test_spreadsheets_take_no_more_than_their_length_allows(tmp_path):
     names = ("A", "target_name"), ("B", "golden_name")
     header = row(1, *names)

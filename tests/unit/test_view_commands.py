@@ -181,6 +181,7 @@ MALFORMED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_reset", [False, True], ids=["closed", "reset"])
 def test_malformed_requests_print_nothing(tmp_path, capfd, is_reset):
     """The terminal is the owner's, and any process on the machine can send them."""

@@ -73,6 +73,7 @@ def differing(target, golden):
     return set(compared.rows.filter((pl.col("max_diff") != 0) | (pl.col("norm_diff") != 0))["name_golden"])
 
 
+@pytest.mark.slow
 def test_the_training_goes_on_as_if_there_had_been_no_repetitions(tmp_path):
     bare, calibrated = train(tmp_path / "bare"), train(tmp_path / "run", repeats=2)
     assert bare[0] == calibrated[0]

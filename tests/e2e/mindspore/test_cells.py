@@ -298,6 +298,7 @@ def test_a_training_cell_and_a_callback(record, tmp_path):
     assert written == ["step0", "step2"]
 
 
+@pytest.mark.slow
 def test_a_function_that_is_compiled_in_a_window_holds_nothing_of_ours(record, caplog):
     net, x = Twice(), tensor(3, 4, seed=1)
     gradients_of = ms.value_and_grad(net_sum(net), None, net.trainable_params())

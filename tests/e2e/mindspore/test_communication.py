@@ -7,6 +7,8 @@ pytest.importorskip("mindspore")
 from mindspore_jobs import run_job
 from recorded import Recorded
 
+pytestmark = pytest.mark.slow
+
 OWN = [[0.0, 1.0, 2.0, 3.0], [10.0, 11.0, 12.0, 13.0]]
 SUM = [10.0, 12.0, 14.0, 16.0]
 

@@ -49,6 +49,7 @@ def above_info(result):
     return [each for each in result.differences if each.severity is not Severity.INFO]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_healthy_pair_has_no_difference_that_matters(recorded, name):
     mindspore, pytorch = recorded("mindspore", name), recorded("pytorch", name)

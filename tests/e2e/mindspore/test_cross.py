@@ -235,6 +235,7 @@ sys.exit(status)
 """
 
 
+@pytest.mark.slow
 def test_neither_framework_is_needed(recorded, tmp_path):
     for fault, status in ((None, 0), (Fault.EPS, 1)):
         target = recorded("mindspore", "llama", "mix", **({"fault": fault} if fault else {}))

@@ -76,6 +76,7 @@ def test_later_steps_without_parameters_are_not_judged(recorded):
     )
 
 
+@pytest.mark.slow
 def test_a_healthy_pair_in_float16(recorded):
     mode = Mode("mix", dtype="float16")
     found = locate(
@@ -119,6 +120,7 @@ def test_a_router_that_takes_the_smallest_is_blamed_forward(recorded):
     assert first.kind is FaultKind.ARGUMENT
 
 
+@pytest.mark.slow
 def test_what_a_layer_is_put_together_from_explains_nothing(recorded):
     """MindSpore's recurrent layers have Cells inside that PyTorch's have not."""
     (fault,) = (each for each in FAULTS if "gates" in each.name and each.pair == "GRU and experts 4 experts")

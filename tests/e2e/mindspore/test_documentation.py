@@ -83,6 +83,7 @@ def run(command, monkeypatch):
     end_of_block()
 
 
+@pytest.mark.slow
 def test_the_comparison_with_pytorch(place, monkeypatch, capsys):
     section = (REPOSITORY / "docs/mindspore.md").read_text().partition("## Comparing with PyTorch\n")[2]
     [block] = re.findall(r"^```console\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)

@@ -29,6 +29,7 @@ class Net(nn.Cell):
         return ops.softmax(x, axis=-1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("propagation", "mode"), [("forward", "real_data"), ("backward", "random_data")])
 def test_a_script_prints_the_published_fields(tmp_path, propagation, mode):
     config = tmp_path / "config.json"

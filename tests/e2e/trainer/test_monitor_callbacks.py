@@ -31,6 +31,7 @@ def config(tmp_path, **settings):
     return path
 
 
+@pytest.mark.slow
 def test_the_trainer_of_transformers_is_monitored_and_does_not_notice(tmp_path, out):
     from trainer_callback import MonitorCallback
 
