@@ -235,7 +235,7 @@ test-mindspore: $(MS_READY)
 test-numpy-1: $(MS_READY)
 	$(MS_BIN)/python $(BOTH) $(NUMPY_1_TESTS)
 
-# Import first, as above. Tests that need files of verl's and not verl run in test-main.
+# Import first, as above.
 test-verl: $(VERL_READY)
 	$(VERL_BIN)/python -c "import verl"
 	$(VERL_BIN)/python $(QUICK) $(VERL_TESTS)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import polars as pl
@@ -211,19 +212,35 @@ def _pair_calls(
     maps: dict[str, ApiMap] = registry().api_maps() if translates else {}
     naming = naming_of(matching, frameworks, maps, (stems[0], stems[1]), is_foreign=is_foreign)
     crowded = _crowded(naming.target, stems[0]) | _crowded(naming.golden, stems[1])
-    entries, calls, notes, operations = _pairs_of_calls((target, golden), listed, matching, naming, crowded)
+    matched = _match_calls((target, golden), listed, matching, naming, crowded)
     return _PairedCalls(
         naming,
-        (entries[0].select("entry", "stem"), entries[1].select("entry", "stem")),
-        _units(entries, calls, naming, crowded, is_divided=is_divided),
-        notes,
-        operations,
+        (matched.entries[0].select("entry", "stem"), matched.entries[1].select("entry", "stem")),
+        _units(matched.entries, matched.calls, naming, crowded, is_divided=is_divided),
+        matched.notes,
+        matched.operations,
     )
 
 
-def _pairs_of_calls(
+class _MatchedCalls(NamedTuple):
+    """Pairs of calls.
+
+    Attributes:
+        entries: Entries of both sides, with the positions of their calls.
+        calls: ``call`` and ``other_call``, the positions of pairs.
+        notes: Sentences on how calls were paired.
+        operations: Operations of the golden dump's calls; ``None`` within one framework.
+    """
+
+    entries: tuple[pl.DataFrame, pl.DataFrame]
+    calls: pl.DataFrame
+    notes: Sequence[str]
+    operations: Operations | None
+
+
+def _match_calls(
     dumps: tuple[Dump, Dump], listed: list[pl.DataFrame], matching: Matching, naming: Naming, crowded: frozenset[str]
-) -> tuple[tuple[pl.DataFrame, pl.DataFrame], pl.DataFrame, list[str], Operations | None]:
+) -> _MatchedCalls:
     """Pair calls by what is known of each, which is given up on return.
 
     Args:
@@ -232,12 +249,6 @@ def _pairs_of_calls(
         matching: How calls are paired.
         naming: Canonical names of both sides.
         crowded: Paths with several classes of modules.
-
-    Returns:
-        entries: Those of both sides, with the positions of their calls.
-        calls: ``call`` and ``other_call``, the positions of pairs.
-        notes: Sentences on how calls were paired.
-        operations: Operations of the golden dump's calls; ``None`` within one framework.
     """
     target, golden = dumps
     own, other = (
@@ -257,7 +268,7 @@ def _pairs_of_calls(
             pairs = by_number
     told = _note_translation(own, other, pairs, naming) if is_foreign else _note_numbers(own, other, pairs)
     columns = (np.fromiter((pair[side] for pair in pairs), np.int64, len(pairs)) for side in (0, 1))
-    return (
+    return _MatchedCalls(
         (own.entries, other.entries),
         pl.DataFrame(dict(zip(("call", "other_call"), columns, strict=True))),
         [*told, *_note_types(own, other, pairs, naming)],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,7 +10,8 @@ import torch
 from torch import Tensor
 
 from msprobe.pytorch._fingerprints import DeviceTensors
-from msprobe_core.fingerprint import NATIVE_VARIABLE, Place, hash_of
+from msprobe.pytorch._triton import has_kernels
+from msprobe_core.fingerprint import Place, hash_of
 from msprobe_core.plugin import Digest
 
 _logger = logging.getLogger("msprobe")
@@ -90,11 +90,9 @@ class _Comparison:
 
 
 def fused_hash(device: torch.device) -> HashKernel | None:
-    """Return Triton's kernel for a GPU, if Triton is installed and compiled kernels are enabled."""
-    if device.type != "cuda" or os.environ.get(NATIVE_VARIABLE) == "0":
+    """Return Triton's kernel for a GPU, if there can be one."""
+    if not has_kernels(device):
         return None
-    try:
-        from msprobe.pytorch._fused import hash_word  # Triton may not be installed
-    except Exception:  # noqa: BLE001  # an installed Triton may not work
-        return None
+    from msprobe.pytorch._fused import hash_word  # needs Triton
+
     return hash_word

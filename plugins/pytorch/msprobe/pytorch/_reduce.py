@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -26,7 +25,8 @@ from msprobe.pytorch._statistics import (
     widened,
 )
 from msprobe.pytorch._transforms import is_wrapped, unwrapped
-from msprobe_core.fingerprint import NATIVE_VARIABLE, NumpyArrays, Place, Sketcher, fp8, hash_of, word_text
+from msprobe.pytorch._triton import has_kernels
+from msprobe_core.fingerprint import NumpyArrays, Place, Sketcher, fp8, hash_of, word_text
 from msprobe_core.interception import real_vector
 from msprobe_core.plugin import Digest, ElementMeasure, Fp8Stats, PluginError, Stats
 
@@ -363,13 +363,11 @@ def _fill_in_extra(waiting: Sequence[tuple[Digest, Sequence[str]]], joined: Tens
 
 
 def fused_kernel(device: torch.device) -> ProvenKernel | None:
-    """Return Triton's kernel for a GPU, if Triton is installed and compiled kernels are enabled."""
-    if device.type != "cuda" or os.environ.get(NATIVE_VARIABLE) == "0":
+    """Return Triton's kernel for a GPU, if there can be one."""
+    if not has_kernels(device):
         return None
-    try:
-        from msprobe.pytorch._fused import DTYPES, FusedMoments  # Triton may not be installed
-    except Exception:  # noqa: BLE001  # an installed Triton may not work
-        return None
+    from msprobe.pytorch._fused import DTYPES, FusedMoments  # needs Triton
+
     return ProvenKernel(FusedMoments(device), DTYPES)
 
 
