@@ -97,16 +97,17 @@ def test_no_call_leaves_anything_to_the_garbage_collector(tmp_path, level):
     model = _Holding()
     optimizer = torch.optim.AdamW(model.parameters())
     debugger = PrecisionDebugger(dump_path=tmp_path / "run", level=level)
-    left = []
-    for num_passes in (1, 1, 5):
+    left = {1: [], 5: []}
+    for num_passes in (1, 1, 5, 1, 5, 1, 5):
         gc.collect()
         with debugger.start(model):
             for _ in range(num_passes):
                 model(torch.ones(2, 3)).sum().backward()
                 optimizer.step()
         debugger.step()
-        left.append(gc.collect())
-    assert left[1] == left[2], "one window leaves some, whatever happens in it"
+        left[num_passes].append(gc.collect())
+    # What is made once, such as a cache that grows, may fall into any window, the first above all; not into all.
+    assert min(left[1][1:]) == min(left[5]), "one window leaves some, whatever happens in it"
 
 
 def _num_hooks(node):

@@ -173,12 +173,13 @@ def test_a_mistake_in_naming_samples_costs_the_samples_only(tmp_path, caplog):
 
 
 PROGRAM = """
-import sys
+import os, pathlib, sys
 sys.path.insert(0, {folder!r})
 import torch
 import test_accelerate_plugin as job
 weights = job.train({config!r})
-print(sum(float(each.double().sum()) for each in weights))
+total = sum(float(each.double().sum()) for each in weights)
+pathlib.Path({out!r}, "rank" + os.environ["RANK"]).write_text(str(total))
 torch.distributed.destroy_process_group()  # or its threads keep the process alive
 """
 
@@ -187,14 +188,16 @@ torch.distributed.destroy_process_group()  # or its threads keep the process ali
 def test_two_processes(tmp_path, site):
     """Each rank has its own dumps, without ``module.`` in names, and both step together."""
     outputs = []
-    for config in (None, str(configured(tmp_path))):
+    for name, config in (("plain", None), ("recorded", str(configured(tmp_path)))):
+        out = tmp_path / name
+        out.mkdir()
         program = tmp_path / "program.py"
-        program.write_text(PROGRAM.format(folder=str(Path(__file__).parent), config=config))
+        program.write_text(PROGRAM.format(folder=str(Path(__file__).parent), config=config, out=str(out)))
         launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", program]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join([site, *sys.path]), "OMP_NUM_THREADS": "1"}
         done = subprocess.run(launch, capture_output=True, text=True, env=environment, timeout=120, check=False)
         assert done.returncode == 0, done.stderr[-3000:]
-        outputs.append(sorted(done.stdout.split()))
+        outputs.append([(out / f"rank{rank}").read_text() for rank in range(2)])
     assert outputs[0] == outputs[1]
     for rank in range(2):
         (first, *_) = sorted((tmp_path / "run" / "train").glob(f"step*/rank{rank}"))
