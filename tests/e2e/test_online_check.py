@@ -17,7 +17,7 @@ from torch_traces import traces_in
 
 from msprobe_core.api_check.call_check import CallChecker
 from msprobe_core.api_check.dump_check import check_dump
-from msprobe_core.api_check.online import check
+from msprobe_core.api_check.online import check, tally
 from msprobe_core.api_check.online.held_dump import HeldDump
 from msprobe_core.api_check.verdict import Verdict
 from msprobe_core.capture.debugger import controller_of
@@ -235,7 +235,7 @@ def test_only_some_calls_of_a_wrong_kernel_are_kept(tmp_path, open_debugger):
     finally:
         library._destroy()
     kept = [json.loads(path.read_text())["data"] for path in (tmp_path / "run").glob("step*/*/dump.json")]
-    assert sum("Functional.gelu.0.forward" in data for data in kept) == check._NUM_KEPT_PER_KIND
+    assert sum("Functional.gelu.0.forward" in data for data in kept) == tally._NUM_KEPT_PER_KIND
     assert coverage_of(tmp_path / "run")["totals"]["verdicts"]["wrong"] == 5
     (results,) = (tmp_path / "run").glob("accuracy_checking_result_*_*.csv")  # one row, though there were five steps
     rows = read_rows(results, RESULT_COLUMNS)

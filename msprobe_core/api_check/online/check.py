@@ -12,7 +12,6 @@ import bisect
 import logging
 import math
 import time
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -22,20 +21,14 @@ import msgspec
 from msprobe_core import names
 from msprobe_core.api_check.call_check import CallChecker, unchecked
 from msprobe_core.api_check.error_data import save_error_data
-from msprobe_core.api_check.online.files import (
-    COVERAGE_FILE,
-    VERDICTS_FILE,
-    Totals,
-    verdict_line,
-    write_coverage,
-    write_verdicts,
-)
+from msprobe_core.api_check.online.files import VERDICTS_FILE, verdict_line, write_verdicts
 from msprobe_core.api_check.online.held_copies import HeldCopies
 from msprobe_core.api_check.online.held_dump import HeldDump
-from msprobe_core.api_check.online.kinds import CallSample, Kind, KindName
+from msprobe_core.api_check.online.kinds import CallSample, Kind
 from msprobe_core.api_check.online.online_codes import OnlineCode
 from msprobe_core.api_check.online.step_budget import StepBudget
-from msprobe_core.api_check.verdict import CallVerdict, Verdict
+from msprobe_core.api_check.online.tally import Tally
+from msprobe_core.api_check.verdict import CallVerdict
 from msprobe_core.capture.features.feature import Feature, Host
 from msprobe_core.capture.processors import StatisticsProcessor
 from msprobe_core.config import Config
@@ -57,17 +50,6 @@ MAX_HELD_BYTES = 1 << 30
 
 MAX_ELEMENTS = 1 << 26
 """Maximum number of elements of a call that is checked beside a training, which needs the memory itself."""
-
-_NUM_LOGGED = 10
-_NUM_KEPT_PER_KIND = 2
-"""How many calls of one kind are kept that are not right; later ones are only listed."""
-
-_MAX_FAILURES = 20
-"""Number of checks that may fail by an error before checking ends."""
-
-_COVERAGE_PAUSE_S = 30.0
-
-_IS_KEPT = (Verdict.WRONG, Verdict.SUSPECT, Verdict.ILL_CONDITIONED)
 
 _NOTHING = Batch([], {})
 
@@ -120,12 +102,8 @@ class OnlineCheck(Feature):
         self._decided: tuple[int, bool] = (-1, False)
         self._has_begun = False
         self._is_recorded = False
-        self._verdicts: Counter[Verdict] = Counter()
-        self._num_kept: Counter[tuple[KindName, Verdict]] = Counter()
-        self._num_failures = 0
-        self._problem: str | None = None
+        self._tally = Tally(self._task, budget, sample)
         self._unit: Path | None = None
-        self._written = float("-inf")
         self._stamp = time.strftime("%Y%m%d%H%M%S")
 
     @classmethod
@@ -159,7 +137,7 @@ class OnlineCheck(Feature):
         if self._decided[0] != step:
             steps = self._config.step
             number = bisect.bisect_left(steps, step) if steps else step
-            self._decided = step, self._problem is None and self._budget.wants(number)
+            self._decided = step, self._tally.problem is None and self._budget.wants(number)
         return self._decided[1]
 
     def begin_window(self, step: int, rank: int | None) -> bool:  # noqa: ARG002
@@ -225,8 +203,8 @@ class OnlineCheck(Feature):
         self._has_begun = False
         self._budget.end_step(was_recorded=was_recorded)
         self._sample.next_step(self._budget.next_allowance, self.copies.max_bytes, was_recorded=was_recorded)
-        if was_recorded and self._budget.clock() - self._written > _COVERAGE_PAUSE_S:
-            self._write_coverage()
+        if was_recorded and self._unit is not None:
+            self._tally.write_now_and_then(self._unit)
 
     def _check_step(self, step: int) -> Batch:
         kinds = self._sample.look_at(self._entries.values())
@@ -245,15 +223,14 @@ class OnlineCheck(Feature):
             if lines and self._budget.left < self._sample.expected_seconds(kind):
                 continue
             call, verdict = self._checked(calls, name)
-            kind.note(verdict, step)
-            self._verdicts[verdict.verdict] += 1
+            is_to_keep = self._tally.add(kind, verdict, step)
             lines.append(verdict_line(verdict, kind, step, positions[name]))
             self.note(verdict, step)
-            if self._is_to_keep(kind, verdict, step):
+            if is_to_keep:
                 entries = (self._entries.get(each) for each in (names.forward_of(name), name) if each is not None)
                 to_keep |= {entry.name: entry for entry in entries if entry is not None}
                 self._save_error_data(call, step)
-            if self._problem is not None:
+            if self._tally.problem is not None:
                 break
         if lines and self._unit is not None:
             write_verdicts(self._unit / VERDICTS_FILE.format(task=self._task), lines)
@@ -283,30 +260,12 @@ class OnlineCheck(Feature):
             return call, self._checker.check(call)
         except BaseException as caught:  # raised by a framework in a replay, or by a fault of ours
             error = kept(caught)
-            self._num_failures += 1
             _logger.debug("%s: %s", self._task, name, exc_info=caught)
-        if self._num_failures == _MAX_FAILURES:
-            self._problem = reason_of(error)
-            _logger.warning(
-                "%s: checking ends after %d failures, the last: %s", self._task, _MAX_FAILURES, self._problem
-            )
+        self._tally.count_failure(error)
         found = unchecked(call, Finding(OnlineCode.FAILED, fields={"why": reason_of(error)}))
         return call, msgspec.structs.replace(found, seconds=time.perf_counter() - begin)
 
     # --- what is kept -----------------------------------------------------------------------------------------
-
-    def _is_to_keep(self, kind: Kind, found: CallVerdict, step: int) -> bool:
-        """Log a call that is not right, and return whether its tensors are kept."""
-        if found.verdict not in _IS_KEPT:
-            return False
-        self._num_kept[kind.name, found.verdict] += 1
-        worst = found.worst
-        if found.verdict is not Verdict.ILL_CONDITIONED and self._verdicts[found.verdict] <= _NUM_LOGGED:
-            _logger.warning(
-                "step %d: %s: %s is %s%s",
-                step, self._task, found.entry, found.verdict.value, "" if worst is None else f": {worst.reason.text}",
-            )  # fmt: skip
-        return self._num_kept[kind.name, found.verdict] <= _NUM_KEPT_PER_KIND
 
     def _kept(self, entries: Mapping[str, Entry]) -> Batch:
         """Return entries to write, with statistics and files of their tensors."""
@@ -334,39 +293,7 @@ class OnlineCheck(Feature):
         except (MsprobeError, OSError) as error:
             _logger.warning("%s: data of %s are not written to %s (%s)", self._task, call.entry, directory, error)
 
-    # --- the end ----------------------------------------------------------------------------------------------
-
-    @property
-    def totals(self) -> Totals:
-        """What has been found until now, and what it took."""
-        budget, kinds = self._budget, self._sample.kinds.values()
-        training_s = budget.training_s
-        return Totals(
-            budget=budget.share, share=(budget.check_s + budget.recording_s) / training_s if training_s else 0.0,
-            training_s=training_s, check_s=budget.check_s, recording_s=budget.recording_s, num_steps=budget.num_steps,
-            num_recorded=budget.num_recorded, period=budget.period, num_calls=self._verdicts.total(),
-            verdicts={verdict.value: self._verdicts[verdict] for verdict in Verdict if self._verdicts[verdict]},
-            num_kinds=len(kinds), num_kinds_checked=sum(kind.num_checked > 0 for kind in kinds),
-            num_left_out=self._sample.num_left_out, problem=self._problem,
-        )  # fmt: skip
-
-    def _write_coverage(self) -> None:
-        if self._unit is None:
-            return
-        self._written = self._budget.clock()
-        path = self._unit.parent.parent / COVERAGE_FILE.format(task=self._task, unit=self._unit.name)
-        write_coverage(path, self.totals, self._sample.kinds.values())
-
     def close(self) -> None:
         """Write the coverage, and log a summary."""
-        if self._unit is None:
-            return
-        self._write_coverage()
-        totals = self.totals
-        _logger.warning(
-            "%s: %d calls checked in %d of %d steps, %d wrong; of %d kinds of calls %d were judged; it took "
-            "%.1f %% of the time; see %s",
-            self._task, totals.num_calls, totals.num_recorded, totals.num_steps,
-            totals.verdicts.get(Verdict.WRONG.value, 0), totals.num_kinds, totals.num_kinds_checked, 100 * totals.share,
-            self._unit.parent.parent / COVERAGE_FILE.format(task=self._task, unit=self._unit.name),
-        )  # fmt: skip
+        if self._unit is not None:
+            self._tally.conclude(self._unit)
