@@ -153,3 +153,14 @@ def check_model(model: Any, framework: Framework) -> None:
             f"start() got {type(model).__name__}, which is not a model of {framework.name}; "
             "give the model, or a list of models"
         )
+
+
+def check_single(module: Any, name: Any, framework: Framework) -> None:
+    """Refuse what cannot be recorded as a single module.
+
+    Raises:
+        SessionError: ``module`` is not a module, or ``name`` is not a valid name.
+    """
+    check_model(module, framework)
+    if not isinstance(name, str) or not name:
+        raise SessionError(f"module_dump() got the name {name!r}; give a text, such as 'decoder'")

@@ -12,20 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_core.capture.custom_apis import CustomApis
-from msprobe_core.capture.kernel_dump import KernelSession
 from msprobe_core.capture.live_settings import LiveSettings, reason_of
-from msprobe_core.capture.manifests import Manifests
 from msprobe_core.capture.measure import Measurement, current_order, end_process
-from msprobe_core.capture.no_session import NoSession
 from msprobe_core.capture.session import Session
+from msprobe_core.capture.session_factory import AnySession, SessionFactory
 from msprobe_core.capture.window import Window
 from msprobe_core.config import Config, ConfigWatch, load_config
 from msprobe_core.config.window_order import current_window
-from msprobe_core.errors import BrokenPluginError, ConfigError, MsprobeError
-from msprobe_core.guard import kept
-from msprobe_core.model import EndState, Level
-from msprobe_core.plugins import registry
-from msprobe_core.protocols.capabilities import KernelDumper
+from msprobe_core.errors import ConfigError, MsprobeError
+from msprobe_core.model import EndState
 from msprobe_core.protocols.framework import Framework
 from msprobe_core.store.layout import check_place
 
@@ -63,16 +58,15 @@ class Controller:
         if order is None and config.dump_enable and not config.rank:  # otherwise nothing may ever be written here
             check_place(config.directory)
         self.lock = threading.RLock()
-        self.session: Session | KernelSession | NoSession | None = None
+        self.session: AnySession | None = None
         self.custom_apis = CustomApis(config.listed_apis)
-        self.manifests = Manifests()
         self.is_in_window: bool = False
         is_watched = config_path is not None and config.is_live and order is None
         watch = ConfigWatch(config_path, given, config) if config_path and is_watched else None
         self.settings = LiveSettings(config, watch)
-        self._find_framework = find_framework
         self._on_forked = on_forked
         self._measurement = None if order is None else Measurement(order, config_path, given)
+        self._sessions = SessionFactory(find_framework, self.settings, self._measurement, self.custom_apis)
         self._window_order = current_window()
         if config.perturb is not None:
             _logger.warning(
@@ -97,51 +91,19 @@ class Controller:
         except ConfigError:  # ignored like the other arguments: an error must not end a training that is being recorded
             return False
 
-    def opened(self, model: Any = None) -> Session | KernelSession | NoSession:
+    def opened(self, model: Any = None) -> AnySession:
         """Return the session, created for the framework of ``model`` if there is none yet.
 
         Raises:
-            MsprobeError: the configuration cannot be recorded. A plugin that is broken is none of these errors: it is
-                logged, and nothing is recorded.
+            MsprobeError: see `SessionFactory.first`.
         """
         if self.session is None:
-            self.session = self._opened(model)
+            self.session = self._sessions.first(model)
             if self._window_order is not None:
                 self.session.begin_at(self._window_order.begin)
             if hasattr(os, "register_at_fork"):
                 os.register_at_fork(after_in_child=self._abandon)
         return self.session
-
-    def _opened(self, model: Any) -> Session | KernelSession | NoSession:
-        try:
-            framework = self._find_framework(model)
-            config = self.config if self._measurement is None else self._measurement.config
-            if config.level is Level.L2 and isinstance(framework, KernelDumper):
-                return KernelSession(config, framework, framework)
-            return self._new_session(config, framework)
-        except BaseException as caught:
-            error = kept(caught)
-            if isinstance(error, MsprobeError) and not isinstance(error, BrokenPluginError):
-                raise
-            _logger.error("nothing is recorded, training goes on: %s", reason_of(error))  # noqa: TRY400
-            _logger.debug("where the recording failed:", exc_info=error)
-            return NoSession()
-
-    def _new_session(self, config: Config, framework: Framework) -> Session:
-        writers = registry().writers()
-        if self._measurement is not None:
-            writers = self._measurement.open(framework, writers)
-        return Session(
-            config, framework, registry().processors(), writers, self.custom_apis, self.manifests,
-            on_failure=self._take_failure,
-        )  # fmt: skip
-
-    def _take_failure(self, session: Session, error: Exception) -> None:
-        # The user can correct an edited file while the training runs, and recording then resumes.
-        if self.settings.has_switched and isinstance(error, MsprobeError):
-            self.settings.switch_off(str(error))
-        else:
-            session.log_failure(error)
 
     # --- windows and steps ------------------------------------------------------------------------------------
 
@@ -231,7 +193,7 @@ class Controller:
             return
         settings.edited = None
         try:
-            new = self._new_session(edited, old.framework)
+            new = self._sessions.make(edited, old.framework)
         except Exception as error:  # noqa: BLE001  # an edited file may hold anything
             settings.switch_off(reason_of(error))
             self._take_over()
@@ -268,7 +230,7 @@ class Controller:
         """
         session, is_in_window = self.session, self.is_in_window
         assert isinstance(session, Session)
-        diverted = self._new_session(config, session.framework)
+        diverted = self._sessions.make(config, session.framework)
         diverted.continue_from(session, step)
         self.session, self.is_in_window = diverted, False
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import logging
 from collections.abc import Container, Sequence
+from pathlib import Path
 
 from msprobe_core.config import DataMode, TaskOptions
 from msprobe_core.model import Phase, Role
@@ -41,6 +42,7 @@ class Selection:
         self.has_closed = False
         self._has_matched = not self._patterns
         self._last_complaint: str | None = None
+        self._has_said_empty = False
         self._unmatched: dict[str, None] = {}  # in the order of calls, until one matches
 
     @property
@@ -100,12 +102,24 @@ class Selection:
         self._has_matched = not self._patterns
         self._unmatched.clear()
 
-    def report(self, step: int) -> None:
-        """Warn about a selection without effect in this step, unless the last step had the same complaint."""
+    def report(self, step: int, directory: Path | None, *, num_calls: int) -> None:
+        """Warn about a selection without effect in this step, unless the last step had the same complaint.
+
+        Args:
+            step: The step that ends.
+            directory: Of its dump.
+            num_calls: How many calls were seen; without any, a warning is given once: an empty dump explains nothing.
+        """
         complaint = self.complaint()
         if complaint and complaint != self._last_complaint:
             _logger.warning("step %d: %s", step, complaint)
         self._last_complaint = complaint
+        if num_calls == 0 and complaint is None and not self._has_said_empty:
+            self._has_said_empty = True
+            _logger.warning(
+                "step %d: nothing was recorded to %s, as no call that the configuration selects was seen between start "
+                "and stop; this is said once", step, directory,
+            )  # fmt: skip
 
     def complaint(self) -> str | None:
         """Return a complaint about this step: a scope that did not open or close, or a list without a match."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from msprobe_core.capture.session_parts import put_together
 from msprobe_core.capture.window import Model, Window
 from msprobe_core.config import Config
 from msprobe_core.errors import MsprobeError, SessionError
-from msprobe_core.guard import described, kept
+from msprobe_core.guard import described
 from msprobe_core.model import EndState
 from msprobe_core.protocols.framework import Framework
 from msprobe_core.protocols.storage import Processor, WriterFactory
@@ -70,7 +70,6 @@ class Session:
         self._models: Sequence[Model] = ()
         self._is_started = False
         self._has_given_up = False
-        self._has_said_empty = False
         self._monitored: list[tuple[Sequence[Any], Any]] = []
 
     def fix_parameters(self, *, are_fixed: bool) -> None:
@@ -212,9 +211,7 @@ class Session:
             SessionError: ``module`` is not a module, or ``name`` is not a valid name.
         """
         with self._guarded():
-            checks.check_model(module, self.framework)
-        if not isinstance(name, str) or not name:  # pyright: ignore[reportUnnecessaryIsInstance]  # an argument of the user
-            raise SessionError(f"module_dump() got the name {name!r}; give a text, such as 'decoder'")
+            checks.check_single(module, name, self.framework)
         self.end_module_dump()
         with self._guarded():
             self._windows.begin_single(Model(name, module))
@@ -230,10 +227,7 @@ class Session:
             saved = self._parts.saved
             if saved is None or not self._schedule.selects_step:
                 return
-            if not self._output.is_open:
-                self._output.open(self._schedule.step, self._schedule.rank)
-                for feature in self._features:
-                    feature.begin_recording(self._models)
+            self._windows.open_output(self._models)
             saved.save(variable, name, save_backward=save_backward)
 
     def monitor(self, targets: Sequence[Any], optimizer: Any) -> None:
@@ -271,20 +265,9 @@ class Session:
             feature.finish_step()
         self._stop()
         if self._output.is_open and self._parts.saved is None:
-            self._report_selection()
+            self._parts.selection.report(self.step_number, self.directory, num_calls=self._recorder.clock)
         self._output.close_unit(state)
         self._windows.release()
-
-    def _report_selection(self) -> None:
-        """Warn if the selection had no effect, or no call was seen at all: an empty dump explains nothing."""
-        selection = self._parts.selection
-        selection.report(self.step_number)
-        if self._recorder.clock == 0 and selection.complaint() is None and not self._has_said_empty:
-            self._has_said_empty = True
-            _logger.warning(
-                "step %d: nothing was recorded to %s, as no call that the configuration selects was seen between start "
-                "and stop; this is said once", self.step_number, self.directory,
-            )  # fmt: skip
 
     def close(self, state: EndState = EndState.COMPLETE) -> None:
         """Stop permanently.
@@ -305,18 +288,12 @@ class Session:
         """See `SessionParts.abandon`."""
         self._parts.abandon()
 
-    @contextmanager
-    def _guarded(self) -> Generator[None, None, None]:
-        """End recording if the block raises: no error of ours ends a training. Only wrong arguments raise."""
-        try:
-            yield
-        except SessionError:
-            raise
-        except BaseException as error:  # noqa: BLE001  # from plugins, frameworks or disks
-            failure = kept(error)
-            self._has_given_up = True
-            self._parts.give_up(failure)
-            self._on_failure(self, failure)
+    def _guarded(self) -> AbstractContextManager[None]:
+        return self._parts.guarded(self._fail)
+
+    def _fail(self, error: Exception) -> None:
+        self._has_given_up = True
+        self._on_failure(self, error)
 
     def log_failure(self, error: Exception) -> None:
         """Log that recording has ended, and why."""

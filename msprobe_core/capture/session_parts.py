@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from msprobe_core.capture import checks
@@ -19,8 +20,8 @@ from msprobe_core.capture.slices import Slices
 from msprobe_core.capture.unit_output import UnitOutput
 from msprobe_core.capture.window import Windows
 from msprobe_core.config import Config, TaskOptions
-from msprobe_core.errors import MsprobeError, clip
-from msprobe_core.guard import described
+from msprobe_core.errors import MsprobeError, SessionError, clip
+from msprobe_core.guard import described, kept
 from msprobe_core.interception.stacks import StackCache
 from msprobe_core.model import Level, Task
 from msprobe_core.plugins import registry
@@ -62,6 +63,18 @@ class SessionParts:
         self.output.break_off(reason)
         self.schedule.is_finished = True
         self.recorder.shut()
+
+    @contextmanager
+    def guarded(self, on_failure: Callable[[Exception], None]) -> Generator[None, None, None]:
+        """Give up recording if the block raises: no error of ours ends a training. Only wrong arguments raise."""
+        try:
+            yield
+        except SessionError:
+            raise
+        except BaseException as error:  # noqa: BLE001  # from plugins, frameworks or disks
+            failure = kept(error)
+            self.give_up(failure)
+            on_failure(failure)
 
     def give_up(self, error: Exception) -> None:
         """Stop recording after a failure: remove what is attached, and end the dump with the reason."""

@@ -130,6 +130,14 @@ class Windows:
                 feature.begin_recording(models)
         self._attach(models, token_range, joining, records=records)
 
+    def open_output(self, models: Sequence[Model]) -> None:
+        """Begin the dump of the step without a window, for values that the program saves; nothing if it has begun."""
+        if self._output.is_open:
+            return
+        self._output.open(self._schedule.step, self._schedule.rank)
+        for feature in self._features:
+            feature.begin_recording(models)
+
     def _prepare(self, models: Sequence[Model]) -> None:
         """Have a framework that compiles models prepare them, also in a step that is not selected."""
         if isinstance(self._framework, CompilingFramework):
