@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from msprobe_core.checkpoint.contents import Kind
-from msprobe_core.checkpoint.matching import match_tensors
-from msprobe_core.checkpoint.opening import open_checkpoint
+from msprobe_core.checkpoint.declared_ranks import files_of_ranks
+from msprobe_core.checkpoint.matching import Match, match_tensors
+from msprobe_core.checkpoint.opening import TENSOR_ENDINGS, open_checkpoint
 from msprobe_core.checkpoint.pair_pass import compare_pair
 from msprobe_core.compare.tensor_metrics import Workspace
-from msprobe_core.errors import CompareError
+from msprobe_core.errors import CompareError, DumpError
 
 PLACE = "{step}"
 """Stands for the number of the step in the pattern of a path."""
@@ -45,15 +46,16 @@ def checkpoints_of(pattern: str) -> Mapping[int, Path]:
 def distance_of(target: Path, golden: Path) -> float:
     """Return how far apart the weights of two checkpoints are, relative to the golden ones that differ.
 
+    Directories with a file for each rank that do not say how these form the model are compared rank by rank.
+
     Returns: Euclidean distance of all weights over the golden norm of those that differ; 0 if all are equal, Inf if a
         tensor is on one side only, has another shape, or NaN elsewhere.
 
     Raises:
-        DumpError: a checkpoint cannot be read.
-        CompareError: they have no weights in common.
+        DumpError: a checkpoint cannot be read, also not rank by rank.
+        CompareError: they have no weights in common, or files of other ranks.
     """
-    kinds = [Kind.WEIGHT, Kind.BUFFER]
-    pairs = match_tensors(open_checkpoint(target), open_checkpoint(golden), kinds).pairs
+    pairs = list(_pairs(target, golden))
     workspace = Workspace()
     squares = norms = 0.0
     num_compared = 0
@@ -76,3 +78,29 @@ def distance_of(target: Path, golden: Path) -> float:
     if not num_compared:
         raise CompareError(f"{target} and {golden} have no weights in common; compare them with `msprobe checkpoint`")
     return math.sqrt(squares / norms) if norms else (math.inf if squares else 0.0)
+
+
+def _pairs(target: Path, golden: Path) -> Iterator[Match]:
+    """Yield the tensors of two checkpoints by pairs, none of which is damaged."""
+    try:
+        yield from _whole_pairs(target, golden)
+    except DumpError:
+        try:
+            own, other = (files_of_ranks(each, TENSOR_ENDINGS) for each in (target, golden))
+        except (DumpError, OSError):
+            own = other = {}
+        if not own:
+            raise
+        if own.keys() != other.keys():
+            raise CompareError(f"{target} and {golden} have files of other ranks") from None
+        for rank, file in own.items():
+            yield from _whole_pairs(file, other[rank])
+
+
+def _whole_pairs(target: Path, golden: Path) -> list[Match]:
+    pairs = match_tensors(open_checkpoint(target), open_checkpoint(golden), [Kind.WEIGHT, Kind.BUFFER]).pairs
+    for pair in pairs:
+        for path, slot in ((target, pair.target), (golden, pair.golden)):
+            if slot is not None and slot.tensor.damage is not None:
+                raise DumpError(f"{path}: {slot.tensor.name} cannot be compared: {slot.tensor.damage}")
+    return list(pairs)

@@ -34,7 +34,7 @@ from msprobe_core.untrusted.files import open_plain
 
 TARGET, GOLDEN = "target", "golden"
 _WINDOWS = "windows"
-_TAIL_BYTES = 2000
+_TAIL_BYTES = 20_000
 
 
 class Trainings(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,6 +112,7 @@ class Replays:
             return Judgement(
                 is_fault=first is not None, num_different=num_different.get(step, 0), num_calls=found.num_nodes,
                 entry="" if first is None else first.entry, module=None if first is None else first.module,
+                ranks=() if first is None else tuple(first.ranks),
             )  # fmt: skip
 
         return self.journal.once(["judge", begin, list(steps), step, is_measured], ask, Judgement)
@@ -196,7 +197,13 @@ def _num_different(unit: UnitResult) -> bytes:
 
 
 def last_line(log: Path) -> str:
-    """Return the last line that a program has printed, without what a terminal would obey; empty if there is none."""
+    """Return the last line of a log that names an error, else the last one with a word in it.
+
+    Launchers of several processes write a summary of their own after what the process said that failed. What a
+    terminal would obey is left out.
+
+    Returns: Empty text if there is none.
+    """
     try:
         with open_plain(log) as file:
             file.seek(max(file.seek(0, os.SEEK_END) - _TAIL_BYTES, 0))
@@ -204,4 +211,5 @@ def last_line(log: Path) -> str:
     except OSError:
         return ""
     found = ["".join(letter for letter in line if letter.isprintable()).strip() for line in lines]
-    return next((line for line in reversed(found) if line), "")
+    errors = [line for line in found if line.partition("Error: ")[2]]
+    return next((line for line in reversed(errors or found) if any(map(str.isalnum, line))), "")

@@ -11,6 +11,7 @@ from typing import Any
 from msprobe_core.bisect_steps.journal import Journal
 from msprobe_core.bisect_steps.search import Answer, Outcome
 from msprobe_core.bisect_steps.step_codes import StepCode
+from msprobe_core.config.ranges import format_ranges
 from msprobe_core.findings import Finding, Level, text_and_content
 from msprobe_core.store.atomic_file import write_json
 from msprobe_core.store.results import refuse_foreign_json
@@ -31,6 +32,7 @@ class Row:
         num_different: Number of values in a window that differ at all; ``None`` of checkpoints.
         is_fault: Whether rounding does not explain a window; ``None`` of checkpoints.
         entry: First suspected call of a window.
+        ranks: The ranks that show it; empty outside of a job.
     """
 
     step: int
@@ -40,6 +42,7 @@ class Row:
     num_different: int | None = None
     is_fault: bool | None = None
     entry: str = ""
+    ranks: Sequence[int] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +76,7 @@ def rows_of(journal: Journal) -> list[Row]:
             rows.append(
                 Row(
                     step=question[3], what="window", begin=question[1], num_different=found["num_different"],
-                    is_fault=found["is_fault"], entry=found["entry"],
+                    is_fault=found["is_fault"], entry=found["entry"], ranks=found.get("ranks", ()),
                 )
             )  # fmt: skip
     return rows
@@ -139,6 +142,7 @@ def write_result(answer: Answer, end: int, journal: Journal, directory: Path) ->
         "step": None if place is None else place.step,
         "module": None if place is None else place.judgement.module,
         "entry": None if place is None else place.judgement.entry,
+        "ranks": None if place is None else list(place.judgement.ranks),
         "begin": None if place is None else place.begin,
         "is_measured": None if place is None else place.is_measured,
         "last_equal_checkpoint": answer.last_equal,
@@ -159,7 +163,7 @@ def _content(row: Row) -> dict[str, Any]:
     return {
         "step": row.step, "what": row.what, "begin": row.begin,
         "distance": "Infinity" if distance is not None and math.isinf(distance) else distance,
-        "different": row.num_different, "is_fault": row.is_fault, "entry": row.entry or None,
+        "different": row.num_different, "is_fault": row.is_fault, "entry": row.entry or None, "ranks": list(row.ranks),
     }  # fmt: skip
 
 
@@ -174,4 +178,5 @@ def table_lines(rows: Sequence[Row]) -> Iterator[str]:
         else:
             result = f"within rounding, {row.num_different:,} differ" if row.num_different else "equal"
         begin = "" if row.begin is None else str(row.begin)
-        yield f"{row.step:>8}  {row.what:<11}  {begin:>6}  {result:<34}  {row.entry}".rstrip()
+        ranks = f" on rank {', '.join(format_ranges(row.ranks))}" if row.ranks else ""
+        yield f"{row.step:>8}  {row.what:<11}  {begin:>6}  {result:<34}  {row.entry}{ranks}".rstrip()

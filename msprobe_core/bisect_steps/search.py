@@ -31,6 +31,7 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
         num_calls: Number of judged calls.
         entry: The first suspected call; empty if there is none.
         module: Path of the module that it is, or is in; ``None`` if it is in none.
+        ranks: The ranks that it is of.
     """
 
     is_fault: bool
@@ -38,6 +39,7 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     num_calls: int
     entry: str = ""
     module: str | None = None
+    ranks: tuple[int, ...] = ()
 
 
 class Lab(Protocol):

@@ -71,7 +71,7 @@ def open_declared(path: Path, layout: RankLayout, endings: Sequence[str], opened
     Raises:
         DumpError: the ranks are not those that the layout declares, or none of them can be read.
     """
-    files = _files_of_ranks(path, endings)
+    files = files_of_ranks(path, endings)
     _check_ranks(path, files, layout)
     drafts = {Holder(file, layout.ranks.place_of(rank)): opened(file) for rank, file in files.items()}
     first = next(iter(drafts.values()))
@@ -114,7 +114,12 @@ def open_declared(path: Path, layout: RankLayout, endings: Sequence[str], opened
     return draft
 
 
-def _files_of_ranks(path: Path, endings: Sequence[str]) -> dict[int, Path]:
+def files_of_ranks(path: Path, endings: Sequence[str]) -> dict[int, Path]:
+    """Return the files or directories of a directory that have the number of a rank in their names, by rank.
+
+    Raises:
+        DumpError: there are none, or two of one rank.
+    """
     entries = sorted(path.iterdir())
     files = [each for each in entries if each.name.endswith(tuple(endings)) and each.is_file()]
     files = [each for each in files if each.name.endswith(_OF_MODEL)] or files

@@ -23,7 +23,7 @@ _LATEST = "latest"
 _MAX_TRACKER_BYTES = 4096
 _MAX_FILES = 100_000
 
-_TENSOR_ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".npz")
+TENSOR_ENDINGS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".npz")
 _STATES = ("optimizer", "scheduler", "rng_state", "scaler")
 _BESIDE_WEIGHTS = (*_STATES, "training_args")
 _STATE_ENDINGS = (".pt", ".pth", ".bin")
@@ -80,7 +80,7 @@ def _open_directory(path: Path, layout: RankLayout | None = None) -> Draft:
     if layout is not None:
         from msprobe_core.checkpoint.declared_ranks import open_declared
 
-        return open_declared(path, layout, _TENSOR_ENDINGS, _open_rank)
+        return open_declared(path, layout, TENSOR_ENDINGS, _open_rank)
     if any(name.endswith("_model_states.pt") for name in names):
         from msprobe_core.checkpoint.deepspeed import open_deepspeed
 
@@ -122,9 +122,9 @@ def _open_weights(path: Path, names: list[str]) -> Draft:
         indices = sorted((name for name in names if name.endswith(ending)), key=lambda name: (len(name), name))
         if indices:
             return open_indexed(path, (), path / indices[0])
-    files = [path / name for name in names if name.endswith(_TENSOR_ENDINGS) and (path / name).is_file()]
+    files = [path / name for name in names if name.endswith(TENSOR_ENDINGS) and (path / name).is_file()]
     weights = [file for file in files if not file.name.startswith(_BESIDE_WEIGHTS)]
-    for ending in _TENSOR_ENDINGS:
+    for ending in TENSOR_ENDINGS:
         own = [file for file in weights if file.name.endswith(ending)]
         if own and ending == ".safetensors":
             return open_safetensors(path, own)

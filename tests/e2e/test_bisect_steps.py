@@ -14,6 +14,7 @@ pytestmark = pytest.mark.slow
 
 TRAINING = """
 import argparse
+import os
 from pathlib import Path
 
 import torch
@@ -24,7 +25,10 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--resume", default="")
 parser.add_argument("--save")
 parser.add_argument("--wrong-from", type=int, default=1000)
+parser.add_argument("--wrong-rank", type=int, default=0)
+parser.add_argument("--file", default="")
 given = parser.parse_args()
+rank = int(os.environ.get("RANK", "0"))
 
 torch.manual_seed(0)
 model = LlamaForCausalLM(LlamaConfig(
@@ -32,28 +36,37 @@ model = LlamaForCausalLM(LlamaConfig(
     num_key_value_heads=2,
 ))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
+file = given.file.format(rank=rank)  # of a rank, in the directory of a step
 begin = 0
 if given.resume:
-    saved = torch.load(given.resume, weights_only=True)
+    saved = torch.load(given.resume + file, weights_only=True)
     model.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
     begin = saved["step"]
+whole = model
+if "RANK" in os.environ:
+    torch.distributed.init_process_group("gloo")
+    whole = torch.nn.parallel.DistributedDataParallel(model)
 right = torch.nn.functional.silu
 debugger = PrecisionDebugger(dump_path="unused", level="mix", dump_enable=False)
 for step in range(begin, 40):
-    if step >= given.wrong_from:  # a kernel that becomes wrong
+    if step >= given.wrong_from and rank == given.wrong_rank:  # a kernel that becomes wrong
         model.model.layers[1].mlp.act_fn.forward = lambda x: right(x) * 1.01
-    ids = torch.randint(2, 64, (2, 16), generator=torch.Generator().manual_seed(step))
-    debugger.start(model)
-    model(input_ids=ids, labels=ids).loss.backward()
+    ids = torch.randint(2, 64, (2, 16), generator=torch.Generator().manual_seed(step + 1000 * rank))
+    debugger.start(whole)
+    whole(input_ids=ids, labels=ids).loss.backward()
     optimizer.step()
     optimizer.zero_grad()
     debugger.stop()
     debugger.step()
     if given.save and step % 10 == 9:
-        Path(given.save).mkdir(exist_ok=True)
+        path = Path(f"{given.save}/step-{step + 1}{file or '.pt'}")
+        path.parent.mkdir(parents=True, exist_ok=True)
         content = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}
-        torch.save(content, f"{given.save}/step-{step + 1}.pt")
+        torch.save(content, path)
+if "RANK" in os.environ:
+    torch.distributed.barrier()
+    os._exit(0)  # the destructor of DDP's reducer may wait, with the GIL, for a thread of gloo that wants it
 """
 WRONG = ("--wrong-from", "27")
 
@@ -105,6 +118,7 @@ def test_the_step_the_layer_and_the_call_are_found_also_after_a_kill(trained):
     assert (found["last_equal_checkpoint"], found["first_apart_checkpoint"]) == (20, 30)
     assert found["cost"]["windows"] == 14
     assert found["cost"]["replays"] == 4
+    assert found["ranks"] == []
     assert "step 27 is the first" in done.stdout
     assert json.loads((out / "locate.json").read_bytes())["suspects"][0]["entry"] == found["entry"]
     each = list(map(str, questions(out)))
@@ -125,3 +139,29 @@ def test_healthy_trainings_agree(trained):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "rounding explains every difference" in done.stdout
     assert json.loads((trained / "same" / "bisect_steps.json").read_bytes())["cost"]["replays"] == 0
+
+
+def test_the_step_and_the_rank_are_found_in_a_job(tmp_path):
+    """Each rank saves a file of its own, and one of them has a kernel that becomes wrong."""
+    (tmp_path / "train.py").write_text(TRAINING)
+    job = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
+    job += ["--file", "/rank_{rank}.pt"]
+    wrong = [*WRONG, "--wrong-rank", "1"]
+    for side, more in (("golden", ()), ("target", wrong)):
+        subprocess.run([*job, "--save", side, *more], cwd=tmp_path, check=True, timeout=600)
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "msprobe_core", "bisect-steps",
+            "--target", shlex.join([*job, "--resume", "{checkpoint}", *wrong]),
+            "--golden", shlex.join([*job, "--resume", "{checkpoint}"]),
+            "--target-checkpoints", "target/step-{step}", "--golden-checkpoints", "golden/step-{step}", "-o", "out",
+        ],
+        cwd=tmp_path, capture_output=True, text=True, timeout=900, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stdout + done.stderr
+    found = json.loads((tmp_path / "out" / "bisect_steps.json").read_bytes())
+    assert (found["verdict"], found["step"], found["ranks"]) == ("found", 27, [1])
+    assert found["module"] == "module.model.layers.1.mlp.act_fn"
+    assert (found["last_equal_checkpoint"], found["first_apart_checkpoint"]) == (20, 30)
+    assert found["cost"]["replays"] == 4
+    assert "on rank 1" in done.stdout

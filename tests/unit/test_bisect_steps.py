@@ -1,5 +1,6 @@
 """The search over steps, on trainings that are made up, and its journal."""
 
+import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,11 +10,12 @@ import pytest
 
 from msprobe_core.bisect_steps.checkpoint_pairs import checkpoints_of, distance_of
 from msprobe_core.bisect_steps.journal import Journal
+from msprobe_core.bisect_steps.replays import last_line
 from msprobe_core.bisect_steps.result import cost_of, headline_of, rows_of, table_lines, write_result
 from msprobe_core.bisect_steps.search import Judgement, Outcome, Search
 from msprobe_core.config import load_config
 from msprobe_core.config.window_order import ORDER_VARIABLE, WindowOrder
-from msprobe_core.errors import CompareError, ConfigError, StoreError
+from msprobe_core.errors import CompareError, ConfigError, DumpError, StoreError
 
 
 @dataclass
@@ -186,6 +188,35 @@ def test_the_distance_of_checkpoints(tmp_path):
         paths.append(Path(tmp_path / f"{number}.npz"))
         np.savez(paths[-1], **golden | change)
     assert [distance_of(path, paths[0]) for path in paths] == [0, 0.5, math.inf, math.inf]
+
+
+def test_checkpoints_with_a_file_of_each_rank_are_compared_rank_by_rank(tmp_path):
+    for side, last in (("a", 1.0), ("b", 1.0), ("c", 1.5)):
+        (tmp_path / side).mkdir()
+        for rank, value in enumerate((7.0, last)):
+            np.savez(tmp_path / side / f"rank_{rank}.npz", w=np.full((4, 4), value, np.float32))
+    assert distance_of(tmp_path / "b", tmp_path / "a") == 0
+    assert distance_of(tmp_path / "c", tmp_path / "a") == 0.5
+    (tmp_path / "b" / "rank_1.npz").unlink()
+    with pytest.raises(CompareError, match="files of other ranks"):
+        distance_of(tmp_path / "b", tmp_path / "a")
+
+
+def test_checkpoints_that_cannot_be_read_whole_are_not_equal(tmp_path):
+    header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    for name in ("one", "two"):  # no rank's number
+        content = len(header).to_bytes(8, "little") + header + np.ones(1, "<f4").tobytes()
+        (tmp_path / f"{name}.safetensors").write_bytes(content)
+    with pytest.raises(DumpError, match="two tensors have the name"):
+        distance_of(tmp_path, tmp_path)
+
+
+def test_the_error_of_a_process_is_told_not_the_summary_of_its_launcher(tmp_path):
+    log = tmp_path / "a.log"
+    log.write_text("[rank1]: ValueError: no data\nFailures:\n  time : now\n=======\n")
+    assert last_line(log) == "[rank1]: ValueError: no data"
+    log.write_text("begins\n\x1b[0mends\n-----\n\n")
+    assert last_line(log).endswith("ends")
 
 
 def test_an_order_chooses_steps_and_directory(tmp_path, monkeypatch):
