@@ -208,7 +208,7 @@ def test_a_program_that_compiles_for_the_first_time_in_a_window(tmp_path, level)
         [sys.executable, "-c", PROGRAM, tmp_path / "run", level],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert result.returncode == 0, result.stderr

@@ -147,9 +147,9 @@ def assert_all_have_ended():
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="descendants are found in /proc")
 def test_a_program_that_is_stuck_is_ended_with_its_children(place, capfd):
-    done = estimate_here(capfd, "--timeout", "2", write("stuck.py", STUCK))
+    done = estimate_here(capfd, "--timeout", "5", write("stuck.py", STUCK))
     assert done.returncode == 2
-    assert "waiting for the others\nmsprobe: error: without recording: stuck.py was ended after 2 s" in done.stderr
+    assert "waiting for the others\nmsprobe: error: without recording: stuck.py was ended after 5 s" in done.stderr
     assert_all_have_ended()
 
 
@@ -157,13 +157,13 @@ def test_a_program_that_is_stuck_is_ended_with_its_children(place, capfd):
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["Ctrl-C", "SIGTERM"])
 def test_who_gives_up_leaves_nothing(place, number, status):
     running = subprocess.Popen(command(write("stuck.py", STUCK)), stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not Path("pids").exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     [dumps] = (place / "scratch").iterdir()
     assert dumps.stat().st_mode & 0o077 == 0
     running.send_signal(number)
-    _, err = running.communicate(timeout=60)
+    _, err = running.communicate(timeout=300)
     assert running.returncode == status
     assert "Traceback" not in err
     assert_all_have_ended()

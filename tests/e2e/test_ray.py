@@ -47,7 +47,7 @@ def compare(steps, out, *options):
         list(map(str, [*command, "-o", out, *options])),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         env={**os.environ, "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"},
     )
 
@@ -126,7 +126,7 @@ for number, result in RayCluster().run(twice, [1, 2, 3], ExecutorOptions(workers
 def test_a_cluster_of_our_own_listens_on_loopback_only():
     """Who reaches a Ray cluster can run code in it."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    done = subprocess.run([sys.executable, "-c", LOCAL], capture_output=True, text=True, timeout=120, env=environment)
+    done = subprocess.run([sys.executable, "-c", LOCAL], capture_output=True, text=True, timeout=600, env=environment)
     assert done.returncode == 0, done.stderr
     lines = {int(line.split()[0]): line.split()[1:] for line in done.stdout.splitlines()}
     assert {number: int(words[0]) for number, words in lines.items()} == {0: 2, 1: 4, 2: 6}
@@ -181,7 +181,7 @@ def test_a_cluster_that_ends_is_a_sentence_and_no_difference():
         ) as process:
             assert process.stdout.readline() == "0\n"
             cluster.head_node.kill_gcs_server()
-            said, errors = process.communicate(timeout=90)
+            said, errors = process.communicate(timeout=300)
     finally:
         cluster.shutdown()
     assert process.returncode == 2, errors

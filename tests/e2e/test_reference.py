@@ -46,7 +46,7 @@ def recorded(tmp_path_factory):
         if not out.exists():
             python = sys.executable if who == "ours" else str(Path(REFERENCE).parent / "python")
             command = [python, str(TRAINING), str(out), *KINDS[kind], *more]
-            subprocess.run(command, check=True, capture_output=True, timeout=120)
+            subprocess.run(command, check=True, capture_output=True, timeout=600)
         (step,) = out.iterdir()
         return step
 
@@ -63,7 +63,7 @@ def dump_of(step):
 def compare_by_them(target, golden, out):
     """Return the rows of each table."""
     command = [REFERENCE, "compare", "-tp", str(dump_of(target)), "-gp", str(dump_of(golden)), "-o", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
     tables = [list(csv.DictReader(path.read_text().splitlines())) for path in sorted(out.glob("*.csv"))]
     assert tables, done.stdout[-2000:]

@@ -15,14 +15,15 @@ import torch
 from torch import nn
 from msprobe.pytorch import PrecisionDebugger
 
-name, leader, fault_at, num_steps = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+name, leader = sys.argv[1:3]
+fault_at, num_steps, halts_at = map(int, sys.argv[3:6])
 torch.set_num_threads(1)
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 8))
 optimizer = torch.optim.Adam(model.parameters(), 1e-3)
 config = {"dump_path": name, "level": "mix", "statistics": {"summary_mode": "sketch"}}
 if leader:
-    config["twin"] = {"leader": leader, "wait": float(sys.argv[5]), "budget": 100}
+    config["twin"] = {"leader": leader, "wait": float(sys.argv[6]), "budget": 100}
 with open(name + ".json", "w") as file:
     json.dump(config, file)
 debugger = PrecisionDebugger(name + ".json")
@@ -40,7 +41,7 @@ for step in range(num_steps):
     debugger.step()
     losses.append(loss.item().hex())
     print(step, flush=True)
-    time.sleep(0.2)
+    time.sleep(0.2 if step != halts_at else 600)
 with open(name + ".losses", "w") as file:
     json.dump(losses, file)
 """
@@ -52,8 +53,8 @@ def job(tmp_path):
     """Return a function that starts a training."""
     (tmp_path / "job.py").write_text(JOB)
 
-    def start(name, leader="", fault_at=-1, num_steps=4, wait=20):
-        command = [sys.executable, "job.py", name, leader, str(fault_at), str(num_steps), str(wait)]
+    def start(name, leader="", fault_at=-1, num_steps=4, halts_at=-1, wait=60):
+        command = [sys.executable, "job.py", name, leader, *map(str, (fault_at, num_steps, halts_at, wait))]
         return subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     return start
@@ -67,7 +68,7 @@ def watch(tmp_path):
 @pytest.mark.slow
 def test_both_the_follower_and_the_command_name_the_call_while_the_leader_runs(job, tmp_path):
     watching = watch(tmp_path)
-    leader, follower = job("leader", num_steps=400), job("follower", "leader", fault_at=2)
+    leader, follower = job("leader", num_steps=3000), job("follower", "leader", fault_at=2)
     try:
         _, said = follower.communicate(timeout=300)
         told, _ = watching.communicate(timeout=300)
@@ -86,7 +87,7 @@ def test_both_the_follower_and_the_command_name_the_call_while_the_leader_runs(j
 
 @pytest.mark.slow
 def test_a_follower_outlives_its_leader_and_trains_as_it_does_alone(job, tmp_path):
-    leader = job("leader", num_steps=400)
+    leader = job("leader", halts_at=1)
     assert leader.stdout.readline() == "0\n"
     assert leader.stdout.readline() == "1\n"
     os.kill(leader.pid, signal.SIGKILL)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -183,15 +182,15 @@ class Replacing(Lacking):
         return self._method if name == self._member else getattr(self._offer, name)
 
 
-def broken_offer(hook: str, method: str, way: str, seconds: float) -> Any:
-    """Return an offer that is broken in one way."""
+def broken_offer(hook: str, method: str, way: str, linger: Callable[[], object] = lambda: None) -> Any:
+    """Return an offer that is broken in one way; one that hangs does at each call what is given."""
     offer = HEALTHY[hook]()
     if way == "missing member":
         return Lacking(offer, method)
     own = getattr(offer, method)
 
     def slow(*args: Any, **kwargs: Any) -> Any:
-        time.sleep(seconds)
+        linger()
         return own(*args, **kwargs)
 
     if isinstance(offer, Statistic):
@@ -202,15 +201,17 @@ def broken_offer(hook: str, method: str, way: str, seconds: float) -> Any:
     return Replacing(offer, method, WAYS.get(way, slow))
 
 
-def implementation(hook: str, method: str | None, way: str, seconds: float) -> Callable[[], Any]:
+def implementation(
+    hook: str, method: str | None, way: str, linger: Callable[[], object] = lambda: None
+) -> Callable[[], Any]:
     """Return a hook that is broken, or that offers something broken."""
     if method is not None:
-        return lambda: [broken_offer(hook, method, way, seconds)]
+        return lambda: [broken_offer(hook, method, way, linger)]
     if way == "missing member":
         return lambda: [SimpleNamespace(name=NAME)]
 
     def slow() -> Any:
-        time.sleep(seconds)
+        linger()
         return [HEALTHY[hook]()]
 
     return WAYS.get(way, slow)

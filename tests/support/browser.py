@@ -22,7 +22,7 @@ FLAGS = (
     "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--force-device-scale-factor=1",
     "--hide-scrollbars", "--lang=en-US",
 )  # fmt: skip
-PATIENCE_S = 20
+PATIENCE_S = 60
 
 
 class Browser:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -76,18 +75,19 @@ def train(directory: Path, settings: dict[str, Any], said: int, *, steps: Iterat
         debugger.close()
 
 
-def _enter(directory: Path, settings: dict[str, Any], said: int, rank: int | None, world: int, port: int) -> None:
+def _enter(directory: Path, settings: dict[str, Any], said: int, rank: int | None, world: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     torch.set_num_threads(1)
     if rank is not None:
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        torch.distributed.init_process_group("gloo", rank=rank, world_size=world)
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}  # by which ranks are known to be of one job
+        meeting = f"file://{directory.absolute()}.ranks"
+        torch.distributed.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world)
     train(directory, settings, said, steps=count(), backlog=3)
 
 
 def run_until_killed(directory: Path, settings: dict[str, Any], *, world: int, wait_s: float) -> list[Killed]:
     """Train in one process, or in several of a job, and kill them all some time after the first begins to record."""
-    port = _free_port()
+    directory.parent.mkdir(parents=True, exist_ok=True)
     ranks: list[int | None] = [None] if world == 1 else list(range(world))
     children: list[tuple[int, int]] = []
     for rank in ranks:
@@ -96,12 +96,13 @@ def run_until_killed(directory: Path, settings: dict[str, Any], *, world: int, w
         if not child:
             os.close(heard)
             try:
-                _enter(directory, settings, said, rank, world, port)
+                _enter(directory, settings, said, rank, world)
             finally:
                 os._exit(3)  # never reached: it is killed
         os.close(said)
         children.append((child, heard))
     while not any(directory.glob("step0/*/dump.*")):
+        assert os.waitpid(children[0][0], os.WNOHANG) == (0, 0), "it ended before it had recorded anything"
         time.sleep(0.001)
     time.sleep(wait_s)
     for child, _ in children:
@@ -122,12 +123,6 @@ def _heard(killed: Killed, child: int, heard: int) -> Killed:
             else:
                 killed.windows[int(step)] = int(what)
     return killed
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 def record_whole_step(directory: Path, settings: dict[str, Any]) -> Path:

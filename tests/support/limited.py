@@ -13,7 +13,7 @@ import pytest
 
 
 @contextmanager
-def deadline(seconds=20):
+def deadline(seconds=120):
     """Fail if the block takes longer: it waits for what never comes, or works without end."""
 
     def fail(_number, _frame):
@@ -28,7 +28,7 @@ def deadline(seconds=20):
         signal.signal(signal.SIGALRM, former)
 
 
-def run_limited(program, *arguments, memory_bytes=1 << 30, seconds=60):
+def run_limited(program, *arguments, memory_bytes=1 << 30, seconds=300):
     """Run Python code in a process that may have so much memory and take so long; return what it has printed.
 
     Code in C, which a signal does not end, is ended too. The memory comes on top of what is mapped at the call of
@@ -53,7 +53,7 @@ def limit():
     return done.stdout
 
 
-def run_without_privileges(program, *arguments, seconds=60):
+def run_without_privileges(program, *arguments, seconds=300):
     """Run Python code in a process whom permissions of files bind, also where the tests run as root."""
 
     def bind():
@@ -81,6 +81,23 @@ def cpu_seconds(work, *arguments):
         work(*arguments)
         found.append(time.process_time() - begin)
     return min(found)
+
+
+def num_calls(work):
+    """Return how many functions a call enters, those in C too: what small work costs, on a busy machine as well."""
+    found = 0
+
+    def count(_frame, event, _argument):
+        nonlocal found
+        found += event in {"call", "c_call"}
+
+    former = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        work()
+    finally:
+        sys.setprofile(former)
+    return found
 
 
 def grows_linearly(work, size, factor=8):

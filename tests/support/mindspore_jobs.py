@@ -29,7 +29,7 @@ def run_job(script: str, directory: Path, *arguments: str) -> None:
         f"--master_port={_free_port()}", "--log_dir=log", "--join=True",
         str(_REPOSITORY / "tests/support" / script), *arguments,
     ]  # fmt: skip
-    job = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=240)
+    job = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=600)
     logs = "\n".join(path.read_text() for path in sorted(directory.glob("log/worker_*.log")))
     assert job.returncode == 0, job.stdout + job.stderr + logs
 

@@ -9,7 +9,7 @@ Run with the python of an environment that has PyTorch and one of the two; both 
 import argparse
 import json
 import os
-import socket
+import tempfile
 from pathlib import Path
 
 import torch
@@ -49,10 +49,12 @@ def make_config(arguments, directory):
     return path
 
 
-def train(rank, arguments, port):
+def train(rank, arguments, meeting):
     if arguments.world > 1:
-        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        torch.distributed.init_process_group("gloo", rank=rank, world_size=arguments.world)
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}  # by which ranks are known to be of one job
+        torch.distributed.init_process_group(
+            "gloo", init_method=f"file://{meeting}/ranks", rank=rank, world_size=arguments.world
+        )
     torch.manual_seed(0)
     model = Model(arguments.factor, arguments.eps, has_attention=arguments.attention)
 
@@ -93,13 +95,11 @@ def main():
     arguments.out = arguments.out.absolute()
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
     make_config(arguments, arguments.out.parent)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    if arguments.world == 1:
-        train(0, arguments, port)
-    else:
-        torch.multiprocessing.spawn(train, (arguments, port), nprocs=arguments.world)
+    with tempfile.TemporaryDirectory() as meeting:
+        if arguments.world == 1:
+            train(0, arguments, meeting)
+        else:
+            torch.multiprocessing.spawn(train, (arguments, meeting), nprocs=arguments.world)
 
 
 if __name__ == "__main__":

@@ -326,7 +326,7 @@ def test_fuzzy_wants_the_same_structure(tmp_path):
 @pytest.mark.slow
 def test_time_grows_with_the_size_of_a_step_and_not_with_its_square(tmp_path):
     times = []
-    for size in (5_000, 20_000):
+    for size in (2_500, 20_000):
         chance = random.Random(0)
         golden = [op(f"Tensor.f{chance.randrange(20)}") for _ in range(size)]
         target = list(golden)
@@ -339,4 +339,4 @@ def test_time_grows_with_the_size_of_a_step_and_not_with_its_square(tmp_path):
         alignment = align_dumps(*paths)
         times.append(time.process_time() - began)
         check_pairs(alignment, target, golden)
-    assert times[1] < 10 * times[0], times  # four times the size; its square would take 16 times as long
+    assert times[1] < 24 * times[0], times  # eight times the size; its square would take 64 times as long

@@ -365,7 +365,7 @@ def test_a_cut_between_two_batches_is_said_too(tmp_path, which):
 @pytest.mark.slow
 def test_a_killed_process_leaves_all_batches_that_it_had_written(tmp_path):
     program = f"""
-import sys
+import sys, time
 sys.path[:0] = [{str(REPOSITORY)!r}, {str(Path(__file__).parent)!r}, {str(REPOSITORY / "tests" / "support")!r}]
 from pathlib import Path
 from test_arrow import ArrowWriterFactory, Batch, HEADER, many
@@ -374,6 +374,7 @@ entries = many(3000)
 for i in range(1000):
     writer.write(Batch(entries[i * 3 : i * 3 + 3], {{entries[i * 3].name: None}}))
     print(i, flush=True)
+time.sleep(600)  # if it was faster than who kills it
 """
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as process:
         for line in process.stdout:

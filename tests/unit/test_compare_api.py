@@ -109,7 +109,7 @@ def test_a_script_as_tutorials_write_it(dumps, plugin):
         "print(result.agrees, len(result.units), 'torch' in sys.modules, 'mindspore' in sys.modules)\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # plugins need not be installed
-    run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, env=environment)
+    run = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300, env=environment)
     assert (run.stdout, run.stderr) == ("False 2 False False\n", "")
 
 

@@ -465,7 +465,7 @@ def test_a_script_that_unfolds_takes_no_more_than_its_length_allows(script):
     tracemalloc.start()
     begin = time.process_time()
     found = shell_settings(script)
-    assert time.process_time() - begin < 10
+    assert time.process_time() - begin < 60
     assert tracemalloc.get_traced_memory()[1] < 40 << 20
     tracemalloc.stop()
     assert found == {"x": "y"} or len(found["b"]) <= 1 << 16

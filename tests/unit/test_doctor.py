@@ -99,7 +99,7 @@ def test_a_local_package_of_our_name_is_told(tmp_path, monkeypatch):
 @pytest.mark.parametrize("way", ["raises", "wrong type", "returns None", "exits", "no conditions"])
 def test_a_checkup_that_fails_leaves_the_others(tmp_path, way):
     strange = Checkup(NAME, lambda: ["fine"])
-    offers = (lambda: [strange]) if way == "no conditions" else implementation("checkups", "examine", way, 0)
+    offers = (lambda: [strange]) if way == "no conditions" else implementation("checkups", "examine", way)
     with plugged("checkups", offers):
         sections = {each.name: each.conditions for each in examine(tmp_path)}
     (failed,) = sections[NAME]

@@ -164,7 +164,7 @@ def test_a_full_disk_leaves_no_table(tmp_path, form, limit):
         "except StoreError as error:\n"
         "    print(error)\n"
     )
-    run = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, timeout=60)
+    run = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, timeout=300)
     name = f"compare_result_0.{form.value}"
     assert run.stdout.startswith(f"{tmp_path / 'out' / name}: cannot be written (")
     assert run.stdout.endswith("; free space or choose another directory\n")

@@ -63,8 +63,8 @@ def test_a_signal_raises_at_once(number):
 def test_what_native_code_complains_of_is_raised_again(capsys):
     begin = time.monotonic()
     with pytest.raises(KeyboardInterrupt), Interrupts():
-        lose_ctrl_c_and_go_on(10)
-    assert time.monotonic() - begin < 5
+        lose_ctrl_c_and_go_on(60)
+    assert time.monotonic() - begin < 30
     assert capsys.readouterr() == ("", "")
 
 
@@ -139,23 +139,22 @@ WAITING = """
 import os, signal, threading, time
 from msprobe_core.interrupts import Interrupts, raise_if_interrupted
 done = threading.Event()
-begin = time.monotonic()
 with Interrupts() as interrupts:
     import polars  # whose handler has a lock go on
     raise_if_interrupted()
     threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
-    threading.Timer(3, done.set).start()
+    threading.Timer(60, done.set).start()
     try:
         done.wait()
     except KeyboardInterrupt:
-        print(time.monotonic() - begin)
+        print("waited" if done.is_set() else "raised", flush=True)
         os._exit(0)
 """
 
 
 def test_who_waits_for_others_need_not_wait_after_ctrl_c():
     done = subprocess.run([sys.executable, "-c", WAITING], capture_output=True, text=True)
-    assert float(done.stdout) < 2, done.stderr
+    assert done.stdout == "raised\n", done.stderr
 
 
 # --- comparing --------------------------------------------------------------------------------------------------

@@ -253,7 +253,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_it_survives_the_end_of_the_process(tmp_path):
     path = [str(Path(__file__).parent), *sys.path]
     program = KILLED.format(path=path, run=str(tmp_path / "run"))
-    ended = subprocess.run([sys.executable, "-c", program], check=False, timeout=120)
+    ended = subprocess.run([sys.executable, "-c", program], check=False, timeout=300)
     assert ended.returncode == -signal.SIGKILL
     (found,) = manifests_in(tmp_path / "run").values()
     assert read_manifest(found).run.models[0].modules

@@ -256,7 +256,7 @@ def test_dumps_are_found_in_the_run_and_in_its_directories(tmp_path):
 
 
 def ask(server, path, **headers):
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
     try:
         connection.request("GET", path, headers=headers)
         answer = connection.getresponse()
@@ -349,11 +349,11 @@ def test_the_command_serves_a_training_until_ctrl_c(tmp_path):
     lines = [process.stdout.readline(), process.stdout.readline()]
     assert lines[0].startswith("A single monitored training")
     address = urlsplit(lines[1].rpartition(" ")[2].strip())
-    connection = http.client.HTTPConnection(address.hostname, address.port, timeout=10)
+    connection = http.client.HTTPConnection(address.hostname, address.port, timeout=60)
     connection.request("GET", f"/data/index?{address.query}")
     answer = connection.getresponse()
     assert (answer.status, len(answer.headers["ETag"])) == (200, 34)
     connection.close()
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=120)
     assert (process.returncode, errors.strip()) == (130, "")

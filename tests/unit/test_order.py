@@ -1,9 +1,10 @@
 """The order across ranks: from communication only, with data going where a kind of call sends them."""
 
-import time
+from functools import cache
 
 import pytest
 from dumps import tensor
+from limited import grows_linearly
 from rank_dumps import Rank, group, make_ranks, value, write_ranks
 
 from msprobe_core.errors import DumpError
@@ -346,19 +347,20 @@ def test_time_grows_with_the_number_of_calls_and_not_with_its_square(tmp_path):
     from msprobe_core.order.calls import calls_of
     from msprobe_core.order.causality import Order
 
-    times = []
-    for size in (250, 1000):
-
-        def work(number, rank, size=size):
+    @cache
+    def calls(size):
+        def work(number, rank):
             for _ in range(size):
                 rank.call("Torch.log")
                 rank.collective("all_reduce", group(0, 1))
 
         place = tmp_path / str(size)
         write_ranks(place, make_ranks(2, work))
-        calls = [calls_of(read_dump(place / f"rank{number}"), number) for number in range(2)]
-        start = time.process_time()
-        order = Order([0, 1], calls)
+        return [calls_of(read_dump(place / f"rank{number}"), number) for number in range(2)]
+
+    def put_in_order(size):
+        order = Order([0, 1], calls(size))
         assert order.depth(0, f"Distributed.all_reduce.{size - 1}.forward") == 3 * size
-        times.append(time.process_time() - start)
-    assert times[1] < 10 * times[0], times  # four times the size; its square would take 16 times as long
+
+    calls(2000)
+    assert grows_linearly(put_in_order, 250)

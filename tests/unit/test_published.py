@@ -1,11 +1,11 @@
 """Metrics and statuses of published standards, against values computed by hand, and with exact fractions."""
 
 import math
-import time
 from fractions import Fraction
 
 import numpy as np
 import pytest
+from limited import num_calls
 
 from msprobe_core.api_check import published
 from msprobe_core.api_check.published import api_name, published_columns, ratio_to
@@ -289,18 +289,18 @@ def test_elements_are_measured_in_chunks(monkeypatch):
         assert all(other == expected for other in others), name
 
 
-def test_a_tiny_tensor_takes_microseconds():
+def test_a_tiny_tensor_takes_a_few_hundred_calls():
+    """They take 0.1 ms together, of which a dump has tens of thousands."""
     generator = np.random.default_rng(0)
     golden = generator.standard_normal((8, 32))
     recorded = ReplayTensor(values=golden.astype(np.float32), dtype="float32")
     own = golden.astype(np.float32)
 
     def once():
-        began = time.perf_counter()
         published_columns(recorded, golden, own=own, api="Functional.linear.0")
-        return time.perf_counter() - began
 
-    assert min(once() for _ in range(50)) < 0.3e-3
+    once()  # what is imported and cached is there
+    assert num_calls(once) < 600
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ class TestWhoRecorded:
             "print(own_identity().started - begun)"
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        assert -5 < float(done.stdout) < 0.1  # before the first line, not when it was asked
+        assert -60 < float(done.stdout) < 0.1  # before the first line, not when it was asked
 
     @pytest.mark.parametrize(
         ("one", "other", "is_one"),

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import pickle
-import tempfile
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
@@ -41,7 +40,8 @@ def test_views_and_parameters(tmp_path):
     np.testing.assert_array_equal(read_tensor(parameter), values.reshape(2, 3))
 
 
-MARK = Path(tempfile.gettempdir()) / "msprobe_exploit_ran"
+MARK = Path("exploit_ran")
+"""In the working directory."""
 
 
 class Exploit:
@@ -62,7 +62,8 @@ class Exploit:
     ],
     ids=["os.system", "eval", "torch.load", "nested pickle", "numpy", "other type", "reduce"],
 )
-def test_code_is_refused_and_not_run(tmp_path, value):
+def test_code_is_refused_and_not_run(tmp_path, monkeypatch, value):
+    monkeypatch.chdir(tmp_path)
     path = write_pt(tmp_path / "x.pt", value)
     with pytest.raises(DumpError, match=r"which no tensor needs; it was not run"):
         read_tensor(path)
@@ -116,7 +117,8 @@ def test_big_endian_files_are_refused(tmp_path):
         read_tensor(path)
 
 
-def test_npy(tmp_path):
+def test_npy(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     values = np.arange(4.0).reshape(2, 2)
     np.save(tmp_path / "x.npy", values)
     np.testing.assert_array_equal(read_tensor(tmp_path / "x.npy"), values)

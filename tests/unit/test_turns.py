@@ -28,7 +28,7 @@ def debugger(tmp_path):
 def in_time(work, *arguments):
     """Run something on a thread, and fail if it takes as long as a deadlock would."""
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(work, *arguments).result(timeout=30)
+        return pool.submit(work, *arguments).result(timeout=120)
 
 
 def test_eight_threads_share_one_debugger(debugger, tmp_path, caplog):
@@ -37,7 +37,7 @@ def test_eight_threads_share_one_debugger(debugger, tmp_path, caplog):
     try:
         with caplog.at_level(logging.WARNING), ThreadPoolExecutor(NUM_THREADS) as pool:
             for cycle in [pool.submit(cycles, debugger) for _ in range(NUM_THREADS)]:
-                cycle.result(timeout=60)
+                cycle.result(timeout=300)
     finally:
         sys.setswitchinterval(switch)
     # A window that another thread ends at once has no calls.
@@ -79,7 +79,7 @@ def test_a_step_does_not_end_while_a_hook_of_another_thread_hands_over(debugger,
     monkeypatch.setattr(recorder.record, "on_backlog", session._output.write_backlog)
     monkeypatch.setattr(step_record, "BACKLOG_ENTRIES", 1)
     recorder.close(recorder.open_module("Module", "", "Net"))
-    closing.join(30)
+    closing.join(120)
     session._output.queue.wait()  # raises what writing has raised
 
 
@@ -119,7 +119,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 @pytest.mark.slow
 def test_neither_a_forked_child_nor_the_end_of_the_program_waits_for_a_thread_that_never_ends(tmp_path):
     run = subprocess.run(
-        [sys.executable, "-c", FORK_AND_EXIT, str(tmp_path)], capture_output=True, text=True, timeout=60,
+        [sys.executable, "-c", FORK_AND_EXIT, str(tmp_path)], capture_output=True, text=True, timeout=300,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
     )  # fmt: skip
     assert (run.returncode, run.stdout) == (0, "7\n"), run.stderr

@@ -129,7 +129,7 @@ def served(tmp_path, factor=1.5):
 
 
 def ask(server, path, *, method="GET", **headers):
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
     try:
         connection.request(method, path, headers=headers)
         answer = connection.getresponse()
@@ -187,7 +187,7 @@ def test_malformed_requests_print_nothing(tmp_path, capfd, is_reset):
     """The terminal is the owner's, and any process on the machine can send them."""
     with served(tmp_path) as server:
         for request in MALFORMED:
-            with socket.create_connection(("127.0.0.1", server.server_port), timeout=10) as connection:
+            with socket.create_connection(("127.0.0.1", server.server_port), timeout=60) as connection:
                 connection.sendall(request)
                 if is_reset:
                     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -225,7 +225,7 @@ def test_ctrl_c_ends_it_without_a_traceback(tmp_path):
     assert "until Ctrl-C: http://127.0.0.1:" in lines[1]
     assert list(tmp_path.glob("msprobe-view-*"))
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == 130
     assert errors.strip() == ""
     assert not list(tmp_path.glob("msprobe-view-*"))

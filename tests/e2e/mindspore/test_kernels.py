@@ -67,7 +67,7 @@ def runs(tmp_path_factory):
     }
     ended = {}
     for name, process in processes.items():
-        losses, log = process.communicate(timeout=120)
+        losses, log = process.communicate(timeout=600)
         assert process.returncode == 0, log
         ended[name] = Run(top / name, losses, log)
     return ended

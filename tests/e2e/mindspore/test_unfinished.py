@@ -157,7 +157,7 @@ for number in range(2):
 def test_a_step_that_was_killed_ended_early(mode, writer, tmp_path):
     place = tmp_path / "run"
     code = KILLED.format(root=str(Path(__file__).parents[3]), mode=int(MODES[mode]), place=str(place), writer=writer)
-    ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     (whole,), (killed,) = (list(place.glob(f"step{number}/*")) for number in (0, 1))
     assert read_dump(whole).ending.state is EndState.COMPLETE

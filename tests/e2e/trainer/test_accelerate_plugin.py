@@ -197,7 +197,7 @@ def test_two_processes(tmp_path, site):
         program.write_text(PROGRAM.format(folder=str(Path(__file__).parent), config=config, out=str(out)))
         launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", program]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join([site, *sys.path]), "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(launch, capture_output=True, text=True, env=environment, timeout=120, check=False)
+        done = subprocess.run(launch, capture_output=True, text=True, env=environment, timeout=600, check=False)
         assert done.returncode == 0, done.stderr[-3000:]
         outputs.append([(out / f"rank{rank}").read_text() for rank in range(2)])
     assert outputs[0] == outputs[1]
