@@ -19,6 +19,7 @@ from msprobe_core.errors import CompareError, NothingInCommonError
 from msprobe_core.findings import Finding as Said
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.rl.files import RLStage
+from msprobe_core.rl.headline_codes import HeadlineCode
 from msprobe_core.rl.log_prob_steps import LogProbOptions, StepLogProbs, compare_step
 from msprobe_core.rl.outcome import VERDICT, Finding, Outcome
 from msprobe_core.rl.recorded import RecordedRun, chosen_steps
@@ -116,10 +117,10 @@ def compare_crossed(
         command="cross",
         paths=[runs[cell].path for cell in CELLS],
         compared=f"Compared {options.training} with {options.rollout} of four runs, steps {chosen}.",
-        headline=(
-            "AGREE: training and rollout agree in all four runs."
+        said=(
+            Said(HeadlineCode.CROSS_AGREE)
             if first is None
-            else f"DIFFERENT: step {first.step}: at fault: {first.component.value}."
+            else Said(HeadlineCode.CROSS, fields={"step": first.step, "component": first.component})
         ),
         findings=[finding for one in found for finding in _findings(one)],
         lines=[line for one in found for line in _lines(one)],

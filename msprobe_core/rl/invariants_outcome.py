@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
+from msprobe_core.findings import Finding as Said
 from msprobe_core.rl.files import RLStage
+from msprobe_core.rl.headline_codes import HeadlineCode
 from msprobe_core.rl.invariants import CHECKS, RecordedStep
 from msprobe_core.rl.outcome import Finding, Outcome, listed_steps
 from msprobe_core.rl.recorded import RecordedRun, chosen_steps
@@ -29,15 +31,15 @@ def check_run(
         for check in CHECKS.values():
             findings += check(own)
     first = next((finding for finding in findings if finding.is_fault), None)
-    headline = (
-        "AGREE: everything that was recorded follows from what it was made of." if first is None
-        else f"DIFFERENT: step {first.step}: {first.place} cannot be right."
+    said = (
+        Said(HeadlineCode.CHECKS_AGREE) if first is None
+        else Said(HeadlineCode.CHECKS, fields={"step": first.step, "place": first.place})
     )  # fmt: skip
     return Outcome(
         command="check",
         paths=[run.path],
         compared=f"Checked {len(CHECKS)} invariants in {listed_steps(chosen)}.",
-        headline=headline,
+        said=said,
         findings=findings,
         numbers={"checks": list(CHECKS), "faults": [finding.place for finding in findings if finding.is_fault]},
     )

@@ -15,6 +15,7 @@ from msprobe_core.findings import Finding as Said
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.rl.drift import Drift, drift_of
 from msprobe_core.rl.files import RLStage
+from msprobe_core.rl.headline_codes import HeadlineCode
 from msprobe_core.rl.hypotheses import Diagnosis
 from msprobe_core.rl.log_prob_steps import LogProbOptions, StepLogProbs, baseline_floor, compare_step
 from msprobe_core.rl.log_probs import Tokens, by_group, frame_of
@@ -71,7 +72,7 @@ def _outcome(run: RecordedRun, options: LogProbOptions, compared: Sequence[StepL
             f"{sum(one.measures.num_samples for one in compared):,} samples, "
             f"{listed_steps([one.step for one in compared])}."
         ),
-        headline=_headline(compared, worst, over_time),
+        said=_headline(compared, worst, over_time),
         findings=findings,
         notes=list(dict.fromkeys(note for one in compared for note in one.notes)),
         lines=[line for one in compared for line in _lines(one, options)],
@@ -192,25 +193,26 @@ def _sampling_findings(one: StepLogProbs) -> list[Finding]:
     return [Finding(verdict=Verdict.WARNING, said=said, step=one.step, place="logprobs_mode")]
 
 
-def _headline(compared: Sequence[StepLogProbs], worst: StepLogProbs | None, over_time: Sequence[Finding]) -> str:
+def _headline(compared: Sequence[StepLogProbs], worst: StepLogProbs | None, over_time: Sequence[Finding]) -> Said:
     other = next((one for one in compared if one.retokenised), None)
     if worst is None and other is None and over_time:
-        return f"DIFFERENT: step {over_time[0].step}: {over_time[0].sentence}."
+        return Said(HeadlineCode.IN_STEP, fields={"step": over_time[0].step, "what": over_time[0].said})
     if worst is None and other is None:
         cast = next((d for one in compared for d in one.diagnoses if d.is_named), None)
-        but = "" if cast is None else f"; what there is, {cast.cause.value} explains"
-        return f"AGREE: the log-probs are within what rounding explains{but}."
+        but = [] if cast is None else [Said(HeadlineCode.WHAT_THERE_IS, fields={"cause": cast.cause})]
+        return Said(HeadlineCode.LOG_PROBS_AGREE, fields={"but": but})
     if worst is None:
         assert other is not None
-        return f"DIFFERENT: step {other.step}: samples have other tokens than were generated."
+        return Said(HeadlineCode.RETOKENISED, fields={"step": other.step})
     if not any(score.is_over for score in worst.scores):
-        return f"DIFFERENT: step {worst.step} has log-probs that are NaN or Inf."
-    named = [d.cause.value for d in worst.diagnoses if d.is_named]
-    why = (
-        f"{' and '.join(named)} explain{'s' * (len(named) == 1)} it" if named
-        else "none of the known causes explains it; go on with `msprobe rl compare weights` and `layers`"
-    )  # fmt: skip
-    return f"DIFFERENT: the log-probs of step {worst.step} are apart by more than rounding; {why}."
+        return Said(HeadlineCode.NOT_FINITE, fields={"step": worst.step})
+    named = [d.cause for d in worst.diagnoses if d.is_named]
+    if len(named) > 1:
+        causes = [Said(HeadlineCode.CAUSE, fields={"cause": cause}) for cause in named]
+        why = Said(HeadlineCode.CAUSES, fields={"causes": causes})
+    else:
+        why = Said(HeadlineCode.ONE_CAUSE, fields={"cause": named[0]}) if named else Said(HeadlineCode.NO_CAUSE)
+    return Said(HeadlineCode.LOG_PROBS, fields={"step": worst.step, "why": why})
 
 
 def _numbers(one: StepLogProbs) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from msprobe_core.judge.noise.model import NoiseSource
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.rl.files import RLStage
 from msprobe_core.rl.floors import Floor
+from msprobe_core.rl.headline_codes import HeadlineCode
 from msprobe_core.rl.invariants import has_updated
 from msprobe_core.rl.modules import (
     Baseline,
@@ -86,12 +87,12 @@ def compare_layers(
     found = [_stages(run, stages, step, experts, progress, baseline=baseline) for step in chosen]
     findings = [_part_finding(one, first, given, is_of_phase=True) for one in found for first, given in one.firsts]
     first = next(iter(findings), None)
-    headline = (
-        "AGREE: every module is within what rounding explains." if first is None
-        else f"DIFFERENT: step {first.step}: training and rollout first diverge at {first.place}."
+    said = (
+        Said(HeadlineCode.LAYERS_AGREE) if first is None
+        else Said(HeadlineCode.LAYERS, fields={"step": first.step, "place": first.place})
     )  # fmt: skip
     own_notes = [*_older_policies(run, chosen), *_notes(found), *_on_routers(found, note)]
-    return _outcome("layers", run, found, " and ".join(stages[::-1]), headline, findings, own_notes, is_of_phase=True)
+    return _outcome("layers", run, found, " and ".join(stages[::-1]), said, findings, own_notes, is_of_phase=True)
 
 
 def _older_policies(run: RecordedRun, steps: Sequence[int]) -> list[str]:
@@ -205,7 +206,7 @@ def _outcome(
     run: RecordedRun,
     found: Sequence[_Compared],
     what: str,
-    headline: str,
+    said: Said,
     findings: Sequence[Finding],
     notes: Sequence[str],
     *,
@@ -221,7 +222,7 @@ def _outcome(
             f"Compared {what}: {num_outputs:,} outputs of modules, {sum(one.samples for one in differences):,} "
             f"samples, {listed_steps([one.step for one in differences])}."
         ),
-        headline=headline,
+        said=said,
         findings=findings,
         notes=notes,
         lines=[line for one in differences for line in _lines(one, is_of_phase=is_of_phase)],
@@ -347,8 +348,8 @@ def _with_aliases(outcome: Outcome, run: RecordedRun, steps: Sequence[int]) -> O
     ]  # fmt: skip
     if not found:
         return outcome
-    headline = f"DIFFERENT: step {equal[0]}: the reference follows the actor."
-    return replace(outcome, findings=[*found, *outcome.findings], headline=headline)
+    said = Said(HeadlineCode.ALIASED, fields={"step": equal[0]})
+    return replace(outcome, findings=[*found, *outcome.findings], said=said)
 
 
 def _was_updated(run: RecordedRun, step: int) -> bool:
@@ -394,14 +395,18 @@ def _training_outcome(
         return _statistics_outcome(command, run, by_statistics, what, notes)
     findings = [finding for one in found for finding in _training_findings(one)]
     fault = next((finding for finding in findings if finding.is_fault), None)
-    headline = (
-        f"DIFFERENT: step {fault.step}: {what} first diverge at {fault.place}." if fault is not None
-        else f"AGREE: {what} are equal to the bit." if all(one.difference.is_equal for one in found)
-        else f"AGREE: {what} are within what rounding explains, but not equal to the bit."
+    said = (
+        _diverged(fault, what) if fault is not None
+        else Said(HeadlineCode.STAGES_EQUAL, fields={"what": what}) if all(one.difference.is_equal for one in found)
+        else Said(HeadlineCode.STAGES_AGREE, fields={"what": what})
     )  # fmt: skip
     shapes = [text for one in found for text in _shapes(one)] if pair.minis is not None else []
     own_notes = [*notes, *shapes, *_on_routers(found, note), *_notes(found)]
-    return _outcome(command, run, found, what, headline, findings, own_notes, is_of_phase=False)
+    return _outcome(command, run, found, what, said, findings, own_notes, is_of_phase=False)
+
+
+def _diverged(fault: Finding, what: str) -> Said:
+    return Said(HeadlineCode.STAGES, fields={"step": fault.step, "what": what, "place": fault.place})
 
 
 def _training_findings(one: _Compared) -> list[Finding]:
@@ -429,12 +434,13 @@ def _statistics_outcome(
     findings = [finding for one in found for finding in _statistics_findings(one)]
     fault = next((finding for finding in findings if finding.is_fault), None)
     are_checksums = all(one.by_checksum for one in found)
-    headline = (
-        f"DIFFERENT: step {fault.step}: {what} first diverge at {fault.place}." if fault is not None
-        else f"AGREE: statistics of {what} are within what rounding explains." if not all(one.is_equal for one in found)
-        else f"AGREE: {what} are equal to the bit, by checksums." if are_checksums
-        else f"AGREE: {what} have equal statistics."
-    )  # fmt: skip
+    if fault is not None:
+        said = _diverged(fault, what)
+    elif not all(one.is_equal for one in found):
+        said = Said(HeadlineCode.STATISTICS_AGREE, fields={"what": what})
+    else:
+        code = HeadlineCode.CHECKSUMS_EQUAL if are_checksums else HeadlineCode.STATISTICS_EQUAL
+        said = Said(code, fields={"what": what})
     strength = (
         "checksums are of whole micro-batches: equal means equal to the bit, another one says neither how far off nor "
         "for which sample" if are_checksums
@@ -450,7 +456,7 @@ def _statistics_outcome(
             f"{sum(one.num_calls for one in found):,} micro-batches, {sum(one.samples for one in found):,} samples, "
             f"{listed_steps([one.step for one in found])}."
         ),
-        headline=headline,
+        said=said,
         findings=findings,
         notes=[
             *notes,

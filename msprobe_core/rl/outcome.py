@@ -13,7 +13,7 @@ import msgspec
 import polars as pl
 
 from msprobe_core.findings import Finding as Said
-from msprobe_core.findings import text_and_content
+from msprobe_core.findings import content_of, text_and_content
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.protocols.presentation import Column, Table, Width
 from msprobe_core.report.files import TableForm, time_stamp, write_table
@@ -69,7 +69,7 @@ class Outcome:
         command: Name of the comparison.
         paths: The runs, in the order in which they were given.
         compared: Description of what was compared.
-        headline: The verdict as a sentence.
+        said: The verdict.
         findings: The worst and earliest first.
         notes: Further notes.
         lines: Lines that the terminal shows before the findings.
@@ -81,7 +81,7 @@ class Outcome:
     command: str
     paths: Sequence[Path]
     compared: str
-    headline: str
+    said: Said
     findings: Sequence[Finding] = ()
     notes: Sequence[str] = ()
     lines: Sequence[str] = ()
@@ -93,6 +93,11 @@ class Outcome:
     def agrees(self) -> bool:
         """Whether the sides agree."""
         return not any(finding.is_fault for finding in self.findings)
+
+    @property
+    def headline(self) -> str:
+        """The verdict as a sentence, in English."""
+        return f"{'AGREE' if self.agrees else 'DIFFERENT'}: {self.said.text}."
 
 
 Row = TypeVar("Row", bound="DataclassInstance")
@@ -158,6 +163,7 @@ def write_outcome(
         "compared": outcome.compared,
         "verdict": "agree" if outcome.agrees else "differ",
         "headline": outcome.headline,
+        "headline_finding": content_of(outcome.said),
         "findings": [
             {"verdict": f.verdict.value, "step": f.step, "place": f.place, **text_and_content("sentence", f.said)}
             for f in outcome.findings

@@ -19,6 +19,7 @@ from msprobe_core.findings import noted
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.rl.drift import MAX_GROWTH, drift_of
 from msprobe_core.rl.files import RUN_FILE, RLStage
+from msprobe_core.rl.headline_codes import HeadlineCode
 from msprobe_core.rl.outcome import Finding, Outcome, table_of
 from msprobe_core.rl.recorded import open_run
 from msprobe_core.rl.response_guard import Anomaly, ResponseGuard
@@ -262,23 +263,26 @@ def _outcome(
     verdict = Verdict.ERROR if is_fault else Verdict.WARNING
     findings = [Finding(verdict=verdict, said=noted(f"{r.place}: {r.reason}"), step=None, place=r.place) for r in rows]
     by_step = Counter(row.step for row in rows)
-    kinds = ", ".join(f"{count:,} {kind}" for kind, count in Counter(row.kind for row in rows).most_common())
+    kinds = [
+        Said(HeadlineCode.KIND, fields={"count": count, "kind": kind})
+        for kind, count in Counter(row.kind for row in rows).most_common()
+    ]
     lines = [
         f"  step {step}: {counts[step]:,} answers, {by_step[step]:,} anomalous{_level(levels.get(step))}"
         for step in sorted(step for step in counts if step is not None)
     ]
-    headline = f"AGREE: {number:,} answers, none anomalous."
+    said = Said(HeadlineCode.NO_ANOMALY, fields={"count": number})
     if rows:
         first = min((row.step for row in rows if row.step is not None), default=None)
-        since = "" if first is None else f", first in step {first}"
-        headline = f"{'DIFFERENT' if is_fault else 'AGREE'}: {len(rows):,} of {number:,} answers are anomalous: "
-        headline += f"{kinds}{since}."
+        since = [] if first is None else [Said(HeadlineCode.SINCE, fields={"step": first})]
+        counted = {"anomalous": len(rows), "count": number, "kinds": kinds, "since": since}
+        said = Said(HeadlineCode.ANOMALIES, fields=counted)
     if drifts and not is_fault and drifts[0].is_fault:
-        headline = f"DIFFERENT: {drifts[0].sentence}."
+        said = drifts[0].said
     shown = lines if len(lines) <= _MAX_LINES else _changed(lines, by_step)
     return Outcome(
         command="responses", paths=[path], compared=f"Checked {number:,} answers of {total:,} tokens.",
-        headline=headline, findings=[*findings, *drifts], lines=shown,
+        said=said, findings=[*findings, *drifts], lines=shown,
         numbers={"answers": number, "tokens": total, "anomalous": len(rows)},
         tables={"answers": table_of(AnswerRow, rows)} if rows else {},
     )  # fmt: skip

@@ -15,6 +15,7 @@ from msprobe_core.judge.limits import Precision
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.rl.files import Array, BatchFile, RLStage
 from msprobe_core.rl.floors import precision_named
+from msprobe_core.rl.headline_codes import HeadlineCode
 from msprobe_core.rl.outcome import Finding, Outcome, listed_steps, table_of
 from msprobe_core.rl.recorded import RecordedRun, chosen_steps
 from msprobe_core.rl.routing import (
@@ -344,10 +345,10 @@ def _outcome(run: RecordedRun, compared: Sequence[_Compared], mode: str | None, 
             f"{max(one.pair.target.experts.shape[1] for one in compared)} layers, {listed_steps(steps)}; routing "
             f"replay: {mode or 'not configured'}."
         ),
-        headline=(
-            f"DIFFERENT: step {fault.step}: {fault.sentence}." if fault is not None
-            else "AGREE: all tokens have the same experts." if not share
-            else f"AGREE: {share:.2%} of tokens have other experts in some layer, by no more than rounding explains."
+        said=(
+            Said(HeadlineCode.IN_STEP, fields={"step": fault.step, "what": fault.said}) if fault is not None
+            else Said(HeadlineCode.EXPERTS_EQUAL) if not share
+            else Said(HeadlineCode.EXPERTS_AGREE, fields={"share": 100 * share})
         ),
         findings=findings,
         notes=[*notes, *_replay_notes(compared)],

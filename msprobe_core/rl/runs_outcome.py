@@ -12,6 +12,7 @@ import polars as pl
 from msprobe_core.errors import NothingInCommonError
 from msprobe_core.findings import Finding as Said
 from msprobe_core.judge.verdict import Verdict
+from msprobe_core.rl.headline_codes import HeadlineCode
 from msprobe_core.rl.outcome import VERDICT, Finding, Outcome, listed_steps, table_of
 from msprobe_core.rl.recorded import RecordedRun, chosen_steps
 from msprobe_core.rl.rl_codes import RunsCode
@@ -72,7 +73,7 @@ def compare_runs(
             f"Compared {sum(one.num_values for one in checked):,} values of {len(checked):,} things, "
             f"{listed_steps(steps)}."
         ),
-        headline=_headline(checked, first, recut),
+        said=_headline(checked, first, recut),
         # Warnings, such as about values that could not be compared, follow the differences.
         findings=[*_sampling(target, golden), *sorted(findings, key=lambda finding: not finding.is_fault)],
         notes=[
@@ -127,19 +128,19 @@ def _finding(one: CheckResult, verdict: Verdict) -> Finding:
     return Finding(verdict=verdict, said=said, step=one.step, place=f"{one.stage}/{one.name}")
 
 
-def _headline(checked: Sequence[CheckResult], first: Finding | None, recut: _Recut | None) -> str:
+def _headline(checked: Sequence[CheckResult], first: Finding | None, recut: _Recut | None) -> Said:
     if first is not None:
         stage, _, name = first.place.partition("/")
-        return f"DIFFERENT: step {first.step}: first in {stage}, {name}."
+        return Said(HeadlineCode.RUNS, fields={"step": first.step, "stage": stage, "name": name})
     counts = Counter(one.agreement for one in checked)
     if counts[Agreement.EQUAL] == len(checked):
-        return f"AGREE: equal to the bit, all {sum(one.num_values for one in checked):,} values."
+        return Said(HeadlineCode.RUNS_EQUAL, fields={"count": sum(one.num_values for one in checked)})
     if recut is not None:
-        return f"AGREE: equal to the bit before step {recut[0]}, within limits from there, in another order of samples."
+        return Said(HeadlineCode.RUNS_RECUT, fields={"step": recut[0]})
     lost = counts[Agreement.INCOMPARABLE]
-    but = f"; {lost:,} could not be compared" if lost else ""
-    equal = f"{counts[Agreement.EQUAL]:,} of {len(checked):,} things equal to the bit"
-    return f"AGREE: {equal}, the others within their limits{but}."
+    but = [Said(HeadlineCode.NOT_COMPARED, fields={"count": lost})] if lost else []
+    counted = {"equal": counts[Agreement.EQUAL], "total": len(checked), "but": but}
+    return Said(HeadlineCode.RUNS_AGREE, fields=counted)
 
 
 def _lines(checked: Sequence[CheckResult]) -> Iterator[str]:

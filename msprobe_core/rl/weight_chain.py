@@ -24,6 +24,7 @@ from msprobe_core.findings import Finding as Said
 from msprobe_core.fingerprint.distance import decoded
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.rl.files import RLStage, load_weights, ranks_of, steps_of
+from msprobe_core.rl.headline_codes import HeadlineCode
 from msprobe_core.rl.outcome import Finding, Outcome, table_of
 from msprobe_core.rl.rl_codes import TransferCode
 from msprobe_core.rl.weight_log import CHAINS, Hop
@@ -340,17 +341,17 @@ def _outcome(
         )
         for row in rows
     ]  # fmt: skip
-    headline = "AGREE: every hop passed on the weights that it was given."
+    said = Said(HeadlineCode.HOPS_AGREE)
     if rows:
         first = rows[0]
         same = [row for row in rows if (row.sync, row.hop) == (first.sync, first.hop)]
-        others = f", and {len(same) - 1:,} more of {first.hop}" if len(same) > 1 else ""
-        where = f"sync {first.sync}, {first.before} to {first.hop}"
-        headline = f"DIFFERENT: {where}: {first.name}, {first.fault.value}{others}."
+        others = [Said(HeadlineCode.MORE_OF_HOP, fields={"count": len(same) - 1, "hop": first.hop})] if same[1:] else []
+        where = {"sync": first.sync, "before": first.before, "hop": first.hop, "name": first.name}
+        said = Said(HeadlineCode.HOP, fields={**where, "fault": first.fault, "others": others})
     told = lines if len(lines) <= _MAX_LINES else [line for line in lines if "all as before" not in line][:_MAX_LINES]
     return Outcome(
         command="weights", paths=[path], compared=f"Compared {len(lines):,} hops of {len(syncs):,} transfers.",
-        headline=headline, findings=findings, lines=told,
+        said=said, findings=findings, lines=told,
         numbers={"syncs": list(syncs), "hops": len(lines), "wrong": len(rows), "pairs": list(pairs)},
         tables={"hops": table_of(HopRow, rows)} if rows else {},
     )  # fmt: skip

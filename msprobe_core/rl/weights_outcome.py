@@ -13,6 +13,7 @@ from msprobe_core.errors import CompareError
 from msprobe_core.findings import Finding as Said
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.rl.files import RLStage, WeightsFile
+from msprobe_core.rl.headline_codes import HeadlineCode
 from msprobe_core.rl.invariants import RecordedStep, export
 from msprobe_core.rl.outcome import VERDICT, Finding, Outcome, listed_steps
 from msprobe_core.rl.recorded import RecordedRun, chosen_steps
@@ -92,7 +93,7 @@ def compare_weights(run: RecordedRun, steps: Collection[int] = ()) -> Outcome:
         command="weights",
         paths=[run.path],
         compared=f"Compared the weights of {listed_steps(chosen)}: {_count(parameters)}.",
-        headline=_headline(faults, parameters),
+        said=_headline(faults, parameters),
         findings=sorted(findings, key=lambda finding: (not finding.is_fault, finding.step or 0)),
         notes=notes,
         lines=lines,
@@ -196,18 +197,18 @@ def _changes(run: RecordedRun, steps: Sequence[int]) -> tuple[list[str], list[st
     return lines, notes
 
 
-def _headline(faults: Sequence[Finding], found: Sequence[Sync]) -> str:
+def _headline(faults: Sequence[Finding], found: Sequence[Sync]) -> Said:
     if not found and not faults:
-        return "AGREE: steps were compared with each other only, as nothing that was received is recorded."
+        return Said(HeadlineCode.NOTHING_RECEIVED)
     if not faults:
         unknown = max(sum(one.transfer is Transfer.UNVERIFIED for one in sync.parameters) for sync in found)
         if unknown:
-            return f"AGREE: the engine has the others as they were sent; {unknown:,} parameters were not compared."
-        return "AGREE: the engine has every parameter as it was sent."
+            return Said(HeadlineCode.OTHERS_AGREE, fields={"count": unknown})
+        return Said(HeadlineCode.WEIGHTS_AGREE)
     first = faults[0]
     others = len({fault.place for fault in faults}) - 1
-    but = f", and {others} more" if others else ""
-    return f"DIFFERENT: step {first.step}: {first.place} is not synchronised{but}."
+    more = [Said(HeadlineCode.MORE, fields={"count": others})] if others else []
+    return Said(HeadlineCode.WEIGHTS, fields={"step": first.step, "place": first.place, "others": more})
 
 
 def _numbers(own: Sequence[Sync]) -> dict[str, Any]:
