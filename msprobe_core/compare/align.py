@@ -17,9 +17,9 @@ from msprobe_core import names
 from msprobe_core.compare.call_matching import Calls, Matcher, canonical_text, list_calls, list_entries, numbered
 from msprobe_core.compare.canonical_names import Names, Naming, naming_of, note_unused
 from msprobe_core.compare.keywords import with_keywords_paired
+from msprobe_core.compare.layouts.micro_batches import MicroBatches
 from msprobe_core.compare.lcs import Pair
 from msprobe_core.compare.mapping import Matching, Rule
-from msprobe_core.compare.micro_batches import MicroBatches
 from msprobe_core.compare.row_pairs import SHARED, RowPairs, are_in_order, beside, pair_rows
 from msprobe_core.compare.tools import are_foreign
 from msprobe_core.judge.columns import Match

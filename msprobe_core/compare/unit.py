@@ -15,8 +15,8 @@ from msprobe_core.compare.compare_codes import CompareCode
 from msprobe_core.compare.extra_statistics import with_extra_columns
 from msprobe_core.compare.fp8 import with_fp8_columns
 from msprobe_core.compare.incomplete import Ends, ends_of, without_missing_calls
+from msprobe_core.compare.layouts.micro_batches import MicroBatches, micro_batches_of
 from msprobe_core.compare.mapping import Matching
-from msprobe_core.compare.micro_batches import MicroBatches, micro_batches_of
 from msprobe_core.compare.mixed import completed
 from msprobe_core.compare.modes import mode_of
 from msprobe_core.compare.pairs import UnitPair
