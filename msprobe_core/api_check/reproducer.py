@@ -44,7 +44,8 @@ from msprobe_core.store.atomic_file import whole_file
 from msprobe_core.store.layout import make_directory
 
 MOST_LINES = 80
-"""Limit of the number of lines of a script beside a formula; a longer one has tables of one line and no empty lines."""
+"""Limit of the number of lines of a script, beside tests of random numbers; a longer one has tables of one line and no
+empty lines."""
 
 _RECORDED = "recorded "
 """Beginning of the names of recorded results in a file beside a script."""
@@ -106,7 +107,7 @@ def write_reproducer(
         end = "\n".join((*tables, *([] if is_packed else [""]), found.judging))
         functions = [load, *found.judges]
         text = script_text(title, [found.explained, limits], found.script, functions, end, is_packed=is_packed)
-        if text.count("\n") <= MOST_LINES + found.script.formula.count("\n"):
+        if text.count("\n") <= MOST_LINES + (drawn.tests.count("\n") if drawn else 0):
             break
     with whole_file(path) as file:
         file.write(text.encode())

@@ -22,7 +22,8 @@ _READABLE = 16
 """Largest number of elements that are written as numbers."""
 
 _STANDARD = {
-    "argparse": "argparse.", "math": "math.", "sys": "sys.", "b64decode": "b64decode(", "Path": "Path(",
+    "argparse": "argparse.", "functools": "functools.", "math": "math.", "sys": "sys.", "b64decode": "b64decode(",
+    "Path": "Path(",
 }  # fmt: skip
 """Names that scripts import, by a text that uses them."""
 
@@ -53,12 +54,13 @@ def script_text(
     blocks = ["\n".join(above), *formula, script.call, *script.parts, *functions, end]
     code = ("\n" if is_packed else "\n\n").join(blocks)
     needed = [name for name, use in _STANDARD.items() if use in code]
-    plain = [f"import {name}" for name in needed if name not in _FROM]
+    plain = [name for name in needed if name not in _FROM]
+    plain = [f"import {', '.join(plain)}"] if is_packed else [f"import {name}" for name in plain]
     of_names = sorted(f"from {_FROM[name]} import {name}" for name in needed if name in _FROM)
     third = ["try:", "    import numpy as np", f"    {script.imports}", "except ImportError as error:"]
     third += ['    sys.exit(print(f"could not run: {error}", file=sys.stderr) or 2)']
-    head = "\n".join(["#!/usr/bin/env python3", *title, *plain, *of_names, "", *third])
-    return f"{head}\n\n{code}\n"
+    space = [] if is_packed else [""]
+    return "\n".join(["#!/usr/bin/env python3", *title, *plain, *of_names, *space, *third, *space, f"{code}\n"])
 
 
 def comment(text: str) -> str:

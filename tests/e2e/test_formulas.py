@@ -13,12 +13,15 @@ import pytest
 import torch
 from msprobe.pytorch import _replay
 from msprobe.pytorch._references import _FUNCTIONS, _METHODS, find_reference
+from msprobe.pytorch._script_formula import whole_formula
+from msprobe.pytorch._script_specialised import formula_for
 from replaying import call_of
 
 from msprobe_core.api_check.call_check import CallChecker
 from msprobe_core.api_check.check_codes import CheckCode
 from msprobe_core.api_check.verdict import Verdict
 from msprobe_core.errors import ReplayError
+from msprobe_core.model import ReplayCall
 from msprobe_core.replay.frameworks import replaying_framework
 from msprobe_core.replay.recorded import RecordedCall
 from msprobe_core.replay.replay_codes import ReplayCode
@@ -229,6 +232,29 @@ def test_a_formula_keeps_its_digits_near_zero_and_has_the_gradient_there(name):
             torch.testing.assert_close(*results, rtol=1e-9, atol=0)
             gradients = [torch.autograd.grad(made.sum(), each)[0] for made, each in zip(results, given, strict=True)]
             torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-15)
+
+
+# --- as they are written in scripts ---------------------------------------------------------------------------------
+
+WRITTEN_WHOLE = {"embedding backward", "nothing to attend to forward", "nothing to attend to backward",
+                 "attention to the least forward", "attention to the least backward"}  # fmt: skip
+"""The gradient of an embedding writes to an array; the others are refused, and have no script by the formula."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CALLS | SPECIAL)
+def test_independent_formulas_have_the_same_bits(case):
+    name, make, kwargs = (CALLS | SPECIAL)[case]
+    torch.manual_seed(0)
+    function = find_reference(*name.split("."))
+    for each in _healthy(name, make(), kwargs):
+        call = ReplayCall(
+            site=each.site, args=each.args, kwargs=each.kwargs, gradients=each.gradients, by_reference=True
+        )
+        found = formula_for(call, function)
+        is_whole = found.parameters is None
+        assert is_whole == (f"{case} {each.site.phase.value}" in WRITTEN_WHOLE)
+        assert is_whole or found.source.count("\n") <= min(whole_formula(function).source.count("\n"), 21)
 
 
 # --- places between elements ------------------------------------------------------------------------------------------

@@ -59,6 +59,10 @@ def script(unit, entry, place):
     return place / f"{entry}.py", status
 
 
+LONGER = {("npu_fusion_attention", "backward"): 100}
+"""Attention rounds in its backward as well, so the script has both of its directions."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("phase", ["forward", "backward"])
 @pytest.mark.parametrize("name", NAMES)
@@ -76,8 +80,7 @@ def test_scripts_carry_their_formula(name, phase, tmp_path, npu):
     with_operator = run_bare(path, "--device", "cpu:0", packages=[STAND_IN])
     assert (with_operator.returncode, with_operator.stderr) == (0, "")
     assert "cpu:0    0: right" in with_operator.stdout
-    formula = text[text.index("\ndef ") : text.index("\ndef call(")]
-    assert text.count("\n") - formula.count("\n") <= MOST_LINES
+    assert text.count("\n") <= LONGER.get((name, phase), MOST_LINES)
 
 
 @pytest.mark.slow

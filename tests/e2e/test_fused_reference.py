@@ -1,10 +1,13 @@
 """References of fused operators agree with other compositions of PyTorch, forward and backward, also in scripts."""
 
+import inspect
+
 import pytest
 import torch
 from msprobe.pytorch import _replay
 from msprobe.pytorch._replay_table import find_function
-from msprobe.pytorch._script_formula import Formula
+from msprobe.pytorch._script_formula import named_arguments, whole_formula
+from msprobe.pytorch._script_specialised import specialised_formula
 from replaying import replay
 from torch.nn import functional
 
@@ -16,18 +19,35 @@ def seed():
     torch.manual_seed(0)
 
 
-def as_in_a_script(prefix, name):
-    """Return the function that a script defines for an operator."""
-    formula = Formula(find_function(prefix, name))
+def as_in_a_script(formula):
+    """Return the function that a script defines, with the arguments of the operator."""
     defined = {}
-    exec("\n".join(["import torch", *formula.imports, formula.source]), defined)
-    return defined[formula.name]
+    exec("\n".join(["import torch, math", "import numpy as np", *formula.imports, formula.source]), defined)
+
+    def called(*args, **kwargs):
+        if formula.parameters is None:
+            return defined[formula.name](*args, **kwargs)
+        given = dict(named_arguments(inspect.signature(formula.function).bind(*args, **kwargs)))
+        return defined[formula.name](*(given[name] for name in formula.parameters))
+
+    return called
 
 
-@pytest.fixture(autouse=True, params=["reference", pytest.param("script", marks=pytest.mark.slow)])
+FORMULAS = {"whole": lambda call, function: whole_formula(function), "specialised": specialised_formula}
+
+
+@pytest.fixture(autouse=True, params=["reference", *(pytest.param(each, marks=pytest.mark.slow) for each in FORMULAS)])
 def formulas(request, monkeypatch):
-    if request.param == "script":
-        monkeypatch.setattr(_replay, "find_function", as_in_a_script)
+    if request.param in FORMULAS:
+        make, replay = FORMULAS[request.param], _replay._replay
+
+        def replayed(call, *rest):
+            function = as_in_a_script(make(call, find_function(call.site.prefix, call.site.path)))
+            with monkeypatch.context() as patches:
+                patches.setattr(_replay, "find_function", lambda prefix, name: function)
+                return replay(call, *rest)
+
+        monkeypatch.setattr(_replay, "_replay", replayed)
 
 
 def randn(*shape, dtype=torch.float64):

@@ -11,7 +11,7 @@ from replay_scripts import COMMAND
 from wrong_kernels import kernel, record
 
 from msprobe_core.api_check.dump_check import CheckOptions, DumpCheck
-from msprobe_core.api_check.reproducer import write_reproducer
+from msprobe_core.api_check.reproducer import MOST_LINES, write_reproducer
 from msprobe_core.api_check.verdict import Verdict
 from msprobe_core.replay.frameworks import replaying_framework
 
@@ -84,7 +84,7 @@ def test_healthy_steps_are_right(tmp_path, make, dtype):
     path = write_reproducer(check.read(entry), found[entry], replaying_framework("pytorch"), tmp_path, command=COMMAND)
     ended = run_bare(path)
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert len(path.read_text().splitlines()) <= 100
+    assert len(path.read_text().splitlines()) <= MOST_LINES
 
 
 def writing(formula, change=lambda arguments: None):

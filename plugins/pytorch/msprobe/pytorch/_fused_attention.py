@@ -12,7 +12,7 @@ Shapes: B sequences, N heads, S positions, D elements per head, H = N * D, T pos
 # ruff: noqa: ARG001  # dumps hold arguments that change nothing here
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -235,20 +235,19 @@ class _Mask(NamedTuple):
         if self.sparse_mode not in (2, 3, 4, 6):
             raise ReplayError(f"no reference is written for fused attention with sparse_mode {self.sparse_mode}")
         self._check_compressed()
-        row = torch.arange(rows, device=scores.device)[:, None]
-        column = torch.arange(columns, device=scores.device)
+        every = torch.ones(rows, columns, dtype=torch.bool, device=scores.device)
         # Modes 3, 4 and 6 count from the lower right corner.
-        distance = column - row - (columns - rows if self.sparse_mode != 2 else 0)
+        corner = columns - rows if self.sparse_mode != 2 else 0
         if self.sparse_mode == 4:
-            return (distance > self.after) | (distance < -self.before)
-        causal = distance > 0
+            return every.triu(corner + self.after + 1) | every.tril(corner - self.before - 1)
+        causal = every.triu(corner + 1)
         if self.sparse_mode != 6:
             return causal
         lengths = list(self.prefix or ())[place : place + scores.shape[0]]
         if len(lengths) != scores.shape[0]:
             raise ReplayError("its prefix has not one number per sequence")
         ends = torch.tensor(lengths, device=scores.device)[:, None, None, None]
-        return causal & (column >= ends)
+        return causal & (torch.arange(columns, device=scores.device) >= ends)
 
     def _check_compressed(self) -> None:
         mask = self.tensor
@@ -310,26 +309,34 @@ class _Inputs(NamedTuple):
     def is_packed(self) -> bool:
         return self.layout == "TND"
 
-    def sequences(self, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
-        """Yield query, key, value and others, which have the query's positions, as ``[B, N, S, D]``."""
+    def spans(self) -> list[tuple[slice, slice]]:
+        """Return the positions of each sequence in query and key; those of equal length are one."""
         if not self.is_packed:
-            if self.layout not in _JOIN:
-                raise ReplayError(f"no reference is written for fused attention of the layout {self.layout!r}")
-            key_heads = self._key_heads()
-            query, *rest = (_split(each, self.head_num, self.layout) for each in (self.query, *others))
-            key, value = (_split(each, key_heads, self.layout) for each in (self.key, self.value))
-            yield (query, *self._like_query(key, value, query), *rest)
-            return
+            return [(slice(None), slice(None))]
         rows, columns = _spans(self.query_ends, self.query), _spans(self.key_ends, self.key)
         if len(rows) != len(columns):
             raise ReplayError("its lists of sequence lengths differ in length")
-        for row, column in zip(rows, columns, strict=True):
+        return list(zip(rows, columns, strict=True))
+
+    def sequence(self, row: slice, column: slice, *others: Tensor) -> tuple[Tensor, ...]:
+        """Return query, key, value and others, which have the query's positions, as ``[B, N, S, D]``."""
+        if self.is_packed:
             query, *rest = (each[row].transpose(0, 1)[None] for each in (self.query, *others))
             key, value = (each[column].transpose(0, 1)[None] for each in (self.key, self.value))
-            yield (query, *self._like_query(key, value, query), *rest)
+            return (query, *self._like_query(key, value, query), *rest)
+        if self.layout not in _JOIN:
+            raise ReplayError(f"no reference is written for fused attention of the layout {self.layout!r}")
+        key_heads = self._key_heads()
+        if key_heads == self.head_num:
+            all_of_them = (self.query, self.key, self.value, *others)
+            query, key, value, *rest = (_split(each, self.head_num, self.layout) for each in all_of_them)
+            return (query, *self._like_query(key, value, query), *rest)
+        query, *rest = (_split(each, self.head_num, self.layout) for each in (self.query, *others))
+        key, value = (_split(each, key_heads, self.layout) for each in (self.key, self.value))
+        return (query, *self._like_query(key, value, query), *rest)
 
     def _key_heads(self) -> int:
-        if self.layout == "BNSD":
+        if self.layout in ("BNSD", "TND"):
             return self.key.shape[1]
         if self.layout == "BSND":
             return self.key.shape[2]
@@ -338,11 +345,13 @@ class _Inputs(NamedTuple):
         return self.key.shape[-1] // max(self.query.shape[-1] // self.head_num, 1)
 
     def _like_query(self, key: Tensor, value: Tensor, query: Tensor) -> tuple[Tensor, Tensor]:
-        heads, key_heads = query.shape[1], key.shape[1]
-        if heads != self.head_num or not key_heads or heads % key_heads:
-            raise ReplayError(f"its query has {heads} heads, its key {key_heads}, and head_num is {self.head_num}")
+        heads, key_heads = self.head_num, self._key_heads()
+        if query.shape[1] != heads or not key_heads or heads % key_heads:
+            raise ReplayError(f"its query has {query.shape[1]} heads, its key {key_heads}, and head_num is {heads}")
         # Grouped-query attention: consecutive heads of the query share one of the key.
         times = heads // key_heads
+        if times == 1:
+            return key, value
         return key.repeat_interleave(times, 1), value.repeat_interleave(times, 1)
 
     def joined(self, sequences: Sequence[Tensor]) -> Tensor:
@@ -354,7 +363,7 @@ class _Inputs(NamedTuple):
 
     def statistics(self, sequences: Sequence[Tensor]) -> Tensor:
         """Put numbers of rows ``[B, N, S, 1]`` into the form in which the operator returns them."""
-        wide = [each.expand(*each.shape[:-1], _REPEATS).contiguous() for each in sequences]
+        wide = [each.expand(*each.shape[:-1], _REPEATS) for each in sequences]
         if not self.is_packed:
             return wide[0]
         if self.softmax_layout == "TND":
@@ -363,16 +372,15 @@ class _Inputs(NamedTuple):
         total, heads = self.query.shape[:2]
         return torch.cat([each.reshape(-1, _REPEATS) for each in wide]).reshape(total, heads, _REPEATS)
 
-    def rows(self, statistics: Tensor) -> list[Tensor]:
-        """Undo `statistics`."""
+    def row(self, statistics: Tensor, span: slice) -> Tensor:
+        """Undo `statistics` for one sequence."""
         if not self.is_packed:
-            return [statistics[..., :1]]
-        spans = _spans(self.query_ends, self.query)
+            return statistics[..., :1]
         if self.softmax_layout == "TND":
-            return [statistics[span, :, :1].transpose(0, 1)[None] for span in spans]
+            return statistics[span, :, :1].transpose(0, 1)[None]
         total, heads = self.query.shape[:2]
         flat = statistics.reshape(total * heads, -1)[:, :1]
-        return [flat[span.start * heads : span.stop * heads].reshape(1, heads, -1, 1) for span in spans]
+        return flat[span.start * heads : span.stop * heads].reshape(1, heads, -1, 1)
 
 
 def _split(tensor: Tensor, heads: int, layout: str) -> Tensor:
@@ -380,8 +388,9 @@ def _split(tensor: Tensor, heads: int, layout: str) -> Tensor:
         return tensor
     if layout == "BSND":
         return tensor.transpose(1, 2)
-    apart = tensor.unflatten(-1, (heads, -1))
-    return apart.transpose(1, 2) if layout == "BSH" else apart.permute(1, 2, 0, 3)
+    if layout == "BSH":
+        return tensor.unflatten(-1, (heads, -1)).transpose(1, 2)
+    return tensor.unflatten(-1, (heads, -1)).permute(1, 2, 0, 3)
 
 
 _JOIN: dict[str, Callable[[Tensor], Tensor]] = {
@@ -432,17 +441,18 @@ class _Sequence(torch.autograd.Function):
         largest = found.amax(-1, keepdim=True)
         weights = (found - largest).exp()
         total = weights.sum(-1, keepdim=True)
+        weights = weights / total
         # The matrix product takes weights in the precision of the inputs.
-        result = ((weights / total).to(dtype).to(inner) @ value.to(inner)).to(dtype)
-        ctx.save_for_backward(query, key, value, result, largest, total)
-        ctx.rest = scores, place, packed
+        result = (weights.to(dtype).to(inner) @ value.to(inner)).to(dtype)
+        ctx.save_for_backward(query, key, value, result, weights)
+        ctx.rest = scores
         ctx.mark_non_differentiable(largest, total)
         return result, largest, total
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:
-        query, key, value, result, largest, total = ctx.saved_tensors
-        found = _gradients(query, key, value, gradients[0], result, largest, total, *ctx.rest)
+        query, key, value, result, weights = ctx.saved_tensors
+        found = _gradients(query, key, value, gradients[0], result, weights, ctx.rest)
         return *found, None, None, None
 
 
@@ -452,21 +462,16 @@ def _gradients(
     value: Tensor,
     gradient: Tensor,
     result: Tensor,
-    largest: Tensor,
-    total: Tensor,
+    weights: Tensor,
     scores: _Scores,
-    place: int,
-    is_packed: bool,
-) -> tuple[Tensor | None, ...]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Return the gradients of query, key, value and ``pse``.
 
-    With P = exp(S - max) / sum: dV = P^T dY, and dS = P * (dY V^T - rowsum(dY * Y)). P and dS are rounded before the
-    matrix products, as Y is. Source: Dao, *FlashAttention-2*, 2023, algorithm 2.
+    With P = exp(S - max) / sum, the weights: dV = P^T dY, and dS = P * (dY V^T - rowsum(dY * Y)). P and dS are rounded
+    before the matrix products, as Y is. Source: Dao, *FlashAttention-2*, 2023, algorithm 2.
     """
     dtype, inner = query.dtype, inner_dtype(query.dtype)
     q, k, v, change, output = (each.to(inner) for each in (query, key, value, gradient, result))
-    found, _ = scores.of(q, k, place, is_packed)
-    weights = (found - largest).exp() / total
     exact = weights * (change @ v.transpose(-1, -2) - (change * output).sum(-1, keepdim=True))
     into_scores, weights = (each.to(dtype).to(inner) for each in (exact, weights))
     into_query = into_scores @ k * scores.scale
@@ -480,13 +485,17 @@ def _gradients(
 
 
 def _forward(inputs: _Inputs, scores: _Scores, _: None) -> tuple[Any, ...]:
-    parts = [
-        _Sequence.apply(*sequence, scores.pse, scores, place, inputs.is_packed)
-        for place, sequence in enumerate(inputs.sequences())
-    ]
-    results, *numbers = zip(*parts, strict=True)
-    statistics = [inputs.statistics(each).detach() for each in numbers]
-    return inputs.joined(results), *statistics, inputs.query.new_empty(0), 0, 0, 0
+    results: list[Tensor] = []
+    maxima: list[Tensor] = []
+    sums: list[Tensor] = []
+    for place, (row, column) in enumerate(inputs.spans()):
+        sequence = inputs.sequence(row, column)
+        result, largest, total = _Sequence.apply(*sequence, scores.pse, scores, place, inputs.is_packed)
+        results.append(result)
+        maxima.append(largest)
+        sums.append(total)
+    empty = results[0].new_empty(0)
+    return inputs.joined(results), inputs.statistics(maxima), inputs.statistics(sums), empty, 0, 0, 0
 
 
 def _backward(inputs: _Inputs, scores: _Scores, saved: _Saved, _: None) -> tuple[Tensor, ...]:
@@ -495,19 +504,20 @@ def _backward(inputs: _Inputs, scores: _Scores, saved: _Saved, _: None) -> tuple
         result, maxima, sums = _forward(inputs, scores, None)[:3]
     leaves = [each.detach().requires_grad_() for each in (inputs.query, inputs.key, inputs.value)]
     ours = inputs._replace(query=leaves[0], key=leaves[1], value=leaves[2])
-    # Autograd undoes layouts and shared heads.
-    with torch.enable_grad():
-        sequences = list(ours.sequences(saved.gradient, result))
     parts: list[Tensor] = []
     slopes: list[Tensor] = []
     into_pse: Tensor | None = None
-    for place, (sequence, largest, total) in enumerate(zip(sequences, ours.rows(maxima), ours.rows(sums), strict=True)):
-        query, key, value, gradient, output = (each.detach() for each in sequence)
-        *found, into_pse = _gradients(
-            query, key, value, gradient, output, largest, total, scores, place, ours.is_packed
-        )
-        parts.extend(sequence[:3])
-        slopes.extend(each for each in found if each is not None)
+    for place, (row, column) in enumerate(inputs.spans()):
+        # Autograd undoes layouts and shared heads.
+        with torch.enable_grad():
+            query, key, value, gradient, output = ours.sequence(row, column, saved.gradient, result)
+        q, k, v = (each.detach() for each in (query, key, value))
+        inner = inner_dtype(q.dtype)
+        numbers = scores.of(q.to(inner), k.to(inner), place, inputs.is_packed)[0]
+        weights = (numbers - inputs.row(maxima, row)).exp() / inputs.row(sums, row)
+        *found, into_pse = _gradients(q, k, v, gradient, output, weights, scores)
+        parts.extend((query, key, value))
+        slopes.extend(found)
     gradients = torch.autograd.grad(parts, leaves, slopes)
     empty = inputs.query.new_empty(0)
     return *gradients, empty if into_pse is None else into_pse, empty

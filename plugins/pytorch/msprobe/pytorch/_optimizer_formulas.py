@@ -8,7 +8,7 @@ calls, ``grads`` are scaled by ``grad_scale``, and nothing changes if ``found_in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -72,13 +72,12 @@ def fused_adagrad(
     return _taken(found, params, found_inf)
 
 
-def _given(
-    params: Tensors, grads: Tensors, maximize: bool, grad_scale: Tensor | None
-) -> Iterator[tuple[Tensor, Tensor]]:
-    for parameter, gradient in zip(params, grads, strict=True):
-        dtype = inner_dtype(parameter.dtype)
-        scale = 1 if grad_scale is None else grad_scale.to(dtype)
-        yield parameter.to(dtype), gradient.to(dtype) / scale * (-1 if maximize else 1)
+def _given(params: Tensors, grads: Tensors, maximize: bool, grad_scale: Tensor | None) -> list[tuple[Tensor, Tensor]]:
+    scale, sign = 1 if grad_scale is None else grad_scale, -1 if maximize else 1
+    return [
+        (parameter.to(inner_dtype(parameter.dtype)), gradient.to(inner_dtype(parameter.dtype)) / scale * sign)
+        for parameter, gradient in zip(params, grads, strict=True)
+    ]
 
 
 def _taken(found: Tensors, params: Tensors, found_inf: Tensor | None) -> list[Tensor]:

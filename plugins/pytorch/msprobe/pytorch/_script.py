@@ -12,6 +12,7 @@ from msprobe.pytorch._replay import CASTS, dtype_of, special_of, why_not_replaye
 from msprobe.pytorch._replay_modules import Plan, plan_of
 from msprobe.pytorch._replay_table import find_function
 from msprobe.pytorch._script_formula import Formula
+from msprobe.pytorch._script_specialised import formula_for
 from msprobe_core.interception import (
     NOT_SPECIAL,
     call_text,
@@ -58,13 +59,14 @@ def script_of(call: ReplayCall) -> CallScript:
     elif site.path == "__setitem__":  # it returns nothing; its result is what it wrote to
         body = f'x["0"] = x["0"].clone()\n{call_text(call, function, _text)}\nreturn x["0"]'
     else:
-        called = function if formula is None else "function"
-        body = f"return {call_text(call, called, _text, '.clone()' if may_write(call) else '')}"
+        called = call_text(call, function, _text, ".clone()" if may_write(call) else "")
+        body = f"return {called}"
         if formula is not None:
             # An independent formula is exact; the formula of what the host does not have is also what it computes.
             is_formula = "wide is widest" if call.by_reference else 'device == "cpu"'
-            is_formula = "True" if site.path in OPTIMIZER_STEPS else is_formula  # the function itself returns nothing
-            body = f"function = {formula.name} if {is_formula} else {function}\n{body}"
+            computed = f"return {formula.called(called)}"
+            # A step of an optimizer itself returns nothing.
+            body = computed if site.path in OPTIMIZER_STEPS else f"if {is_formula}:\n    {computed}\n{body}"
     if is_drawn:  # the device of a result without arguments is the one that is asked for
         body = f"torch.manual_seed(0)\nwith torch.device(device):\n    {body}"
     return _script(call, function, body, formula)
@@ -91,20 +93,31 @@ def _script(call: ReplayCall, function: str, body: str, formula: Formula | None 
     is_backward = site.phase is Phase.BACKWARD
     leaves = {literal(path): literal(name) for path, name in script_leaves(call).items()}
     text_of_leaves = ", ".join(f"{path}: {name}" for path, name in leaves.items())
-    run = source_of(parts.backward if is_backward else parts.forward, "run")
     constants = [f"LEAVES = {{{text_of_leaves}}}"] if is_backward else []
     constants += [_NPU] if site.prefix == "NPU" else []
+    is_simple = formula is not None and formula.is_of_floats and "wide(" not in body
+    is_simple = is_simple and (not is_backward or call.gradients.keys() == {"0"})
+    if is_simple:
+        body = body.replace("wide is widest", "wide")
     return CallScript(
         version=f"PyTorch {torch.__version__}",
-        imports="\n    ".join(["import functools, torch", *([] if formula is None else formula.imports)]),
+        imports="\n    ".join(["import torch", *([] if formula is None else formula.imports)]),
         function=function,
         constants="\n".join(constants),
         call="\n    ".join(("def call(x, wide, device):", *body.splitlines())),
-        parts=(*map(source_of, (parts.widest, parts.array)), run),
+        parts=_parts(call, is_simple=is_simple),
         dtypes={value.dtype: str(dtype_of(value)) for value in script_tensors(call).values()},
         formula="" if formula is None else formula.source,
         device='"npu" if torch_npu else "cpu"' if site.prefix == "NPU" else '"cpu"',
     )
+
+
+def _parts(call: ReplayCall, *, is_simple: bool) -> tuple[str, ...]:
+    is_backward = call.site.phase is Phase.BACKWARD
+    if is_simple:
+        return (source_of(parts.backward_of_floats if is_backward else parts.forward_of_floats, "run"),)
+    run = source_of(parts.backward if is_backward else parts.forward, "run")
+    return (*map(source_of, (parts.widest, parts.array)), run)
 
 
 _NPU = """\
@@ -130,7 +143,7 @@ def _formula_of(call: ReplayCall) -> Formula | None:
     find = find_reference if call.by_reference else find_function
     function = find(call.site.prefix, call.site.path)
     module = getattr(function, "__module__", None) or ""
-    return Formula(function) if function is not None and module.startswith("msprobe") else None
+    return formula_for(call, function) if function is not None and module.startswith("msprobe") else None
 
 
 def _text(value: Argument) -> str | None:

@@ -38,6 +38,27 @@ def array(value: Any) -> Any:
     return value.detach().cpu().to(widest(value.dtype)).resolve_conj().resolve_neg().numpy()
 
 
+def forward_of_floats(device: str, *, is_wide: bool) -> dict[str, Any]:
+    """Return the results by name: in the call's own precision or, exactly, in float64."""
+    dtypes = {n: torch.float64 if is_wide and e[0].is_floating_point else e[0] for n, e in INPUTS.items()}
+    x = {name: torch.from_numpy(load(*INPUTS[name])).to(device, dtype) for name, dtype in dtypes.items()}
+    with torch.no_grad():
+        result = call(x, is_wide, device)
+    result = result if type(result) in (tuple, list) else [result]
+    return {name: result[int(name)].cpu().double().numpy() for name in ALLOWED}
+
+
+def backward_of_floats(device: str, *, is_wide: bool) -> dict[str, Any]:
+    """Return the gradients by name: in the call's own precision or, exactly, in float64."""
+    dtypes = {n: torch.float64 if is_wide and e[0].is_floating_point else e[0] for n, e in INPUTS.items()}
+    x = {name: torch.from_numpy(load(*INPUTS[name])).to(device, dtype) for name, dtype in dtypes.items()}
+    leaves = [x[name].requires_grad_() for name in LEAVES.values()]
+    result = call(x, is_wide, device)
+    end = result[0] if type(result) in (tuple, list) else result
+    found = torch.autograd.grad(end, leaves, x["gradient of 0"].to(end.dtype), allow_unused=True)
+    return {name: value.cpu().double().numpy() for name, value in zip(LEAVES, found, strict=True) if value is not None}
+
+
 def forward(device: str, *, is_wide: bool) -> dict[str, Any]:
     """Return the results by name: in the call's own precision or, exactly, in float64."""
     wide = widest if is_wide else lambda dtype: dtype
