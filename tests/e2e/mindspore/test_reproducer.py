@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-import sysconfig
+from pathlib import Path
 
 import mindspore as ms
 import msgspec
@@ -109,7 +109,7 @@ for script in {scripts!r}:
 
 def run_bare(paths):
     """Run scripts where msprobe is not importable; return the exit status of each by name."""
-    code = BARE.format(packages=sysconfig.get_path("purelib"), scripts=[str(path) for path in paths])
+    code = BARE.format(packages=str(Path(ms.__file__).parents[1]), scripts=[str(path) for path in paths])
     found = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
     lines = [line.split() for line in found.stdout.splitlines() if line.startswith("status ")]
