@@ -192,7 +192,8 @@ def _described_in_turn(prepared: Rows, is_other: pl.Expr, rules: list[RowRule], 
         pairs = part.filter(is_pair)
         of_pairs.append(described(pairs.filter(is_other), rules))
         judged.append(pairs.with_columns(_verdicts(pairs, of_pairs[-1]).get_columns()).select(*_OF_PAIRS, "verdict"))
-    return pl.concat([*of_pairs, described(excuser(pl.concat(lone), pl.concat(judged)), rules)])
+    found = [*of_pairs, described(excuser(pl.concat(lone), pl.concat(judged)), rules)]
+    return pl.concat(found, rechunk=True)  # polars 1.30 panics at findings in several chunks
 
 
 def _verdicts(rows: pl.DataFrame, found: pl.DataFrame) -> pl.DataFrame:

@@ -24,6 +24,7 @@ QUICK = [name for name in TARGETS if name not in {"results", "verl", "noise"}]
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_damaged_files_are_answered(tmp_path, seed):
+    pytest.importorskip("google.protobuf", reason="writes a file of another tool")
     defects = Defects(tmp_path / "defects")
     answers = fuzz(QUICK, seed, lambda number: number >= 3 * len(QUICK), defects)
     assert not defects.counts

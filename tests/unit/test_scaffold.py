@@ -48,6 +48,7 @@ def test_its_tests_pass_at_once_and_nothing_is_wrong(tmp_path, kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_is_lint_clean(tmp_path, kind):
+    pytest.importorskip("ruff")
     environment = made(tmp_path, kind)
     lint = finished(environment, tmp_path, "ruff", "check", "--line-length", "120", "--select", "E,F,I,UP,B", ".")
     assert lint.returncode == 0, lint.stdout
