@@ -37,7 +37,7 @@ NUMPY_1_TESTS := tests/contract/test_numpy.py $(ABOUT_NUMPY:%=tests/unit/test_%.
 # The tests that call each of the core's libraries most: NumPy, polars, pyarrow, msgspec, PyYAML, openpyxl, pluggy, click, rich, isal.
 ABOUT_LIBRARIES := values tensor_files tensor_folders tensor_metrics checksum \
 	formatting verdict tables cross_framework locate order view arrow convert \
-	reader untrusted config layouts limits live_config hostile_tables report plugins cli progress bounds
+	reader untrusted config layouts limits live_config hostile_tables report plugins cli progress bounds stored_rows
 LOWEST_TESTS := tests/contract/test_numpy.py $(ABOUT_LIBRARIES:%=tests/unit/test_%.py)
 MS_TESTS := tests/contract/test_mindspore.py tests/e2e/mindspore
 VERL_TESTS := tests/e2e/verl
