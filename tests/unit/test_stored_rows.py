@@ -60,7 +60,7 @@ def test_parts_are_whole_entries_and_hold_the_frame(rows):
         lambda own: frame_of(own.with_columns(pl.lit(2).alias("two"), pl.Series("number", range(8)))),
         lambda own: own.select("x", rank=pl.col("x").rank(), number=pl.int_range(pl.len())),
         lambda own: own.filter(pl.col("x") > 4, pl.col("kind") == "u"),
-        lambda own: frame_of(own.drop("x", ["texts"]).with_row_index("row"), ["row", "kind"]),
+        lambda own: frame_of(own.drop(["x", "texts"]).with_row_index("row"), ["row", "kind"]),
         lambda own: frame_of(with_marks(own, "is_marked", [0, 7])),
         lambda own: frame_of(with_added(own, lambda part: part.select(double=pl.col("x") * 2), ["x"])),
         lambda own: frame_of(joined(own, pl.DataFrame({"entry": ["b"], "beside": [3]}), on="entry")),
