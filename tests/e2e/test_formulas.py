@@ -234,6 +234,51 @@ def test_a_formula_keeps_its_digits_near_zero_and_has_the_gradient_there(name):
             torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-15)
 
 
+# --- gradients of norms whose mean is far larger than their deviation -----------------------------------------------
+
+FAR = {
+    "one feature": ("Functional.layer_norm", [(6, 1), (1,)], lambda x: x * 1e4, torch.float32),
+    "one element": ("Functional.group_norm", [(2, 4, 1), 4], lambda x: x * 100, torch.float32),
+    "equal features": ("Functional.layer_norm", [(6, 8), (8,)], lambda x: x + 1e6, torch.bfloat16),
+    "group": ("Functional.group_norm", [(4, 6, 5, 5), 3], lambda x: x + 1e7, torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("case", FAR.values(), ids=FAR)
+def test_a_gradient_of_a_norm_far_from_its_mean_is_off_by_what_its_kernel_cancels(case):
+    """The kernels compute ``rstd g + b x + c``, of which ``b x`` and ``c`` cancel.
+
+    With ``b = (mean sum(g) - sum(g x)) rstd^3 / n``, which itself cancels: rounding leaves ``u |x| mean|g| rstd^3`` of
+    it, so each of both terms is off by up to ``u x^2 mean|g| rstd^3``, while the gradient is at most some ``rstd |g|``.
+    """
+    name, (shape, size), fill, dtype = case
+    checker, errors = CallChecker(framework=replaying_framework("pytorch"), measures_power=False), []
+    for seed in range(6):
+        torch.manual_seed(seed)
+        x = fill(torch.randn(shape)).to(dtype).requires_grad_()
+        weight = torch.randn(size).to(dtype) if name.endswith("layer_norm") else None
+        _, call = _healthy(name, [x, size, weight], {})
+        found = checker.check(call)
+        codes = [note.code for note in found.notes]
+        assert ReplayCode.FUNCTION_IS_OFF not in codes
+        assert found.verdict is not Verdict.WRONG or CheckCode.HOST_IS_OFF_TOO in codes
+        groups = x.detach().double().reshape(len(x) * (size if isinstance(size, int) else 1), -1)
+        gradient = torch.from_numpy(call.gradients["0"].values).double().reshape(groups.shape)
+        rstd = (groups.var(-1, unbiased=False) + 1e-5).rsqrt()
+        scaled = gradient if weight is None else gradient * weight.double()
+        limit = 2**-24 * groups.square().amax(-1) * scaled.abs().mean(-1) * rstd**3
+        wide = x.detach().double().requires_grad_()
+        result = getattr(torch.nn.functional, name.rpartition(".")[2])(
+            wide, size, None if weight is None else weight.double()
+        )
+        exact = torch.autograd.grad(result, wide, gradient.reshape(result.shape))[0].reshape(groups.shape)
+        error = (torch.from_numpy(call.outputs["0"].values).double().reshape(groups.shape) - exact).abs().amax(-1)
+        # Rounding to the dtype of the call comes on top.
+        assert (error <= 4 * limit + 2**-7 * exact.abs().amax(-1)).all()
+        errors.append(float((error / exact.abs().amax(-1).clamp_min(1e-30)).max()))
+    assert max(errors) > 0.99  # no digit is left, so that it is right to call it wrong
+
+
 # --- as they are written in scripts ---------------------------------------------------------------------------------
 
 WRITTEN_WHOLE = {"embedding backward", "nothing to attend to forward", "nothing to attend to backward",
