@@ -2,15 +2,13 @@
 
 import json
 import math
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import saving_ranks
 import torch
 import torch.distributed.checkpoint as dcp
+from jobs import run_job
 from megatron_layout import megatron_state, shape_of, write_megatron
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2MoeConfig, Qwen2MoeForCausalLM
 
@@ -141,8 +139,7 @@ def test_distributed_checkpoint(tmp_path):
 @pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)])
 def test_a_distributed_checkpoint_of_several_ranks(tmp_path, size):
     """Saved over gloo, with uneven shards in one or two dimensions."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, saving_ranks.__file__, str(tmp_path), str(size)], check=True, env=environment)
+    run_job(saving_ranks.save, size, tmp_path)
     found = open_checkpoint(tmp_path / "dcp")
     assert (found.format, found.step) == (CheckpointFormat.DCP, 7)
     assert len(list((tmp_path / "dcp").glob("*.distcp"))) == size

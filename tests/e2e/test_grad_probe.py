@@ -2,11 +2,11 @@
 
 import csv
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
+from gradient_ranks import train_probed
+from jobs import run_job
 from msprobe.core.grad_probe.grad_compare import GradComparator
 from msprobe.pytorch import PrecisionDebugger
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -93,60 +93,26 @@ def test_selected_steps_and_parameters_are_recorded_only(tmp_path):
     assert len(list((rank / "step1").iterdir())) == 3
 
 
-RANKS = """
-import json, os, sys
-import torch
-import torch.distributed as dist
-from torch import nn
-from msprobe.pytorch import PrecisionDebugger
-
-out, kind, given = sys.argv[1:]
-dist.init_process_group("gloo")
-torch.manual_seed(0)
-model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 4)))
-optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-debugger = None
-if kind != "bare":
-    config = {"task": "grad_probe", "rank": [], "step": [], "dump_path": f"{out}/{kind}"}
-    path = f"{out}/{kind}{dist.get_rank()}.json"
-    open(path, "w").write(json.dumps(config))
-    debugger = PrecisionDebugger(path)
-    debugger.monitor(*{"model": (model,), "both": (model, optimizer)}[given])
-if kind == "flipped" and dist.get_rank() == 1:  # before the gradients are reduced
-    model.module[0].weight.register_hook(lambda gradient: -3 * gradient)
-data = torch.Generator().manual_seed(dist.get_rank())
-losses = []
-for step in range(3):
-    loss = model(torch.randn(4, 8, generator=data)).square().mean()
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    losses.append(loss.item().hex())
-if debugger:
-    debugger.close()
-open(f"{out}/{kind}{dist.get_rank()}.txt", "w").write(" ".join(losses))
-dist.barrier()
-dist.destroy_process_group()
-os._exit(0)  # when Python ends, gloo's threads sometimes abort the process, with the probe or without it
-"""
+@pytest.fixture(scope="module")
+def trained_on_two_ranks(tmp_path_factory):
+    """Return a directory with the trainings of two ranks, by what was given to the probe."""
+    place = tmp_path_factory.mktemp("ranks")
+    run_job(train_probed, 2, place)
+    return place
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="needs gloo")
 @pytest.mark.parametrize("given", ["model", "both"])
-def test_two_ranks_record_the_reduced_gradients(tmp_path, given):
+def test_two_ranks_record_the_reduced_gradients(trained_on_two_ranks, given):
     """Under DDP all ranks use the same gradient, so one rank's fault is that of all, and is named for its layer."""
-    program = tmp_path / "ranks.py"
-    program.write_text(RANKS)
-    for kind in ("bare", "golden", "flipped"):
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-        subprocess.run([*command, str(program), str(tmp_path), kind, given], check=True, timeout=600)
+    place = trained_on_two_ranks / given
     for rank in range(2):
-        assert (tmp_path / f"golden{rank}.txt").read_text() == (tmp_path / f"bare{rank}.txt").read_text()
-    between = compare_gradients(tmp_path / "golden/rank0", tmp_path / "golden/rank1")
+        assert (place / f"golden{rank}.txt").read_text() == (place / f"bare{rank}.txt").read_text()
+    between = compare_gradients(place / "golden/rank0", place / "golden/rank1")
     assert {each.step for each in between.agreements} == {0, 1, 2}
     assert {each.similarity for each in between.agreements} == {1.0}
-    found = compare_gradients(tmp_path / "flipped", tmp_path / "golden")
+    found = compare_gradients(place / "flipped", place / "golden")
     assert found.ranks == [0, 1]
     assert not [each.text for each in found.lacking]
     first = found.problems[0].agreement

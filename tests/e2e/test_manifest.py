@@ -299,35 +299,38 @@ import torch.distributed as dist
 from torch import nn
 from msprobe.pytorch import PrecisionDebugger
 
-kind, out, is_recorded = sys.argv[1], sys.argv[2], sys.argv[3] == "recorded"
-dist.init_process_group("gloo")
-torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
-if kind == "fsdp2":
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+def train(kind, out, mode):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    if kind == "fsdp2":
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
 
-    fully_shard(model, mesh=init_device_mesh("cpu", (2,), mesh_dim_names=("dp",)))
-else:
-    model = nn.parallel.DistributedDataParallel(model)
-optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-torch.manual_seed(dist.get_rank())
-debugger = PrecisionDebugger(dump_path=out + "/run", level="L0") if is_recorded else None
-losses = []
-for step in range(2):
+        fully_shard(model, mesh=init_device_mesh("cpu", (2,), mesh_dim_names=("dp",)))
+    else:
+        model = nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    torch.manual_seed(dist.get_rank())
+    debugger = PrecisionDebugger(dump_path=out + "/run", level="L0") if mode == "recorded" else None
+    losses = []
+    for step in range(2):
+        if debugger:
+            debugger.start(model)
+        loss = model(torch.randn(3, 4)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item().hex())
+        if debugger:
+            debugger.stop()
+            debugger.step()
     if debugger:
-        debugger.start(model)
-    loss = model(torch.randn(3, 4)).square().mean()
-    loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    losses.append(loss.item().hex())
-    if debugger:
-        debugger.stop()
-        debugger.step()
-if debugger:
-    debugger.close()
-open(f"{out}/{sys.argv[3]}{dist.get_rank()}.txt", "w").write(" ".join(losses))
+        debugger.close()
+    open(f"{out}/{mode}{dist.get_rank()}.txt", "w").write(" ".join(losses))
+
+dist.init_process_group("gloo")
+for mode in ("recorded", "bare"):
+    train(sys.argv[1], sys.argv[2], mode)
 dist.barrier()
 dist.destroy_process_group()
 os._exit(0)  # when Python ends, gloo's threads sometimes abort the process, with the probe or without it
@@ -339,9 +342,8 @@ os._exit(0)  # when Python ends, gloo's threads sometimes abort the process, wit
 def test_two_ranks(tmp_path, kind):
     program = tmp_path / "ranks.py"
     program.write_text(RANKS)
-    for mode in ("recorded", "bare"):
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-        subprocess.run([*command, str(program), kind, str(tmp_path), mode], check=True, timeout=600)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    subprocess.run([*command, program, kind, tmp_path], check=True, timeout=600)
     for rank in range(2):
         texts = [(tmp_path / f"{mode}{rank}.txt").read_text() for mode in ("recorded", "bare")]
         assert texts[0] == texts[1]

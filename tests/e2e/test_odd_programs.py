@@ -4,7 +4,6 @@ import copy
 import ctypes
 import io
 import json
-import os
 import pickle
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from jobs import run_job, sum_in_place
 from msprobe.pytorch import PrecisionDebugger
 from recorded import Recorded, leaves
 from torch import nn
@@ -495,24 +495,7 @@ def test_writes_through_data_show_in_views_too(probe, dump):
 
 @pytest.mark.slow
 def test_collectives_write_unnoticed(tmp_path):
-    script = """
-import sys, torch, torch.distributed as dist, torch.multiprocessing as mp
-from msprobe.pytorch import PrecisionDebugger
-def work(rank, path, store):
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    debugger = PrecisionDebugger(dump_path=path, level="L1")
-    with debugger.start():
-        h = torch.full((2,), rank + 1.0) * 1.0
-        dist.all_reduce(h)
-        torch.sin(h)
-    debugger.close()
-    dist.destroy_process_group()
-if __name__ == "__main__":
-    mp.spawn(work, (sys.argv[1], sys.argv[2]), nprocs=2)
-"""
-    (tmp_path / "script.py").write_text(script)
-    command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path / "run"), str(tmp_path / "store")]
-    subprocess.run(command, check=True, cwd=REPOSITORY, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})
+    run_job(sum_in_place, 2, tmp_path)
     for rank in range(2):
         data = json.loads((tmp_path / "run" / "step0" / f"rank{rank}" / "dump.json").read_text())["data"]
         assert maxima(data, "Torch.sin.0.forward") == [3.0]
@@ -614,8 +597,9 @@ from msprobe.pytorch import PrecisionDebugger
 model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
 debugger = PrecisionDebugger(dump_path=sys.argv[1], level="mix")
 debugger.start(model)
-begin = time.monotonic()
-while time.monotonic() - begin < 2.5:
+begin, number = time.monotonic(), 0
+while time.monotonic() - begin < 2.5 or number < 60:
+    number += 1
     model(torch.ones(2, 4)).sum().backward()
     time.sleep(0.01)
 {end}

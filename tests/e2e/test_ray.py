@@ -19,12 +19,24 @@ cluster_utils = pytest.importorskip("ray.cluster_utils")
 X, TWICE = [[1.0, -2.0], [3.0, 4.0]], [[2.0, -4.0], [6.0, 8.0]]
 ENTRY = "Functional.linear.0.forward"
 
+NO_START = "The current node timed out during startup"
+"""Ray has half a minute to start, which is little on a machine that others use; nothing of ours has run by then."""
+
+
+def start_cluster(tries=3):
+    try:
+        return cluster_utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    except Exception as error:
+        if tries == 1 or NO_START not in str(error):
+            raise
+    return start_cluster(tries - 1)
+
 
 @pytest.fixture(scope="module")
 def cluster():
     import ray
 
-    cluster = cluster_utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    cluster = start_cluster()
     cluster.add_node(num_cpus=1)
     yield cluster
     ray.shutdown()
@@ -126,7 +138,12 @@ for number, result in RayCluster().run(twice, [1, 2, 3], ExecutorOptions(workers
 def test_a_cluster_of_our_own_listens_on_loopback_only():
     """Who reaches a Ray cluster can run code in it."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    done = subprocess.run([sys.executable, "-c", LOCAL], capture_output=True, text=True, timeout=600, env=environment)
+    for _ in range(3):
+        done = subprocess.run(
+            [sys.executable, "-c", LOCAL], capture_output=True, text=True, timeout=600, env=environment
+        )
+        if not done.returncode or NO_START not in done.stderr:
+            break
     assert done.returncode == 0, done.stderr
     lines = {int(line.split()[0]): line.split()[1:] for line in done.stdout.splitlines()}
     assert {number: int(words[0]) for number, words in lines.items()} == {0: 2, 1: 4, 2: 6}
@@ -173,7 +190,7 @@ except PluginError as error:
 @pytest.mark.slow
 def test_a_cluster_that_ends_is_a_sentence_and_no_difference():
     """Ray would end the process with exit status 1 after a minute."""
-    cluster = cluster_utils.Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    cluster = start_cluster()
     address = cluster.address  # which it forgets
     try:
         with subprocess.Popen(

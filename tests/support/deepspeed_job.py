@@ -3,6 +3,8 @@
 Run with: python deepspeed_job.py STAGE DIRECTORY, in each process of a job; writes ``zero`` and ``plain.safetensors``.
 """
 
+import atexit
+import os
 import sys
 
 import deepspeed
@@ -53,6 +55,9 @@ def main():
         whole = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
     if torch.distributed.get_rank() == 0:
         save_file(whole, f"{directory}/plain.safetensors")
+    torch.distributed.barrier()
+    atexit._run_exitfuncs()
+    os._exit(0)  # when Python ends, gloo's threads sometimes abort the process
 
 
 if __name__ == "__main__":

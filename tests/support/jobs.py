@@ -219,6 +219,18 @@ def compare_calibrated_with_bare(rank: int, world: int, directory: Path, kinds: 
     return same
 
 
+def sum_in_place(rank: int, _world: int, directory: Path) -> None:
+    """Record a sum over the ranks that is written into its argument, and what reads it next."""
+    from msprobe.pytorch import PrecisionDebugger
+
+    debugger = PrecisionDebugger(dump_path=directory / "run", level="L1")
+    with debugger.start():
+        x = torch.full((2,), rank + 1.0) * 1.0
+        dist.all_reduce(x)
+        torch.sin(x)
+    debugger.close()
+
+
 def communicate(rank: int, world: int, directory: Path) -> dict[str, Any]:
     """Call every kind of communication, and return what it gave."""
     import torch.distributed._functional_collectives as functional

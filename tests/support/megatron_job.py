@@ -3,6 +3,8 @@
 Run with: torchrun megatron_job.py FILES DIRECTORY; each process loads the file of its tensor parallel rank.
 """
 
+import atexit
+import os
 import sys
 from pathlib import Path
 
@@ -43,7 +45,8 @@ def main():
     torch.cuda.current_device = lambda: "cpu"
     dist_checkpointing.save(model.sharded_state_dict(), str(directory))
     torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
+    atexit._run_exitfuncs()  # the processes that wrote files
+    os._exit(0)  # when Python ends, gloo's threads sometimes abort the process
 
 
 if __name__ == "__main__":

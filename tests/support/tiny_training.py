@@ -78,6 +78,9 @@ def train(rank, arguments, meeting):
     if not is_debug:
         debugger.stop()
     debugger.step()
+    if arguments.world > 1:
+        torch.distributed.barrier()
+        os._exit(0)  # when Python ends, gloo's threads sometimes abort the process
 
 
 def main():

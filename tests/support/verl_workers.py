@@ -12,6 +12,7 @@ forked from one that has; verl itself, and with it the plugin, is imported by ea
 """
 
 import argparse
+import atexit
 import importlib
 import json
 import os
@@ -263,7 +264,10 @@ def run_job(request):
             log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             os.dup2(log, 1)
             os.dup2(log, 2)
-            sys.exit(main(request["arguments"]))
+            main(request["arguments"])
+            atexit._run_exitfuncs()
+            sys.stdout.flush()
+            os._exit(0)  # when Python ends, gloo's threads sometimes abort the process
         children.append(child)
     return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
 
