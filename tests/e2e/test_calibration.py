@@ -200,6 +200,7 @@ def test_jobs_of_several_processes(tmp_path):
 
 
 def test_last_digits_are_flipped_in_a_sixth_of_the_elements_of_any_dtype():
+    torch.manual_seed(0)
     for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
         noise = Noise(Perturbation(), 7)
         values = torch.randn(6000).to(dtype)
@@ -240,6 +241,7 @@ def test_counts_stay_whole(tmp_path, close_debugger):
 
 
 def test_the_rounding_of_a_coarser_format():
+    torch.manual_seed(0)
     values = torch.randn(6000)
     errors = (Noise(Perturbation(dtype=RoundingUnit.BFLOAT16), 1).changed(values) - values).div(values).abs()
     assert 0.9 * 2**-8 < errors.max() <= 1.001 * 2**-8

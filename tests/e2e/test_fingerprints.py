@@ -122,15 +122,18 @@ def test_shards_add_up(arrays):
 
 
 def test_an_error_in_bfloat16_is_estimated_across_paths():
-    golden = torch.randn(300, 1000)
-    target = golden.bfloat16()
-    right = ((target.double() - golden).norm() / golden.norm()).item()
-    found = relative_error(
-        reduced("sketch", target, True), reduced("sketch", golden, False), golden.double().norm().item()
-    )
-    assert found.low < right < found.high
-    same = relative_error(reduced("sketch", golden, True), reduced("sketch", golden, False))
-    assert same.value < 1e-7
+    torch.manual_seed(0)
+    are_inside = []
+    for golden in torch.randn(20, 100, 300):
+        target = golden.bfloat16()
+        right = ((target.double() - golden).norm() / golden.norm()).item()
+        found = relative_error(
+            reduced("sketch", target, True), reduced("sketch", golden, False), golden.double().norm().item()
+        )
+        are_inside.append(found.low < right < found.high)
+        same = relative_error(reduced("sketch", golden, True), reduced("sketch", golden, False))
+        assert same.value < 1e-7
+    assert sum(are_inside) >= 17, "the interval is one of 95% confidence"
 
 
 def test_a_tensor_is_taken_before_it_is_written_to():
@@ -167,6 +170,7 @@ def test_everything_stays_on_the_device_and_nothing_waits(dtype, wide):
 
 
 def test_without_float64_sums_are_within_rounding_of_float32():
+    torch.manual_seed(0)
     arrays = DeviceTensors(torch.device("cpu"))
     arrays._wide = torch.float32
     golden = torch.randn(1000, 1000)

@@ -421,6 +421,7 @@ def test_debiased_updates_are_what_the_optimizer_wanted_or_unknown(monitored, lr
 
 
 def test_of_large_parameters_a_sample_is_kept(monitored, monkeypatch):
+    torch.manual_seed(0)
     monkeypatch.setattr(updates, "MOST_SAMPLED", 1000)
     begin, out = monitored
     model = Wide(torch.float32).train()

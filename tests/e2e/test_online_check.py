@@ -126,6 +126,7 @@ def test_nothing_is_kept_of_right_calls(tmp_path, open_debugger):
 
 
 def test_what_holds_for_the_program_does_not_reach_the_check(tmp_path, open_debugger):
+    torch.manual_seed(0)
     debugger = open_debugger()
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16), torch.device("meta"):
         torch.set_default_dtype(torch.float64)
