@@ -46,8 +46,7 @@ that a peer was not asked.
 Eight of the 68 healthy pairs were called faulty when they were first run. What has changed since then was made on these
 pairs ([other micro-batches, shared updates, gradients that agree](locate.md#what-it-does)), and the pair of padded
 texts was not healthy itself: on the left, padding predicted the first token. So their table is no measurement on pairs
-that the judge did not know; five of its rows at most, none of them faulty before, are of runs before these changes. The
-40 rows that were run again since are as they were.
+that the judge did not know; all of its rows are of runs after these changes.
 """
 PEERS = ("mindstudio-probe", "DebugMode", "allclose")
 _MARKS = {True: "yes", False: "no", None: "cannot tell"}
