@@ -4,6 +4,7 @@
 checks itself that each has what it is for.
 """
 
+import os
 from collections import defaultdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,9 +32,11 @@ END_TO_END = Path(__file__).parent / "e2e"
 # How many variants of a parametrized end-to-end test the quick run takes: evenly from all, so always the same ones.
 QUICK_VARIANTS = 1
 
-# How long an example takes says more about what else the machine does.
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("patient")
+# How long an example takes says more about what else the machine does. Examples are the same each time, so that a
+# failure is of the change that is tested; others are tried once a night.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+settings.register_profile("nightly", settings.get_profile("patient"), derandomize=False)
+settings.load_profile(os.environ.get("MSPROBE_EXAMPLES", "patient"))
 
 collect_ignore = [str(path) for files in LEFT_OUT for path in Path(__file__).parent.glob(files)]
 
