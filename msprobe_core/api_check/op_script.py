@@ -124,8 +124,9 @@ def _write(
         tables = (table("INPUTS", inputs, is_packed=is_packed), table("RECORDED", recorded, is_packed=is_packed))
         end = "\n".join((*tables, *([] if is_packed else [""]), _RUNNING.replace("DEVICE", script.device)))
         text = script_text(
-            _title(name, call, config, script, command), [*constants, limits, steps], script, functions, end
-        )
+            _title(name, call, config, script, command), [*constants, limits, steps], script, functions, end,
+            is_packed=is_packed,
+        )  # fmt: skip
         if text.count("\n") <= MOST_LINES + script.formula.count("\n"):
             break
     with whole_file(path) as file:

@@ -4,7 +4,7 @@ import json
 import re
 import subprocess
 import sys
-import sysconfig
+from pathlib import Path
 
 import pytest
 import torch
@@ -68,7 +68,7 @@ runpy.run_path({script!r}, run_name="__main__")
 
 def run_bare(path, *arguments):
     """Run a script where only packages are importable that are not installed in place: PyTorch, and not msprobe."""
-    code = BARE.format(packages=sysconfig.get_path("purelib"), script=str(path), arguments=arguments)
+    code = BARE.format(packages=str(Path(torch.__file__).parents[1]), script=str(path), arguments=arguments)
     command = [sys.executable, "-I", "-S", "-W", "error", "-c", code]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
