@@ -13,6 +13,7 @@ from msprobe_core.checkpoint.matching import Match, match_tensors
 from msprobe_core.checkpoint.opening import TENSOR_ENDINGS, open_checkpoint
 from msprobe_core.checkpoint.pair_pass import compare_pair
 from msprobe_core.compare.tensor_metrics import Workspace
+from msprobe_core.config.ranges import format_ranges
 from msprobe_core.errors import CompareError, DumpError
 
 PLACE = "{step}"
@@ -92,7 +93,10 @@ def _pairs(target: Path, golden: Path) -> Iterator[Match]:
         if not own:
             raise
         if own.keys() != other.keys():
-            raise CompareError(f"{target} and {golden} have files of other ranks") from None
+            ranks = " and ".join(", ".join(format_ranges(each)) for each in (own, other))
+            raise CompareError(
+                f"{target} and {golden} have files of other ranks, {ranks}; give checkpoints of the same ranks"
+            ) from None
         for rank, file in own.items():
             yield from _whole_pairs(file, other[rank])
 

@@ -329,7 +329,7 @@ def train(kind, out, mode):
     open(f"{out}/{mode}{dist.get_rank()}.txt", "w").write(" ".join(losses))
 
 dist.init_process_group("gloo")
-for mode in ("recorded", "bare"):
+for mode in ("bare", "recorded"):  # bare before there is a probe
     train(sys.argv[1], sys.argv[2], mode)
 dist.barrier()
 dist.destroy_process_group()

@@ -12,9 +12,9 @@ from torch import nn
 
 def train_probed(_rank: int, _world: int, directory: Path) -> None:
     """Train bare, under the probe, and with a fault, each with what a script may give to the probe."""
-    for given in ("model", "both"):
-        (directory / given).mkdir(exist_ok=True)
-        for kind in ("bare", "golden", "flipped"):
+    for kind in ("bare", "golden", "flipped"):  # bare before there is a probe
+        for given in ("model", "both"):
+            (directory / given).mkdir(exist_ok=True)
             _train(directory / given, kind, given)
 
 

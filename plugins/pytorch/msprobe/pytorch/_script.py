@@ -63,7 +63,8 @@ def script_of(call: ReplayCall) -> CallScript:
         body = f"return {called}"
         if formula is not None:
             # An independent formula is exact; the formula of what the host does not have is also what it computes.
-            is_formula = "wide is widest" if call.by_reference else 'device == "cpu"'
+            wide = "wide" if _is_simple(call, formula, called) else "wide is widest"
+            is_formula = wide if call.by_reference else 'device == "cpu"'
             computed = f"return {formula.called(called)}"
             # A step of an optimizer itself returns nothing.
             body = computed if site.path in OPTIMIZER_STEPS else f"if {is_formula}:\n    {computed}\n{body}"
@@ -95,21 +96,24 @@ def _script(call: ReplayCall, function: str, body: str, formula: Formula | None 
     text_of_leaves = ", ".join(f"{path}: {name}" for path, name in leaves.items())
     constants = [f"LEAVES = {{{text_of_leaves}}}"] if is_backward else []
     constants += [_NPU] if site.prefix == "NPU" else []
-    is_simple = formula is not None and formula.is_of_floats and "wide(" not in body
-    is_simple = is_simple and (not is_backward or call.gradients.keys() == {"0"})
-    if is_simple:
-        body = body.replace("wide is widest", "wide")
     return CallScript(
         version=f"PyTorch {torch.__version__}",
         imports="\n    ".join(["import torch", *([] if formula is None else formula.imports)]),
         function=function,
         constants="\n".join(constants),
         call="\n    ".join(("def call(x, wide, device):", *body.splitlines())),
-        parts=_parts(call, is_simple=is_simple),
+        parts=_parts(call, is_simple=_is_simple(call, formula, body)),
         dtypes={value.dtype: str(dtype_of(value)) for value in script_tensors(call).values()},
         formula="" if formula is None else formula.source,
         device='"npu" if torch_npu else "cpu"' if site.prefix == "NPU" else '"cpu"',
     )
+
+
+def _is_simple(call: ReplayCall, formula: Formula | None, code: str) -> bool:
+    """Whether a script needs to run and to judge floating-point results only; ``code`` is that of the call."""
+    if formula is None or not formula.is_of_floats or "wide(" in code:
+        return False
+    return call.site.phase is not Phase.BACKWARD or call.gradients.keys() == {"0"}
 
 
 def _parts(call: ReplayCall, *, is_simple: bool) -> tuple[str, ...]:
