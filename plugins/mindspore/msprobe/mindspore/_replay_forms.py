@@ -85,6 +85,12 @@ def form(names: str, prefixes: tuple[str, ...] = PREFIXES) -> Callable[[Form], F
     return register
 
 
+def forms(formulas: Mapping[str, Form]) -> None:
+    """Register formulas of one expression each, by their names in dumps, under all prefixes."""
+    for names, formula in formulas.items():
+        form(names)(formula)
+
+
 def find_form(prefix: str, name: str) -> Form | None:
     """Return the formula for a name in a dump; ``None`` if there is none."""
     if name.startswith("special_") and prefix == "Mint":
@@ -129,6 +135,35 @@ def array_of(value: Any) -> Any:
 
 
 # --- elementwise ------------------------------------------------------------------------------------------------
+
+forms(
+    {
+        "round": lambda x, decimals=0: unary(x, lambda a: np.round(a, decimals), _zero),
+        "neg negative __neg__": lambda x: -x,
+        "equal": lambda x, y: stopped(np.array_equal(x.array, y.array)),
+        "__rfloordiv__": lambda x, y: stopped(np.floor_divide(array_of(y), x.array)),
+        "__rmod__": lambda x, y: _remainder(value_of(y, x), x),
+        "__rsub__": lambda x, y: value_of(y, x) - x,
+        "mul multiply __mul__ __rmul__ __imul__": lambda x, y: x * y if isinstance(x, Value) else y * x,
+        "__rtruediv__": lambda x, y: floating(value_of(y, x)) / floating(x),
+        "pow __pow__ __ipow__": lambda x, y: power(x if isinstance(x, Value) else value_of(x, y), y),
+        "__rpow__": lambda x, y: power(value_of(y, x), x),
+        "float_power": lambda x, y: power(floating(x if isinstance(x, Value) else value_of(x, y)), y),
+        "xdivy": lambda x, y: where(stopped(array_of(x) == 0), 0.0, _div(x, y)),
+        "ldexp": lambda x, y: x * stopped(np.exp2(y.array.astype(np.float64)).astype(x.array.dtype)),
+        "lerp": lambda x, end, weight: x + (end - x) * weight,
+        "addcmul": lambda x, tensor1, tensor2, value=1: x + tensor1 * tensor2 * value,
+        "addcdiv": lambda x, tensor1, tensor2, value=1: x + tensor1 / tensor2 * value,
+        "clip_by_value": lambda x, clip_value_min=None, clip_value_max=None: _clamp(x, clip_value_min, clip_value_max),
+        "masked_fill": lambda x, mask, value: where(mask, value_of(value, x), x),
+        "where": lambda condition, x=None, y=None: where(condition, x, y),
+        "celu": lambda x, alpha=1.0: _elu(x / alpha, 1.0) * alpha,
+        "hardshrink": lambda x, lambd=0.5: where(np.abs(x.array) > lambd, x, 0.0),
+        "mish": lambda x: x * unary(_softplus(x, 1, np.inf), np.tanh, lambda a, b: 1 - b * b),
+        "threshold": lambda x, thr, value: where(x.array > thr, x, value_of(value, x)),
+    },
+)
+
 
 _SQRT_2, _2_BY_SQRT_PI = float(np.sqrt(2.0)), float(2 / np.sqrt(np.pi))
 
@@ -204,20 +239,30 @@ for _names, (_function, _derivative) in _UNARY.items():
     form(_names)(_unary_form(_function, _derivative))
 
 
-@form("round")
-def _round(x: Value, decimals: int = 0) -> Value:
-    return unary(x, lambda a: np.round(a, decimals), _zero)
-
-
-@form("neg negative __neg__")
-def _neg(x: Value) -> Value:
-    return -x
-
-
 @form("positive __pos__ clone copy contiguous detach")
 def _same(x: Value) -> Value:
     return moved(x, lambda places: places)
 
+
+_BINARY: dict[str, tuple[Any, Any]] = {
+    "fmod truncate_mod": (np.fmod, lambda g, a, b: (g, -g * np.trunc(a / b))),
+    "atan2 arctan2": (np.arctan2, lambda g, a, b: (g * b / (a * a + b * b), -g * a / (a * a + b * b))),
+    "hypot": (np.hypot, lambda g, a, b: (g * a / np.hypot(a, b), g * b / np.hypot(a, b))),
+    "copysign": (np.copysign, lambda g, a, b: (g * np.sign(a) * np.copysign(1, b), np.zeros_like(g))),
+    "logaddexp": (np.logaddexp, lambda g, a, b: (g * _sigmoid(a - b), g * _sigmoid(b - a))),
+    "xlogy": (special.xlogy, lambda g, a, b: (g * np.log(b), np.where(a == 0, 0.0, g * a / b))),
+}
+
+
+def _binary_form(function: Any, derivative: Any) -> Form:
+    def apply(x: Any, y: Any) -> Value:
+        return binary(function, x, y, derivative)
+
+    return apply
+
+
+for _names, (_function, _derivative) in _BINARY.items():
+    form(_names)(_binary_form(_function, _derivative))
 
 _PLAIN: dict[str, Any] = {
     "isfinite": np.isfinite, "isinf": np.isinf, "isnan": np.isnan, "isneginf": np.isneginf, "isposinf": np.isposinf,
@@ -260,24 +305,9 @@ def _invert(x: Value) -> Value:
     return stopped(np.logical_not(x.array))  # of integers too
 
 
-@form("equal")
-def _equal(x: Value, y: Value) -> Value:
-    return stopped(np.array_equal(x.array, y.array))
-
-
 @form("equal", _OPS)
 def _equal_ops(x: Any, y: Any) -> Value:
     return stopped(np.equal(array_of(x), array_of(y)))
-
-
-@form("__rfloordiv__")
-def _rfloordiv(x: Value, y: Any) -> Value:
-    return stopped(np.floor_divide(array_of(y), x.array))
-
-
-@form("__rmod__")
-def _rmod(x: Value, y: Any) -> Value:
-    return _remainder(value_of(y, x), x)
 
 
 @form("isclose")
@@ -297,16 +327,6 @@ def _sub(x: Any, y: Any, alpha: float = 1) -> Value:
     return x - (y if alpha == 1 else value_of(y, x) * alpha)
 
 
-@form("__rsub__")
-def _rsub(x: Value, y: Any) -> Value:
-    return value_of(y, x) - x
-
-
-@form("mul multiply __mul__ __rmul__ __imul__")
-def _mul(x: Any, y: Any) -> Value:
-    return x * y if isinstance(x, Value) else y * x
-
-
 @form("div divide true_divide realdiv __truediv__ __itruediv__")
 def _div(x: Any, y: Any, rounding_mode: str | None = None) -> Value:
     x = x if isinstance(x, Value) else value_of(x, y)
@@ -316,44 +336,9 @@ def _div(x: Any, y: Any, rounding_mode: str | None = None) -> Value:
     return stopped({"floor": np.floor, "trunc": np.trunc}[rounding_mode](done.array))
 
 
-@form("__rtruediv__")
-def _rdiv(x: Value, y: Any) -> Value:
-    return floating(value_of(y, x)) / floating(x)
-
-
-@form("pow __pow__ __ipow__")
-def _pow(x: Any, y: Any) -> Value:
-    return power(x if isinstance(x, Value) else value_of(x, y), y)
-
-
-@form("__rpow__")
-def _rpow(x: Value, y: Any) -> Value:
-    return power(value_of(y, x), x)
-
-
-@form("float_power")
-def _float_power(x: Any, y: Any) -> Value:
-    return power(floating(x if isinstance(x, Value) else value_of(x, y)), y)
-
-
 @form("remainder floor_mod __mod__ __imod__")
 def _remainder(x: Any, y: Any) -> Value:
     return binary(np.mod, x, y, lambda g, a, b: (g, -g * np.floor(a / b)))
-
-
-@form("fmod truncate_mod")
-def _fmod(x: Any, y: Any) -> Value:
-    return binary(np.fmod, x, y, lambda g, a, b: (g, -g * np.trunc(a / b)))
-
-
-@form("atan2 arctan2")
-def _atan2(x: Any, y: Any) -> Value:
-    return binary(np.arctan2, x, y, lambda g, a, b: (g * b / (a * a + b * b), -g * a / (a * a + b * b)))
-
-
-@form("hypot")
-def _hypot(x: Any, y: Any) -> Value:
-    return binary(np.hypot, x, y, lambda g, a, b: (g * a / np.hypot(a, b), g * b / np.hypot(a, b)))
 
 
 @form("maximum fmax")
@@ -370,16 +355,6 @@ def _minimum(x: Any, y: Any) -> Value:
     return -_maximum(-x, -y)
 
 
-@form("copysign")
-def _copysign(x: Any, y: Any) -> Value:
-    return binary(np.copysign, x, y, lambda g, a, b: (g * np.sign(a) * np.copysign(1, b), np.zeros_like(g)))
-
-
-@form("logaddexp")
-def _logaddexp(x: Value, y: Value) -> Value:
-    return binary(np.logaddexp, x, y, lambda g, a, b: (g * _sigmoid(a - b), g * _sigmoid(b - a)))
-
-
 @form("logaddexp2")
 def _logaddexp2(x: Value, y: Value) -> Value:
     def derive(g: Array, a: Array, b: Array) -> tuple[Array, Array]:
@@ -387,36 +362,6 @@ def _logaddexp2(x: Value, y: Value) -> Value:
         return g * share, g * (1 - share)
 
     return binary(np.logaddexp2, x, y, derive)
-
-
-@form("xlogy")
-def _xlogy(x: Any, y: Any) -> Value:
-    return binary(special.xlogy, x, y, lambda g, a, b: (g * np.log(b), np.where(a == 0, 0.0, g * a / b)))
-
-
-@form("xdivy")
-def _xdivy(x: Any, y: Any) -> Value:
-    return where(stopped(array_of(x) == 0), 0.0, _div(x, y))
-
-
-@form("ldexp")
-def _ldexp(x: Value, y: Value) -> Value:
-    return x * stopped(np.exp2(y.array.astype(np.float64)).astype(x.array.dtype))
-
-
-@form("lerp")
-def _lerp(x: Value, end: Value, weight: Any) -> Value:
-    return x + (end - x) * weight
-
-
-@form("addcmul")
-def _addcmul(x: Value, tensor1: Value, tensor2: Value, value: Any = 1) -> Value:
-    return x + tensor1 * tensor2 * value
-
-
-@form("addcdiv")
-def _addcdiv(x: Value, tensor1: Value, tensor2: Value, value: Any = 1) -> Value:
-    return x + tensor1 / tensor2 * value
 
 
 @form("clamp clip")
@@ -428,11 +373,6 @@ def _clamp(x: Value, min: Any = None, max: Any = None) -> Value:
     if high is not None:
         x = where(x.array <= high, x, value_of(max, x))
     return x
-
-
-@form("clip_by_value")
-def _clip_by_value(x: Value, clip_value_min: Any = None, clip_value_max: Any = None) -> Value:
-    return _clamp(x, clip_value_min, clip_value_max)
 
 
 @form("logit")
@@ -447,16 +387,6 @@ def _nan_to_num(x: Value, nan: float | None = None, posinf: float | None = None,
         raise NoFormulaError("infinities become the largest number of a dtype, which float64 is not")
     array = np.nan_to_num(x.array, nan=nan or 0.0, posinf=posinf, neginf=neginf)
     return Value(array, [(x, lambda g: np.where(np.isfinite(x.array), g, 0.0))])
-
-
-@form("masked_fill")
-def _masked_fill(x: Value, mask: Value, value: Any) -> Value:
-    return where(mask, value_of(value, x), x)
-
-
-@form("where")
-def _where(condition: Value, x: Any = None, y: Any = None) -> Value:
-    return where(condition, x, y)
 
 
 @form("select", ("Functional",))
@@ -475,11 +405,6 @@ def _elu(x: Value, alpha: float = 1.0) -> Value:
         x, lambda a: np.where(a > 0, a, alpha * np.expm1(np.minimum(a, 0))),
         lambda a, b: np.where(a > 0, 1.0, alpha * np.exp(np.minimum(a, 0))),
     )  # fmt: skip
-
-
-@form("celu")
-def _celu(x: Value, alpha: float = 1.0) -> Value:
-    return _elu(x / alpha, 1.0) * alpha
 
 
 @form("selu")
@@ -505,11 +430,6 @@ def _prelu(x: Value, weight: Value) -> Value:
     return where(x.array > 0, x, x * weight)
 
 
-@form("hardshrink")
-def _hardshrink(x: Value, lambd: float = 0.5) -> Value:
-    return where(np.abs(x.array) > lambd, x, 0.0)
-
-
 @form("softshrink soft_shrink")
 def _softshrink(x: Value, lambd: float = 0.5) -> Value:
     return where(x.array > lambd, x - lambd, where(x.array < -lambd, x + lambd, 0.0 * x))
@@ -521,20 +441,10 @@ def _softplus(x: Value, beta: float = 1, threshold: float = 20) -> Value:
     return where(x.array * beta > threshold, x, soft)
 
 
-@form("mish")
-def _mish(x: Value) -> Value:
-    return x * unary(_softplus(x, 1, np.inf), np.tanh, lambda a, b: 1 - b * b)
-
-
 @form("hardtanh")
 def _hardtanh(x: Value, min_val: float = -1.0, max_val: float = 1.0) -> Value:
     inside = (x.array > min_val) & (x.array < max_val)
     return where(inside, x, stopped(np.clip(x.array, min_val, max_val)))
-
-
-@form("threshold")
-def _threshold(x: Value, thr: float, value: float) -> Value:
-    return where(x.array > thr, x, value_of(value, x))
 
 
 @form("gelu")
@@ -577,16 +487,22 @@ def halves(x: Value, axis: int) -> tuple[Value, Value]:
 
 # --- reductions -------------------------------------------------------------------------------------------------
 
+forms(
+    {
+        "sum reduce_sum": lambda x, axis=None, keep_dims=False, *, dtype=None: total(_asked(x, dtype), axis, keep_dims),
+        "amax reduce_max": lambda x, axis=None, keep_dims=False: extreme(x, axis, keep_dims, is_largest=True),
+        "amin reduce_min": lambda x, axis=None, keep_dims=False: extreme(x, axis, keep_dims, is_largest=False),
+        "softmin": lambda x, axis=-1, *, dtype=None: softmax(-x, axis),
+        "dist": lambda x, y, p=2: vector_norm(x - y, p, None, False),
+        "trace": lambda x: total(moved(x, np.diagonal)),
+    },
+)
+
 
 def _asked(x: Value, dtype: Any) -> Value:
     if isinstance(dtype, Dtype) and not dtype.is_floating:
         raise NoFormulaError("it is asked for integers")
     return floating(x) if isinstance(dtype, Dtype) else x
-
-
-@form("sum reduce_sum")
-def _sum(x: Value, axis: Any = None, keep_dims: bool = False, *, dtype: Any = None) -> Value:
-    return total(_asked(x, dtype), axis, keep_dims)
 
 
 @form("nansum")
@@ -682,16 +598,6 @@ def extreme(x: Value, axis: Any, keep_dims: bool, *, is_largest: bool) -> Value:
         return np.where(chosen, wide / chosen.sum(axis=axes, keepdims=True), 0.0)
 
     return Value(whole if keep_dims else np.squeeze(whole, axes), [(x, derive)])
-
-
-@form("amax reduce_max")
-def _amax(x: Value, axis: Any = None, keep_dims: bool = False) -> Value:
-    return extreme(x, axis, keep_dims, is_largest=True)
-
-
-@form("amin reduce_min")
-def _amin(x: Value, axis: Any = None, keep_dims: bool = False) -> Value:
-    return extreme(x, axis, keep_dims, is_largest=False)
 
 
 def _picked(x: Value, places: Array, axis: int, keep_dims: bool) -> tuple[Value, Value]:
@@ -833,11 +739,6 @@ form("softmax", _OPS)(_softmax_ops)
 form("log_softmax", _OPS)(_log_softmax_ops)
 
 
-@form("softmin")
-def _softmin(x: Value, axis: Any = -1, *, dtype: Any = None) -> Value:
-    return softmax(-x, axis)
-
-
 @form("cumsum")
 def _cumsum(x: Value, axis: int, *rest: Any, dtype: Any = None) -> Value:
     if rest not in ((), (None,)):
@@ -936,16 +837,6 @@ def vector_norm(x: Value, order: float, axis: Any, keep_dims: bool) -> Value:
     return power(total(power(size, order), axis, keep_dims), 1 / order)
 
 
-@form("dist")
-def _dist(x: Value, y: Value, p: float = 2) -> Value:
-    return vector_norm(x - y, p, None, False)
-
-
-@form("trace")
-def _trace(x: Value) -> Value:
-    return total(moved(x, np.diagonal))
-
-
 # --- order ------------------------------------------------------------------------------------------------------
 
 
@@ -996,15 +887,32 @@ def _median(x: Value, axis: Any = None, keep_dims: bool = False) -> Any:
 
 # --- movements --------------------------------------------------------------------------------------------------
 
-
-@form("reshape view")
-def _reshape(x: Value, *shape: Any) -> Value:
-    return moved(x, lambda places: places.reshape(numbers_of(shape)))
-
-
-@form("reshape_as view_as")
-def _reshape_as(x: Value, y: Value) -> Value:
-    return moved(x, lambda places: places.reshape(y.shape))
+forms(
+    {
+        "reshape view": lambda x, *shape: moved(x, lambda places: places.reshape(numbers_of(shape))),
+        "reshape_as view_as": lambda x, y: moved(x, lambda places: places.reshape(y.shape)),
+        "t adjoint": lambda x: moved(x, lambda places: places.T if places.ndim <= 2 else np.swapaxes(places, -1, -2)),
+        "unsqueeze expand_dims": lambda x, axis: moved(x, lambda places: np.expand_dims(places, axis)),
+        "ravel": lambda x: moved(x, np.ravel),
+        "expand_as": lambda x, y: moved(x, lambda places: np.broadcast_to(places, y.shape)),
+        "flip": lambda x, *axis: moved(x, lambda places: np.flip(places, tuple(numbers_of(axis)))),
+        "fliplr": lambda x: moved(x, np.fliplr),
+        "flipud": lambda x: moved(x, np.flipud),
+        "rot90": lambda x, k=1, axis=(0, 1): moved(x, lambda places: np.rot90(places, k, tuple(axis))),
+        "stack": lambda x, axis=0: joined(x, lambda places: np.stack(places, axis)),
+        "hstack": lambda x: joined(x, np.hstack),
+        "vstack row_stack": lambda x: joined(x, np.vstack),
+        "dstack": lambda x: joined(x, np.dstack),
+        "column_stack": lambda x: joined(x, np.column_stack),
+        "tril": lambda x, diagonal=0: where(np.tril(np.ones(x.shape[-2:], bool), diagonal), x, value_of(0, x)),
+        "triu": lambda x, diagonal=0: where(np.triu(np.ones(x.shape[-2:], bool), diagonal), x, value_of(0, x)),
+        "zeros_like": lambda x, *, dtype=None: stopped(np.zeros_like(x.array)),
+        "full_like": lambda x, fill_value, *, dtype=None: stopped(np.full_like(x.array, fill_value)),
+        "ones_like": lambda x, *, dtype=None: stopped(np.ones_like(x.array)),
+        "index_select": lambda x, axis, index: moved(x, lambda places: np.take(places, index.array, axis)),
+        "take": lambda x, indices: moved(x, lambda places: np.take(places.ravel(), indices.array)),
+    },
+)
 
 
 @form("permute")
@@ -1034,11 +942,6 @@ def _swapped(x: Value, axis0: int, axis1: int) -> Value:
     return moved(x, lambda places: np.swapaxes(places, axis0, axis1))
 
 
-@form("t adjoint")
-def _t(x: Value) -> Value:
-    return moved(x, lambda places: places.T if places.ndim <= 2 else np.swapaxes(places, -1, -2))
-
-
 @form("movedim moveaxis")
 def _movedim(x: Value, source: Any, destination: Any) -> Value:
     return moved(x, lambda places: np.moveaxis(places, source, destination))
@@ -1048,11 +951,6 @@ def _movedim(x: Value, source: Any, destination: Any) -> Value:
 def _squeeze(x: Value, axis: Any = None) -> Value:
     axes = [each for each in axes_of(x, axis) if x.shape[each] == 1]
     return moved(x, lambda places: np.squeeze(places, tuple(axes)))
-
-
-@form("unsqueeze expand_dims")
-def _unsqueeze(x: Value, axis: int) -> Value:
-    return moved(x, lambda places: np.expand_dims(places, axis))
 
 
 @form("flatten", _MINT)
@@ -1081,11 +979,6 @@ def _flattened(x: Value, start: int, end: int) -> Value:
     return moved(x, lambda places: places.reshape((*x.shape[:start], -1, *x.shape[end + 1 :])))
 
 
-@form("ravel")
-def _ravel(x: Value) -> Value:
-    return moved(x, np.ravel)
-
-
 @form("unflatten")
 def _unflatten(x: Value, axis: int, sizes: Any) -> Value:
     axis %= x.ndim
@@ -1107,11 +1000,6 @@ def _expand(x: Value, *shape: Any) -> Value:
     return moved(x, lambda places: np.broadcast_to(places, sizes))
 
 
-@form("expand_as")
-def _expand_as(x: Value, y: Value) -> Value:
-    return moved(x, lambda places: np.broadcast_to(places, y.shape))
-
-
 @form("tile")
 def _tile(x: Value, *dims: Any) -> Value:
     numbers = numbers_of(dims)
@@ -1124,26 +1012,6 @@ def _repeat_interleave(x: Value, repeats: Any, axis: Any = None, *, output_size:
     numbers = array_of(repeats)
     checked_size([x.size, int(np.max(numbers, initial=1))])
     return moved(x, lambda places: np.repeat(places, numbers, axis))
-
-
-@form("flip")
-def _flip(x: Value, *axis: Any) -> Value:
-    return moved(x, lambda places: np.flip(places, tuple(numbers_of(axis))))
-
-
-@form("fliplr")
-def _fliplr(x: Value) -> Value:
-    return moved(x, np.fliplr)
-
-
-@form("flipud")
-def _flipud(x: Value) -> Value:
-    return moved(x, np.flipud)
-
-
-@form("rot90")
-def _rot90(x: Value, k: int = 1, axis: Any = (0, 1)) -> Value:
-    return moved(x, lambda places: np.rot90(places, k, tuple(axis)))
 
 
 @form("roll")
@@ -1213,54 +1081,9 @@ def concat(x: Any, axis: int = 0) -> Value:
     return joined(x, lambda places: np.concatenate(places, axis))
 
 
-@form("stack")
-def _stack(x: Any, axis: int = 0) -> Value:
-    return joined(x, lambda places: np.stack(places, axis))
-
-
-@form("hstack")
-def _hstack(x: Any) -> Value:
-    return joined(x, np.hstack)
-
-
-@form("vstack row_stack")
-def _vstack(x: Any) -> Value:
-    return joined(x, np.vstack)
-
-
-@form("dstack")
-def _dstack(x: Any) -> Value:
-    return joined(x, np.dstack)
-
-
-@form("column_stack")
-def _column_stack(x: Any) -> Value:
-    return joined(x, np.column_stack)
-
-
-@form("tril")
-def _tril(x: Value, diagonal: int = 0) -> Value:
-    return where(np.tril(np.ones(x.shape[-2:], bool), diagonal), x, value_of(0, x))
-
-
-@form("triu")
-def _triu(x: Value, diagonal: int = 0) -> Value:
-    return where(np.triu(np.ones(x.shape[-2:], bool), diagonal), x, value_of(0, x))
-
-
 @form("diagonal")
 def _diagonal(x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
     return moved(x, lambda places: np.diagonal(places, offset, dim1, dim2))
-
-
-@form("zeros_like")
-def _zeros_like(x: Value, *, dtype: Any = None) -> Value:
-    return stopped(np.zeros_like(x.array))
-
-
-@form("full_like")
-def _full_like(x: Value, fill_value: float, *, dtype: Any = None) -> Value:
-    return stopped(np.full_like(x.array, fill_value))
 
 
 @form("fill_", ("Tensor",))
@@ -1346,11 +1169,6 @@ def _type_as(x: Value, y: Value) -> Value:
     return _same(x)
 
 
-@form("ones_like")
-def _ones_like(x: Value, *, dtype: Any = None) -> Value:
-    return stopped(np.ones_like(x.array))
-
-
 @form("__getitem__", ("Tensor",))
 def _getitem(x: Value, index: Any) -> Value:
     chosen = _index(index)
@@ -1408,16 +1226,6 @@ def _cropped(places: Array, shape: tuple[int, ...], axis: int) -> Array:
 def _gather_nd(x: Value, indices: Value) -> Value:
     chosen = tuple(np.moveaxis(indices.array, -1, 0))
     return moved(x, lambda places: places[chosen])
-
-
-@form("index_select")
-def _index_select(x: Value, axis: int, index: Value) -> Value:
-    return moved(x, lambda places: np.take(places, index.array, axis))
-
-
-@form("take")
-def _take(x: Value, indices: Value) -> Value:
-    return moved(x, lambda places: np.take(places.ravel(), indices.array))
 
 
 @form("take", ("Tensor",))

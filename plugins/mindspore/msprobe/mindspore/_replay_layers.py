@@ -17,6 +17,7 @@ from msprobe.mindspore._replay_forms import (
     exp,
     extreme,
     form,
+    forms,
     halves,
     log_softmax,
     mean,
@@ -39,15 +40,17 @@ from msprobe.mindspore._replay_tape import (
 
 # --- products ---------------------------------------------------------------------------------------------------
 
-
-@form("matmul mm bmm mv dot __matmul__ vdot")
-def _matmul(x: Value, y: Value) -> Value:
-    return matmul(x, y)
-
-
-@form("__rmatmul__")
-def _rmatmul(x: Value, y: Value) -> Value:
-    return matmul(y, x)
+forms(
+    {
+        "matmul mm bmm mv dot __matmul__ vdot": matmul,
+        "__rmatmul__": lambda x, y: matmul(y, x),
+        "addmm addmv": lambda x, mat1, mat2, *, beta=1, alpha=1: x * beta + matmul(mat1, mat2) * alpha,
+        "baddbmm": lambda x, batch1, batch2, beta=1, alpha=1: x * beta + matmul(batch1, batch2) * alpha,
+        "addbmm": lambda x, batch1, batch2, *, beta=1, alpha=1: x * beta + total(matmul(batch1, batch2), 0) * alpha,
+        "addr": lambda x, vec1, vec2, *, beta=1, alpha=1: x * beta + _outer(vec1, vec2) * alpha,
+        "bias_add": lambda x, bias: x + _by_channel(bias, x),
+    },
+)
 
 
 @form("inner")
@@ -64,31 +67,6 @@ def _outer(x: Value, y: Value) -> Value:
 def _linear(x: Value, weight: Value, bias: Value | None = None) -> Value:
     product = matmul(x, moved(weight, np.transpose))
     return product if bias is None else product + bias
-
-
-@form("addmm addmv")
-def _addmm(x: Value, mat1: Value, mat2: Value, *, beta: float = 1, alpha: float = 1) -> Value:
-    return x * beta + matmul(mat1, mat2) * alpha
-
-
-@form("baddbmm")
-def _baddbmm(x: Value, batch1: Value, batch2: Value, beta: float = 1, alpha: float = 1) -> Value:
-    return x * beta + matmul(batch1, batch2) * alpha
-
-
-@form("addbmm")
-def _addbmm(x: Value, batch1: Value, batch2: Value, *, beta: float = 1, alpha: float = 1) -> Value:
-    return x * beta + total(matmul(batch1, batch2), 0) * alpha
-
-
-@form("addr")
-def _addr(x: Value, vec1: Value, vec2: Value, *, beta: float = 1, alpha: float = 1) -> Value:
-    return x * beta + _outer(vec1, vec2) * alpha
-
-
-@form("bias_add")
-def _bias_add(x: Value, bias: Value) -> Value:
-    return x + _by_channel(bias, x)
 
 
 @form("einsum")
