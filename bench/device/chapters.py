@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import time
+import traceback
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Executor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,11 +23,13 @@ class Proof:
         machine: The device.
         work: A directory for recordings.
         is_small: Whether sizes are those of a dry run.
+        theirs: Directory with an unpacked ``mindstudio-probe``.
     """
 
     machine: Machine
     work: Path
     is_small: bool
+    theirs: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,10 @@ class Row(Outcome):
     case: str = ""
 
 
+RunCase = Callable[[str, str], Row]
+"""Runs a case in another process, by the names of its chapter and of itself."""
+
+
 @dataclass(frozen=True)
 class Chapter:
     """A table.
@@ -66,6 +74,7 @@ class Chapter:
         columns: After that of the cases.
         cases: Returns its cases; none if the device has nothing of the kind.
         absent: What is said if there are none.
+        is_timed: Whether its cases need the device, and the host, for themselves.
     """
 
     name: str
@@ -73,6 +82,7 @@ class Chapter:
     columns: tuple[str, ...]
     cases: Callable[[Proof], Iterable[Case]]
     absent: str = "nothing of it is there"
+    is_timed: bool = False
 
 
 class Book:
@@ -96,17 +106,32 @@ class Book:
         return [Row(tuple(one["cells"]), one["holds"], one["case"]) for one in found]
 
     def write(self, chapter: Chapter, proof: Proof) -> None:
-        """Run the cases of a chapter that have no row yet."""
-        done, cases = {row.case for row in self.rows(chapter)}, list(chapter.cases(proof))
-        if not cases:
-            self._path(chapter).touch()
-        for case in cases:
-            if case.name in done:
-                continue
+        """Run the cases of a chapter that have no row yet, one by one."""
+        for case in self._to_do(chapter, proof):
             if time.monotonic() > self._end:
                 self.left_out.append(f"{chapter.name}: {case.name}")
                 continue
-            self._keep(chapter, _row_of(case))
+            self._keep(chapter, row_of(case))
+
+    def write_at_once(self, chapters: Sequence[Chapter], proof: Proof, jobs: Executor, run: RunCase) -> None:
+        """Run the cases of chapters that have no row yet in other processes, by ``run(chapter name, case name)``."""
+        to_do = [(chapter, case.name) for chapter in chapters for case in self._to_do(chapter, proof)]
+        # The last ones take longest.
+        futures = {jobs.submit(run, chapter.name, name): (chapter, name) for chapter, name in reversed(to_do)}
+        try:
+            for future in as_completed(futures, max(0.0, self._end - time.monotonic())):
+                chapter, name = futures.pop(future)
+                error = future.exception()
+                self._keep(chapter, future.result() if error is None else _failed(name, error))
+        except TimeoutError:
+            jobs.shutdown(wait=False, cancel_futures=True)
+            self.left_out += [f"{chapter.name}: {name}" for chapter, name in futures.values()]
+
+    def _to_do(self, chapter: Chapter, proof: Proof) -> list[Case]:
+        done, cases = {row.case for row in self.rows(chapter)}, list(chapter.cases(proof))
+        if not cases:
+            self._path(chapter).touch()
+        return [case for case in cases if case.name not in done]
 
     def _keep(self, chapter: Chapter, row: Row) -> None:
         path = self._path(chapter)
@@ -139,13 +164,19 @@ _NOT_RUN = "It has not been run yet."
 _MARKS = {True: "ok", False: "NO", None: ""}
 
 
-def _row_of(case: Case) -> Row:
+def row_of(case: Case) -> Row:
+    """Run a case; an error is a row that is not as promised."""
     try:
         outcome = case.run()
     except Exception as error:  # noqa: BLE001  # the other cases are worth their time
-        message = str(error).strip().splitlines()[0] if str(error).strip() else ""
-        outcome = Outcome((f"failed: {type(error).__name__}: {message[:200]}",), holds=False)
+        traceback.print_exc()
+        return _failed(case.name, error)
     return Row(outcome.cells, outcome.holds, case.name)
+
+
+def _failed(name: str, error: BaseException) -> Row:
+    message = str(error).strip().splitlines()[0] if str(error).strip() else ""
+    return Row((f"failed: {type(error).__name__}: {message[:200]}",), False, name)
 
 
 def _table(chapter: Chapter, rows: Sequence[Row]) -> str:

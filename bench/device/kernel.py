@@ -91,4 +91,5 @@ KERNEL = Chapter(
     ("difference of sums", "kernel, µs", "operators, µs", "GB/s of the kernel"),
     _cases,
     absent="The device has no such kernel, or Triton is not installed.",
+    is_timed=True,
 )

@@ -107,4 +107,5 @@ STEP_TIME = Chapter(
     "Time of a step of a Llama, with and without the probe in turn",
     ("without, ms", "with, ms", "factor", "at most"),
     _cases,
+    is_timed=True,
 )

@@ -68,4 +68,5 @@ WAITS = Chapter(
     "Waits of the host inside a step, and memory",
     ("waits without the probe", "with it", "peak without it, MiB", "more with it, MiB"),
     _cases,
+    is_timed=True,
 )
