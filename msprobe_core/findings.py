@@ -134,6 +134,12 @@ def noted(text: str | Finding) -> Finding:
     return text if isinstance(text, Finding) else Finding(NoteCode.TEXT, Level.NOTE, {"text": text})
 
 
+def with_fields_of(values: Mapping[str, Field], code: Code) -> Finding:
+    """Return a note with those of some values that the template of its code names."""
+    places = [part for part in template_of(code) if isinstance(part, Place)]
+    return Finding(code, fields={place.field: values[place.field] for place in places})
+
+
 def each_once(findings: Iterable[Finding]) -> list[Finding]:
     """Return findings without those that say what an earlier one does."""
     found: dict[str, Finding] = {}

@@ -18,6 +18,7 @@ import polars as pl
 from msprobe_core.errors import CompareError, NothingInCommonError
 from msprobe_core.findings import Finding as Said
 from msprobe_core.judge.verdict import Verdict
+from msprobe_core.rl.detail_codes import ComparedCode, LineCode
 from msprobe_core.rl.files import RLStage
 from msprobe_core.rl.headline_codes import HeadlineCode
 from msprobe_core.rl.log_prob_steps import LogProbOptions, StepLogProbs, compare_step
@@ -116,7 +117,9 @@ def compare_crossed(
     return Outcome(
         command="cross",
         paths=[runs[cell].path for cell in CELLS],
-        compared=f"Compared {options.training} with {options.rollout} of four runs, steps {chosen}.",
+        compared=Said(
+            ComparedCode.CROSS, fields={"training": options.training, "rollout": options.rollout, "steps": chosen}
+        ),
         said=(
             Said(HeadlineCode.CROSS_AGREE)
             if first is None
@@ -163,18 +166,20 @@ def _findings(one: Crossed) -> list[Finding]:
     return [Finding(verdict=Verdict.ERROR, said=said, step=one.step, place=one.component.name.lower())]
 
 
-def _lines(one: Crossed) -> list[str]:
-    lines = [f"  step {one.step}: rms difference in nats (how many roundings), * more than rounding explains"]
-    lines.append(f"    {'':16}{'training of A':>26}{'training of B':>26}")
-    for rollout in "ab":
-        cells = "".join(f"{_cell(one.cells[f'{rollout}{training}']):>26}" for training in "ab")
-        lines.append(f"    rollouts of {rollout.upper():4}{cells}")
-    return lines
+def _lines(one: Crossed) -> list[Said]:
+    rows = [
+        Said(
+            LineCode.CROSS_ROW,
+            fields={"system": rollout.upper(), **{f"on_{own}": _cell(one.cells[f"{rollout}{own}"]) for own in "ab"}},
+        )
+        for rollout in "ab"
+    ]
+    return [Said(LineCode.CROSS, fields={"step": one.step}), Said(LineCode.CROSS_HEAD), *rows]
 
 
 def _cell(one: StepLogProbs) -> str:
     score = max(one.scores, key=lambda score: score.score / score.limit)
-    return f"{one.measures.rms:.3g} ({score.score:.2g}x){'*' if one.is_different else ' '}"
+    return f"{one.measures.rms:.3g} ({score.score:.2g}x){'*' if one.is_different else ' '}".rjust(26)
 
 
 def _numbers(one: Crossed) -> dict[str, Any]:

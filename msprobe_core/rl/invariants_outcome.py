@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from msprobe_core.findings import Finding as Said
+from msprobe_core.rl.detail_codes import ComparedCode
 from msprobe_core.rl.files import RLStage
 from msprobe_core.rl.headline_codes import HeadlineCode
 from msprobe_core.rl.invariants import CHECKS, RecordedStep
@@ -38,7 +39,7 @@ def check_run(
     return Outcome(
         command="check",
         paths=[run.path],
-        compared=f"Checked {len(CHECKS)} invariants in {listed_steps(chosen)}.",
+        compared=Said(ComparedCode.CHECKS, fields={"count": len(CHECKS), "steps": listed_steps(chosen)}),
         said=said,
         findings=findings,
         numbers={"checks": list(CHECKS), "faults": [finding.place for finding in findings if finding.is_fault]},

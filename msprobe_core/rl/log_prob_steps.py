@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from msprobe_core.errors import CompareError
+from msprobe_core.findings import Finding
 from msprobe_core.judge.limits import Precision, precision_of
 from msprobe_core.judge.noise.model import NoiseSource
+from msprobe_core.rl.detail_codes import RunNoteCode
 from msprobe_core.rl.drift import MAX_GROWTH
 from msprobe_core.rl.files import BatchFile, RLStage, Sampling
 from msprobe_core.rl.floors import Floor, Score, log_prob_floor, log_prob_scores, precision_named
@@ -81,7 +83,7 @@ class StepLogProbs:
     sampling: Sampling
     retokenised: Sequence[str] = ()
     versions: Sequence[int | None] | None = None
-    notes: Sequence[str] = field(default_factory=list[str])
+    notes: Sequence[Finding] = ()
 
     @property
     def is_different(self) -> bool:
@@ -125,7 +127,7 @@ _OWN = ("old_log_probs", "rollout_log_probs")
 
 def _recomputed(
     run: RecordedRun, step: int, batch: BatchFile, tensors: dict[str, Array], options: LogProbOptions
-) -> tuple[dict[str, Array], list[str]]:
+) -> tuple[dict[str, Array], list[Finding]]:
     """Return the batch with log-probs of the trainer's own where it took over those of the engine.
 
     Raises:
@@ -153,10 +155,8 @@ def _recomputed(
             'level L0 with "task": "tensor", so that they can be computed from the logits of its first mini-batch'
         )
     known = counts & np.isfinite(made)
-    note = (
-        f"step {step}: old_log_probs are the engine's own (bypass_mode), so the trainer's were computed from the "
-        f"logits of {stage.value}: {int(known.sum()):,} of {int(counts.sum()):,} tokens"
-    )
+    fields = {"step": step, "stage": stage.value, "count": int(known.sum()), "total": int(counts.sum())}
+    note = Finding(RunNoteCode.COMPUTED, fields=fields)
     return {**tensors, "old_log_probs": np.where(known, made, 0.0), MASK: known}, [note]
 
 
@@ -184,8 +184,6 @@ def compare_step(run: RecordedRun, step: int, options: LogProbOptions, floor: Fl
     found = measure(tokens, _clip_of(run))
     transfers = _weights_in_use(run, step)
     precision, assumed = _precision(run, transfers, options.dtype)
-    if assumed:
-        notes.append(assumed)
     size = float(np.sqrt(np.mean(tokens.finite().rollout ** 2)))
     own = floor or log_prob_floor(precision, size)
     scores = log_prob_scores(
@@ -215,7 +213,7 @@ def compare_step(run: RecordedRun, step: int, options: LogProbOptions, floor: Fl
         sampling=batch.sampling,
         retokenised=[ids[row] for row, is_other in enumerate(other_tokens or ()) if is_other],
         versions=policy_versions(run, step, batch),
-        notes=notes,
+        notes=[*notes, *assumed],
     )
 
 
@@ -233,19 +231,19 @@ def _weights_in_use(run: RecordedRun, step: int) -> list[Sync]:
     return syncs(run, before[-1]) if before else []
 
 
-def _precision(run: RecordedRun, transfers: Sequence[Sync], dtype: str | None) -> tuple[Precision, str]:
+def _precision(run: RecordedRun, transfers: Sequence[Sync], dtype: str | None) -> tuple[Precision, list[Finding]]:
     """Return the precision of the coarser engine, and a note if it is assumed."""
     if dtype is not None:
         if precision_of(dtype) is None:
             raise CompareError(f"--dtype {dtype}: is no floating-point dtype; give for example bfloat16")
-        return precision_named(dtype), ""
+        return precision_named(dtype), []
     names = [w.dtype for sync in transfers for one in sync.parameters for w in (one.sent, one.received) if w]
     if not names:
         names = run.dtypes()
     found = coarser_of(*set(names))
     if found is not None:
-        return found, ""
-    return Precision.FLOAT32, "no weights are recorded, so float32 is assumed of both engines; --dtype says another"
+        return found, []
+    return Precision.FLOAT32, [Finding(RunNoteCode.FLOAT32_ASSUMED)]
 
 
 def _evidence(

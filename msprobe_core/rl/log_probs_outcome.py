@@ -12,7 +12,9 @@ import numpy as np
 import polars as pl
 
 from msprobe_core.findings import Finding as Said
+from msprobe_core.findings import each_once, with_fields_of
 from msprobe_core.judge.verdict import Verdict
+from msprobe_core.rl.detail_codes import ComparedCode, LineCode
 from msprobe_core.rl.drift import Drift, drift_of
 from msprobe_core.rl.files import RLStage
 from msprobe_core.rl.headline_codes import HeadlineCode
@@ -67,14 +69,19 @@ def _outcome(run: RecordedRun, options: LogProbOptions, compared: Sequence[StepL
     return Outcome(
         command="logprob",
         paths=[run.path],
-        compared=(
-            f"Compared {options.training} with {options.rollout}: {num_tokens:,} tokens of "
-            f"{sum(one.measures.num_samples for one in compared):,} samples, "
-            f"{listed_steps([one.step for one in compared])}."
+        compared=Said(
+            ComparedCode.LOG_PROBS,
+            fields={
+                "training": options.training,
+                "rollout": options.rollout,
+                "tokens": num_tokens,
+                "samples": sum(one.measures.num_samples for one in compared),
+                "steps": listed_steps([one.step for one in compared]),
+            },
         ),
         said=_headline(compared, worst, over_time),
         findings=findings,
-        notes=list(dict.fromkeys(note for one in compared for note in one.notes)),
+        notes=each_once(note for one in compared for note in one.notes),
         lines=[line for one in compared for line in _lines(one, options)],
         numbers={
             "steps": {str(one.step): _numbers(one) for one in compared},
@@ -113,38 +120,40 @@ def _drifted(compared: Sequence[StepLogProbs], drift: Drift | None, options: Log
     return [Finding(verdict=Verdict.ERROR, step=compared[-1].step, place="drift", said=said)]
 
 
-def _lines(one: StepLogProbs, options: LogProbOptions) -> list[str]:
-    m = one.measures
-    sampling = one.sampling
+def _lines(one: StepLogProbs, options: LogProbOptions) -> list[Said]:
+    m, sampling = one.measures, one.sampling
     given = {
         "temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k,
         "logprobs_mode": sampling.logprobs_mode,
     }  # fmt: skip
-    said = ", ".join(f"{name} {'not recorded' if value is None else value}" for name, value in given.items())
-    worst = worst_token(one.tokens)
-    place = (
-        "" if worst is None
-        else f", the worst {worst['difference']:+.3g} at sample {worst['sample']}, position {worst['position']}"
-        + ("" if worst["token"] is None else f", token {worst['token']}")
-    )  # fmt: skip
-    return [
-        f"step {one.step}: {said}",
-        (
-            f"  {options.training} - {options.rollout}: mean {m.mean:.3g}, mean |.| {m.mean_abs:.3g}, rms {m.rms:.3g}, "
-            f"p99 {m.p99:.3g}, max {m.max:.3g} nats{place}"
-        ),
-        (
-            f"  KL {m.kl:.3g} (k3 {m.k3:.3g}), chi2 {m.chi2:.3g}, perplexity ratio {m.ppl_ratio:.6g}, correlation "
-            f"{m.pearson:.6g}, |.| > ln 2 in {m.share_over_ln2:.2%}; mean importance weight {m.mean_ratio:.4f} "
-            f"+- {m.ratio_error:.1g}"
-        ),
-        (
-            f"  weights: p99 {m.ratio_p99:.4g}, max {m.ratio_max:.4g}, effective share {m.effective_share:.4g}, "
-            f"clipped below {m.clipped_low:.2%}, above {m.clipped_high:.2%}"
-        ),
-        f"  rounding explains {one.floor.size:.2g} nats ({one.floor.source.value}): "
-        + ", ".join(f"{score.measure} {score.score:.2g}x of {score.limit:.2g}x" for score in one.scores),
+    settings = [_setting(name, "not recorded" if value is None else value) for name, value in given.items()]
+    values = {
+        **asdict(m), "training": options.training, "rollout": options.rollout, "worst": _worst(one),
+        "over_ln2": 100 * m.share_over_ln2, "below": 100 * m.clipped_low, "above": 100 * m.clipped_high,
+    }  # fmt: skip
+    scores = [
+        Said(LineCode.SCORE, fields={"measure": each.measure, "score": each.score, "limit": each.limit})
+        for each in one.scores
     ]
+    floor = {"size": one.floor.size, "source": one.floor.source, "scores": scores}
+    return [
+        Said(LineCode.SAMPLING, fields={"step": one.step, "settings": settings}),
+        *(with_fields_of(values, code) for code in (LineCode.LOG_PROBS, LineCode.DIVERGENCE, LineCode.WEIGHTS)),
+        Said(LineCode.FLOOR, fields=floor),
+    ]
+
+
+def _setting(name: str, value: object) -> Said:
+    return Said(LogProbCode.SETTING, fields={"name": name, "value": str(value)})
+
+
+def _worst(one: StepLogProbs) -> list[Said]:
+    worst = worst_token(one.tokens)
+    if worst is None:
+        return []
+    token = [] if worst["token"] is None else [Said(LineCode.ID, fields={"token": worst["token"]})]
+    fields = {"sample": worst["sample"], "position": worst["position"], "token": token}
+    return [Said(LineCode.WORST, fields={**fields, "difference": f"{worst['difference']:+.3g}"})]
 
 
 def _findings(one: StepLogProbs) -> list[Finding]:
@@ -185,8 +194,7 @@ def _sampling_findings(one: StepLogProbs) -> list[Finding]:
         "top_p": sampling.top_p is not None and sampling.top_p < 1,
         "top_k": sampling.top_k is not None and sampling.top_k > 0,
     }
-    names = [Said(LogProbCode.SETTING, fields={"name": name, "value": str(getattr(sampling, name))})
-             for name, is_so in changed.items() if is_so]  # fmt: skip
+    names = [_setting(name, getattr(sampling, name)) for name, is_so in changed.items() if is_so]
     if not names:
         return []
     said = Said(LogProbCode.RAW, fields={"names": names})

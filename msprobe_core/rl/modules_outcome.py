@@ -13,6 +13,7 @@ from msprobe_core.errors import CompareError
 from msprobe_core.findings import Finding as Said
 from msprobe_core.judge.noise.model import NoiseSource
 from msprobe_core.judge.verdict import Verdict
+from msprobe_core.rl.detail_codes import ComparedCode, LineCode, RunNoteCode
 from msprobe_core.rl.files import RLStage
 from msprobe_core.rl.floors import Floor
 from msprobe_core.rl.headline_codes import HeadlineCode
@@ -95,9 +96,9 @@ def compare_layers(
     return _outcome("layers", run, found, " and ".join(stages[::-1]), said, findings, own_notes, is_of_phase=True)
 
 
-def _older_policies(run: RecordedRun, steps: Sequence[int]) -> list[str]:
+def _older_policies(run: RecordedRun, steps: Sequence[int]) -> list[Said]:
     """Return a note for each step with samples that were drawn by an older policy than the trainer's."""
-    notes: list[str] = []
+    notes: list[Said] = []
     for step in steps:
         if step not in run.steps(RLStage.TRAINER.value):
             continue
@@ -107,10 +108,9 @@ def _older_policies(run: RecordedRun, steps: Sequence[int]) -> list[str]:
             v for v in policy_versions(run, step, batch) or () if v is not None and newest is not None and v < newest
         ]
         if old:
-            notes.append(
-                f"step {step}: {len(old)} of {batch.rows} samples were drawn by an older policy than the trainer's "
-                f"(version {min(old)} where it has {newest}): their modules differ for that reason"
-            )
+            versions = {"oldest": min(old), "newest": newest}
+            fields = {"step": step, "count": len(old), "total": batch.rows, **versions}
+            notes.append(Said(RunNoteCode.OLDER_POLICY, fields=fields))
     return notes
 
 
@@ -157,13 +157,9 @@ def _steps_of_both(run: RecordedRun, stages: Sequence[str], asked: Collection[in
     return chosen_steps(both[0] & both[1], asked, f"{what} of {run.path}")
 
 
-def _experts(run: RecordedRun, given: int | None) -> tuple[int, str]:
-    if given is not None:
-        return given, ""
-    found = _search(run.info.config)
-    if found is not None:
-        return found, ""
-    return 1, "how many experts a router chooses was not recorded, so the first alone is compared; give --experts"
+def _experts(run: RecordedRun, given: int | None) -> tuple[int, list[Said]]:
+    found = _search(run.info.config) if given is None else given
+    return (1, [Said(RunNoteCode.ONE_EXPERT)]) if found is None else (found, [])
 
 
 def _search(config: Any) -> int | None:
@@ -208,19 +204,23 @@ def _outcome(
     what: str,
     said: Said,
     findings: Sequence[Finding],
-    notes: Sequence[str],
+    notes: Sequence[Said],
     *,
     is_of_phase: bool,
 ) -> Outcome:
     differences = [one.difference for one in found]
     outputs = max((one.modules for one in differences), key=len)
-    num_outputs = len({(m.module, m.output) for m in outputs})
     return Outcome(
         command=command,
         paths=[run.path],
-        compared=(
-            f"Compared {what}: {num_outputs:,} outputs of modules, {sum(one.samples for one in differences):,} "
-            f"samples, {listed_steps([one.step for one in differences])}."
+        compared=Said(
+            ComparedCode.MODULES,
+            fields={
+                "what": what,
+                "outputs": len({(m.module, m.output) for m in outputs}),
+                "samples": sum(one.samples for one in differences),
+                "steps": listed_steps([one.step for one in differences]),
+            },
         ),
         said=said,
         findings=findings,
@@ -231,50 +231,49 @@ def _outcome(
     )
 
 
-def _lines(one: StageDifference, *, is_of_phase: bool) -> list[str]:
-    lines: list[str] = []
+def _lines(one: StageDifference, *, is_of_phase: bool) -> list[Said]:
+    lines: list[Said] = []
     for phase in one.phases:
         own = [m for m in one.modules if m.phase == phase]
         worst = max(own, key=lambda m: m.error)
-        lines.append(
-            f"  step {one.step}{f', {phase}' if is_of_phase else ''}: largest error {worst.error:.2g} at "
-            f"{worst.module}; {sum(m.is_over for m in own):,} of {len(own):,} outputs over their limits"
-        )
-        lines += _growth_lines(own)
+        fields = {
+            "step": one.step, "phase": [Said(LineCode.PHASE, fields={"phase": phase})] if is_of_phase else [],
+            "error": worst.error, "module": worst.module, "count": sum(m.is_over for m in own), "total": len(own),
+        }  # fmt: skip
+        lines += [Said(LineCode.MODULES, fields=fields), *_growth_lines(own)]
     if one.flipped_tokens is not None:
         worst = max((m for m in one.modules if m.flip_rate is not None), key=lambda m: m.flip_rate or 0.0)
-        lines.append(
-            f"  step {one.step}, routing (top {one.experts}): other experts for {one.flipped_tokens:.2%} of tokens in "
-            f"one layer at least; most at {worst.module}, {worst.flip_rate:.2%}"
-        )
+        most = {"module": worst.module, "most": 100 * (worst.flip_rate or 0.0)}
+        fields = {"step": one.step, "experts": one.experts, "share": 100 * one.flipped_tokens, **most}
+        lines.append(Said(LineCode.FLIPPED, fields=fields))
     return lines
 
 
-def _growth_lines(modules: Sequence[ModuleDifference]) -> list[str]:
+def _growth_lines(modules: Sequence[ModuleDifference]) -> list[Said]:
     """Return the error at the end of each block of layers, to show whether it grows or jumps."""
     layers = [(number, m) for m in modules if (number := m.module.rpartition(".")[2]).isdigit()]
     if len(layers) < 2:
         return []
     shown = [*layers[: -1 : max(1, (len(layers) - 1) // 7)], layers[-1]]
-    return [f"    error by layer: {', '.join(f'{number}: {m.error:.1g}' for number, m in shown)}"]
+    errors = [Said(LineCode.LAYER, fields={"layer": number, "error": m.error}) for number, m in shown]
+    return [Said(LineCode.LAYERS, fields={"errors": errors})]
 
 
-def _notes(found: Sequence[_Compared]) -> list[str]:
-    notes: list[str] = []
+def _notes(found: Sequence[_Compared]) -> list[Said]:
+    notes: list[Said] = []
     for one in (one.difference for one in found):
         if one.lone_target or one.lone_golden:
-            notes.append(
-                f"step {one.step}: {one.lone_target} samples of the first and {one.lone_golden} of the second have no "
-                "partner with the same token ids, and were not compared"
-            )
+            fields = {"step": one.step, "target": one.lone_target, "golden": one.lone_golden}
+            notes.append(Said(RunNoteCode.NO_PARTNER, fields=fields))
         if one.unmatched:
-            names = ", ".join(dict.fromkeys(one.unmatched[:_MAX_LINES]))
-            notes.append(f"step {one.step}: {len(one.unmatched)} outputs are on one side only, such as {names}")
+            names = list(dict.fromkeys(one.unmatched[:_MAX_LINES]))
+            fields = {"step": one.step, "count": len(one.unmatched), "names": names}
+            notes.append(Said(RunNoteCode.LONE_OUTPUTS, fields=fields))
     return notes
 
 
-def _on_routers(found: Sequence[_Compared], note: str) -> list[str]:
-    return [note] if note and any(one.difference.flipped_tokens is not None for one in found) else []
+def _on_routers(found: Sequence[_Compared], notes: Sequence[Said]) -> Sequence[Said]:
+    return notes if any(one.difference.flipped_tokens is not None for one in found) else []
 
 
 def _numbers(one: StageDifference) -> dict[str, Any]:
@@ -332,7 +331,7 @@ def compare_actor_ref(
     options = options or ModulesOptions()
     first = _steps_of_both(run, _ACTOR_REF.stages, ())[:1]
     chosen = _steps_of_both(run, _ACTOR_REF.stages, options.steps) if options.steps else first
-    notes = ["the actor is trained from the first step on: only there must both be equal"] if chosen != first else []
+    notes = [Said(RunNoteCode.TRAINED)] if chosen != first else []
     outcome = _training_outcome(_ACTOR_REF, run, chosen, notes, options, progress)
     return _with_aliases(outcome, run, chosen)
 
@@ -381,7 +380,7 @@ def _training_outcome(
     pair: _TrainingPair,
     run: RecordedRun,
     steps: Sequence[int],
-    notes: Sequence[str],
+    notes: Sequence[Said],
     options: ModulesOptions,
     progress: Progress | None,
 ) -> Outcome:
@@ -400,7 +399,7 @@ def _training_outcome(
         else Said(HeadlineCode.STAGES_EQUAL, fields={"what": what}) if all(one.difference.is_equal for one in found)
         else Said(HeadlineCode.STAGES_AGREE, fields={"what": what})
     )  # fmt: skip
-    shapes = [text for one in found for text in _shapes(one)] if pair.minis is not None else []
+    shapes = [note for one in found for note in _shapes(one)] if pair.minis is not None else []
     own_notes = [*notes, *shapes, *_on_routers(found, note), *_notes(found)]
     return _outcome(command, run, found, what, said, findings, own_notes, is_of_phase=False)
 
@@ -419,17 +418,17 @@ def _training_findings(one: _Compared) -> list[Finding]:
     return [Finding(verdict=Verdict.WARNING, said=said, step=unequal.step, place=unequal.module)]
 
 
-def _shapes(one: _Compared) -> list[str]:
+def _shapes(one: _Compared) -> list[Said]:
     """Return a note if the sizes of micro-batches differ between the update and the log-probs."""
     if one.batch_sizes[0] == one.batch_sizes[1]:
         return []
-    listed = [", ".join(str(size) for size in sorted(own)) for own in one.batch_sizes]
-    text = f"step {one.difference.step}: micro-batches have {listed[0]} samples for the log-probs and {listed[1]}"
-    return [f"{text} in the update; kernels may add in another order for another shape"]
+    log_probs, update = map(sorted, one.batch_sizes)
+    fields = {"step": one.difference.step, "log_probs": log_probs, "update": update}
+    return [Said(RunNoteCode.MICRO_BATCHES, fields=fields)]
 
 
 def _statistics_outcome(
-    command: str, run: RecordedRun, found: Sequence[StatisticsDifference], what: str, notes: Sequence[str]
+    command: str, run: RecordedRun, found: Sequence[StatisticsDifference], what: str, notes: Sequence[Said]
 ) -> Outcome:
     findings = [finding for one in found for finding in _statistics_findings(one)]
     fault = next((finding for finding in findings if finding.is_fault), None)
@@ -441,31 +440,33 @@ def _statistics_outcome(
     else:
         code = HeadlineCode.CHECKSUMS_EQUAL if are_checksums else HeadlineCode.STATISTICS_EQUAL
         said = Said(code, fields={"what": what})
-    strength = (
-        "checksums are of whole micro-batches: equal means equal to the bit, another one says neither how far off nor "
-        "for which sample" if are_checksums
-        else "statistics are of whole micro-batches: what cancels in a norm, a mean and the extremes does not show, "
-        "nor which sample it is"
-    )  # fmt: skip
     others = sum(one.num_others for one in found)
     return Outcome(
         command=command,
         paths=[run.path],
-        compared=(
-            f"Compared statistics of {what}: {sum(len(one.values) for one in found):,} outputs of modules in "
-            f"{sum(one.num_calls for one in found):,} micro-batches, {sum(one.samples for one in found):,} samples, "
-            f"{listed_steps([one.step for one in found])}."
+        compared=Said(
+            ComparedCode.STATISTICS,
+            fields={
+                "what": what, "outputs": sum(len(one.values) for one in found),
+                "calls": sum(one.num_calls for one in found), "samples": sum(one.samples for one in found),
+                "steps": listed_steps([one.step for one in found]),
+            },
         ),
         said=said,
         findings=findings,
         notes=[
             *notes,
-            f'{strength}; tensors ("task": "tensor") show it',
-            *([f"{others:,} micro-batches hold other samples in the two stages, and are left out"] if others else []),
+            Said(RunNoteCode.CHECKSUMS if are_checksums else RunNoteCode.STATISTICS),
+            *([Said(RunNoteCode.OTHER_SAMPLES, fields={"count": others})] if others else []),
         ],
         lines=[
-            f"  step {one.step}: {sum(value.is_equal for value in one.values):,} of {len(one.values):,} outputs equal, "
-            f"{sum(value.is_over for value in one.values):,} over their limits"
+            Said(
+                LineCode.STATISTICS,
+                fields={
+                    "step": one.step, "equal": sum(value.is_equal for value in one.values), "total": len(one.values),
+                    "over": sum(value.is_over for value in one.values),
+                },
+            )
             for one in found
         ],
         numbers={

@@ -18,6 +18,7 @@ from msprobe_core.judge.verdict import Verdict
 from msprobe_core.protocols.presentation import Column, Table, Width
 from msprobe_core.report.files import TableForm, time_stamp, write_table
 from msprobe_core.report.sheet import MAX_SHEET_ROWS
+from msprobe_core.rl.detail_codes import ComparedCode
 from msprobe_core.store import encode_json, make_directory, refuse_foreign_json
 from msprobe_core.store.atomic_file import unused_paths, whole_file
 
@@ -75,19 +76,19 @@ class Outcome:
         lines: Lines that the terminal shows before the findings.
         numbers: Figures for programs; plain values by name.
         tables: Rows with a column ``verdict``, by name of the table.
-        incomplete: Which dumps ended early or are damaged, as texts; the comparison is incomplete then.
+        incomplete: Which dumps ended early or are damaged; the comparison is incomplete then.
     """
 
     command: str
     paths: Sequence[Path]
-    compared: str
+    compared: Said
     said: Said
     findings: Sequence[Finding] = ()
-    notes: Sequence[str] = ()
-    lines: Sequence[str] = ()
+    notes: Sequence[Said] = ()
+    lines: Sequence[Said] = ()
     numbers: Mapping[str, Any] = field(default_factory=dict[str, Any])
     tables: Mapping[str, pl.DataFrame] = field(default_factory=dict[str, pl.DataFrame])
-    incomplete: Sequence[str] = ()
+    incomplete: Sequence[Said] = ()
 
     @property
     def agrees(self) -> bool:
@@ -126,9 +127,9 @@ def _cell(value: Any) -> Any:
     return value.value if isinstance(value, Enum) else value.text if isinstance(value, Said) else value
 
 
-def listed_steps(steps: Sequence[int]) -> str:
-    """Return steps as text: ``step 1`` or ``steps 1, 2``."""
-    return f"step{'s' * (len(steps) > 1)} {', '.join(map(str, steps))}"
+def listed_steps(steps: Sequence[int]) -> Said:
+    """Return steps: ``step 1`` or ``steps 1, 2``."""
+    return Said(ComparedCode.STEPS if len(steps) > 1 else ComparedCode.STEP, fields={"steps": steps})
 
 
 def write_outcome(
@@ -160,7 +161,7 @@ def write_outcome(
         "version": VERSION,
         "command": outcome.command,
         "paths": [str(given) for given in outcome.paths],
-        "compared": outcome.compared,
+        **text_and_content("compared", outcome.compared),
         "verdict": "agree" if outcome.agrees else "differ",
         "headline": outcome.headline,
         "headline_finding": content_of(outcome.said),
@@ -168,8 +169,9 @@ def write_outcome(
             {"verdict": f.verdict.value, "step": f.step, "place": f.place, **text_and_content("sentence", f.said)}
             for f in outcome.findings
         ],
-        "notes": list(outcome.notes),
-        "incomplete": list(outcome.incomplete),
+        **text_and_content("lines", outcome.lines),
+        **text_and_content("notes", outcome.notes),
+        **text_and_content("incomplete", outcome.incomplete),
         "numbers": outcome.numbers,
         "tables": {name: table.name for name, table in written.items()},
     }
@@ -202,8 +204,7 @@ def print_outcome(outcome: Outcome, files: Sequence[Path], console: Console) -> 
 
 def _lines_of(outcome: Outcome, files: Sequence[Path]) -> Iterator[tuple[str, str]]:
     *tables, summary = files
-    yield outcome.compared, ""
-    yield from ((line, "") for line in outcome.lines)
+    yield from ((said.text, "") for said in (outcome.compared, *outcome.lines))
     for finding in outcome.findings[:_MAX_SHOWN]:
         where = "" if finding.step is None else f"step {finding.step}: "
         yield f"{where}{finding.sentence}", _STYLES[finding.verdict]

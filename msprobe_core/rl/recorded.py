@@ -12,7 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msprobe_core.errors import CompareError, DumpError
+from msprobe_core.findings import Finding, noted
 from msprobe_core.protocols.storage import Dump
+from msprobe_core.rl.detail_codes import RunNoteCode
 from msprobe_core.rl.files import (
     SAMPLES_FILE,
     WEIGHTS_FILE,
@@ -44,13 +46,13 @@ class RecordedRun:
         path: The directory.
         info: Content of its ``run.json``.
         stages: Recorded stages, in their order.
-        incomplete: Which of the dumps read so far ended early or are damaged, as texts.
+        incomplete: Which of the dumps read so far ended early or are damaged.
     """
 
     path: Path
     info: RunInfo
     stages: tuple[str, ...]
-    incomplete: list[str] = field(default_factory=list[str], compare=False)
+    incomplete: list[Finding] = field(default_factory=list[Finding], compare=False)
 
     def dump(self, directory: Path) -> Dump:
         """Return the dump of one rank of a stage; note if it is incomplete.
@@ -61,12 +63,15 @@ class RecordedRun:
         """
         dump = read_dump(directory)
         if not (ending := ending_of(dump)).is_whole:
-            self.note_incomplete([f"{directory.parents[1].name}, {sentence(directory, ending)}"])
+            self.note_incomplete(directory.parents[1].name, [sentence(directory, ending)])
         return dump
 
-    def note_incomplete(self, lines: Iterable[str]) -> None:
-        """Note that dumps are incomplete."""
-        self.incomplete.extend(line for line in lines if line not in self.incomplete)
+    def note_incomplete(self, stage: str, endings: Iterable[Finding]) -> None:
+        """Note that dumps of a stage are incomplete."""
+        self._note(Finding(RunNoteCode.ENDED, fields={"stage": stage, "ending": ending}) for ending in endings)
+
+    def _note(self, found: Iterable[Finding]) -> None:
+        self.incomplete.extend(each for each in found if each not in self.incomplete)
 
     def steps(self, stage: str) -> list[int]:
         """Return the steps of a stage; empty if it was not recorded."""
@@ -78,7 +83,7 @@ class RecordedRun:
         if not directory.is_dir():
             return {}
         found = units_of_step(directory)
-        self.note_incomplete(found.notes)
+        self._note(map(noted, found.notes))
         return {unit.rank: unit.directory for unit in found.units if unit.rank is not None}
 
     def batch(self, step: int) -> tuple[BatchFile, dict[str, Array]]:

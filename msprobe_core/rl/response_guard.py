@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from msprobe_core.errors import MsprobeError
+from msprobe_core.findings import Finding
 from msprobe_core.monitor.alarm_action import AlarmAction
+from msprobe_core.rl.rl_codes import AnswersCode
 
 _logger = logging.getLogger(__name__)
 
@@ -48,6 +50,11 @@ class AnomalyKind(str, Enum):
     NAN = "nan"
 
 
+_CODES = {
+    AnomalyKind.LOOP: AnswersCode.LOOP, AnomalyKind.GARBAGE: AnswersCode.GARBAGE, AnomalyKind.NAN: AnswersCode.NAN
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Anomaly:
     """What is wrong with an answer, and from where on.
@@ -67,14 +74,17 @@ class Anomaly:
     level: float = 0.0
 
     @property
+    def said(self) -> Finding:
+        """A sentence without its end, as a finding."""
+        fields = {"begin": self.begin, "tokens": self.tokens, "period": self.period, "level": self.level}
+        if self.period:
+            fields["copies"] = self.tokens / self.period
+        return Finding(_CODES[self.kind], fields=fields)
+
+    @property
     def text(self) -> str:
         """A sentence without its end."""
-        if self.kind is AnomalyKind.LOOP:
-            copies = self.tokens / self.period
-            return f"repeats {self.period} tokens {copies:.0f} times from token {self.begin} on"
-        if self.kind is AnomalyKind.GARBAGE:
-            return f"has log-probs of {self.level:.1f} on average in {self.tokens} tokens from token {self.begin} on"
-        return f"has a log-prob that is NaN at token {self.begin}"
+        return self.said.text
 
 
 class LoopDetector:

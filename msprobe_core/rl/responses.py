@@ -15,8 +15,8 @@ import msgspec
 
 from msprobe_core.errors import DamagedDumpError, DumpError, MissingDumpError
 from msprobe_core.findings import Finding as Said
-from msprobe_core.findings import noted
 from msprobe_core.judge.verdict import Verdict
+from msprobe_core.rl.detail_codes import ComparedCode, LineCode
 from msprobe_core.rl.drift import MAX_GROWTH, drift_of
 from msprobe_core.rl.files import RUN_FILE, RLStage
 from msprobe_core.rl.headline_codes import HeadlineCode
@@ -73,7 +73,7 @@ class AnswerRow:
     begin: int
     length: int
     period: int
-    reason: str
+    reason: Said
     verdict: str = Verdict.ERROR.value
 
 
@@ -174,7 +174,7 @@ _LEAST: Mapping[Measure, float] = {Measure.LENGTH: 1.0, Measure.SURPRISE: 1e-2, 
 def _row(answer: Answer, found: Anomaly) -> AnswerRow:
     return AnswerRow(
         place=answer.place, step=answer.step, kind=found.kind.value, begin=found.begin, length=len(answer.tokens),
-        period=found.period, reason=found.text,
+        period=found.period, reason=found.said,
     )  # fmt: skip
 
 
@@ -261,14 +261,25 @@ def _outcome(
     number = sum(counts.values())
     is_fault = len(rows) > options.max_share * number
     verdict = Verdict.ERROR if is_fault else Verdict.WARNING
-    findings = [Finding(verdict=verdict, said=noted(f"{r.place}: {r.reason}"), step=None, place=r.place) for r in rows]
+    findings = [
+        Finding(
+            verdict=verdict,
+            said=Said(AnswersCode.OF_PLACE, fields={"place": r.place, "reason": r.reason}),
+            step=None,
+            place=r.place,
+        )
+        for r in rows
+    ]
     by_step = Counter(row.step for row in rows)
     kinds = [
         Said(HeadlineCode.KIND, fields={"count": count, "kind": kind})
         for kind, count in Counter(row.kind for row in rows).most_common()
     ]
     lines = [
-        f"  step {step}: {counts[step]:,} answers, {by_step[step]:,} anomalous{_level(levels.get(step))}"
+        Said(
+            LineCode.ANSWERS,
+            fields={"step": step, "count": counts[step], "anomalous": by_step[step], "level": _level(levels.get(step))},
+        )
         for step in sorted(step for step in counts if step is not None)
     ]
     said = Said(HeadlineCode.NO_ANOMALY, fields={"count": number})
@@ -281,7 +292,8 @@ def _outcome(
         said = drifts[0].said
     shown = lines if len(lines) <= _MAX_LINES else _changed(lines, by_step)
     return Outcome(
-        command="responses", paths=[path], compared=f"Checked {number:,} answers of {total:,} tokens.",
+        command="responses", paths=[path],
+        compared=Said(ComparedCode.ANSWERS, fields={"answers": number, "tokens": total}),
         said=said, findings=[*findings, *drifts], lines=shown,
         numbers={"answers": number, "tokens": total, "anomalous": len(rows)},
         tables={"answers": table_of(AnswerRow, rows)} if rows else {},
@@ -291,10 +303,11 @@ def _outcome(
 _MAX_LINES = 30
 
 
-def _changed(lines: Sequence[str], by_step: Mapping[int | None, int]) -> list[str]:
-    wrong = [line for line in lines if ", 0 anomalous" not in line]
-    return [*wrong[:_MAX_LINES], f"  {len(by_step):,} of {len(lines):,} steps have anomalous answers"]
+def _changed(lines: Sequence[Said], by_step: Mapping[int | None, int]) -> list[Said]:
+    wrong = [line for line in lines if line.fields["anomalous"]]
+    fields = {"count": len(by_step), "total": len(lines)}
+    return [*wrong[:_MAX_LINES], Said(LineCode.ANOMALOUS_STEPS, fields=fields)]
 
 
-def _level(values: Sequence[float] | None) -> str:
-    return "" if not values else f", mean log-prob {sum(values) / len(values):.2f}"
+def _level(values: Sequence[float] | None) -> list[Said]:
+    return [Said(LineCode.LEVEL, fields={"mean": sum(values) / len(values)})] if values else []

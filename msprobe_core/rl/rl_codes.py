@@ -168,7 +168,11 @@ class CrossCode(Code):
 
 
 class AnswersCode(Code):
-    """What changes in answers over the steps."""
+    """What is wrong with answers, and what changes in them over the steps."""
 
     GROWS = "rl.answers.grows"
     FALLS = "rl.answers.falls"
+    OF_PLACE = "rl.answers.of-place"
+    LOOP = "rl.answers.loop"
+    GARBAGE = "rl.answers.garbage"
+    NAN = "rl.answers.nan"

@@ -10,9 +10,11 @@ import numpy as np
 import polars as pl
 
 from msprobe_core.errors import CompareError, StoreError
+from msprobe_core.findings import Code, each_once
 from msprobe_core.findings import Finding as Said
 from msprobe_core.judge.limits import Precision
 from msprobe_core.judge.verdict import Verdict
+from msprobe_core.rl.detail_codes import ComparedCode, LineCode, RunNoteCode
 from msprobe_core.rl.files import Array, BatchFile, RLStage
 from msprobe_core.rl.floors import precision_named
 from msprobe_core.rl.headline_codes import HeadlineCode
@@ -80,7 +82,12 @@ class _Compared:
         """Share of tokens with other experts in some layer."""
         return float(self.pair.differs.any(axis=1).mean()) if self.pair.is_alike and len(self.pair.differs) else 0.0
 
-    def said(self, code: RoutingCode, **fields: Any) -> Said:
+    @property
+    def num_replayed(self) -> int:
+        """Number of layers whose choices are golden's, and not those of their own scores."""
+        return sum(layer.replay is Replay.APPLIED for layer in self.layers)
+
+    def said(self, code: Code, **fields: Any) -> Said:
         return Said(code, fields={"target": self.target, "golden": self.golden, **fields})
 
 
@@ -98,7 +105,7 @@ def compare_routing(
     available = sorted({*run.steps(RLStage.ROUTING.value), *run.steps(RLStage.TRAINER.value)})
     chosen = chosen_steps(available, options.steps, f"{RLStage.ROUTING.value} of {run.path}")
     compared: list[_Compared] = []
-    notes: dict[str, None] = {}
+    notes: list[Said] = []
     for number, step in enumerate(chosen):
         if progress is not None:
             progress(number, len(chosen), f"step {step}")
@@ -106,14 +113,14 @@ def compare_routing(
         for target, golden in _pairs(stages, options, mode):
             found = _compare(step, target, golden, stages, _mode_of(target, golden, mode))
             if found.pair.missing:
-                notes[f"{found.pair.missing} samples of {target} in step {step} have no routings of {golden}"] = None
+                notes.append(found.said(RunNoteCode.NO_ROUTINGS, step=step, count=found.pair.missing))
             compared.append(found)
     if not compared:
         raise CompareError(
             f"{run.path}: holds no routings of two stages of one step; record them with RunWriter.routing, for example "
             "what msprobe.pytorch.RoutingRecorder takes from a model with experts"
         )
-    return _outcome(run, compared, mode, list(notes))
+    return _outcome(run, compared, mode, each_once(notes))
 
 
 def _mode(run: RecordedRun) -> str | None:
@@ -332,7 +339,7 @@ def _first(one: _Compared, layer: LayerRouting) -> Sequence[Said]:
 # --- outcome -------------------------------------------------------------------------------------------------------
 
 
-def _outcome(run: RecordedRun, compared: Sequence[_Compared], mode: str | None, notes: Sequence[str]) -> Outcome:
+def _outcome(run: RecordedRun, compared: Sequence[_Compared], mode: str | None, notes: Sequence[Said]) -> Outcome:
     findings = sorted((f for one in compared for f in _findings(one)), key=lambda f: not f.is_fault)
     fault = next((finding for finding in findings if finding.is_fault), None)
     share = max(one.share for one in compared)
@@ -340,10 +347,13 @@ def _outcome(run: RecordedRun, compared: Sequence[_Compared], mode: str | None, 
     return Outcome(
         command="routing",
         paths=[run.path],
-        compared=(
-            f"Compared the experts of {sum(len(one.pair.position) for one in compared):,} tokens in "
-            f"{max(one.pair.target.experts.shape[1] for one in compared)} layers, {listed_steps(steps)}; routing "
-            f"replay: {mode or 'not configured'}."
+        compared=Said(
+            ComparedCode.ROUTING,
+            fields={
+                "tokens": sum(len(one.pair.position) for one in compared),
+                "layers": max(one.pair.target.experts.shape[1] for one in compared), "steps": listed_steps(steps),
+                "mode": mode or "not configured",
+            },
         ),
         said=(
             Said(HeadlineCode.IN_STEP, fields={"step": fault.step, "what": fault.said}) if fault is not None
@@ -358,25 +368,21 @@ def _outcome(run: RecordedRun, compared: Sequence[_Compared], mode: str | None, 
     )  # fmt: skip
 
 
-def _replay_notes(compared: Sequence[_Compared]) -> Iterator[str]:
+def _replay_notes(compared: Sequence[_Compared]) -> Iterator[Said]:
     for one in compared:
         if one.mode is None or not one.layers or any(layer.replay is Replay.OFF for layer in one.layers):
             continue
-        applied = sum(layer.replay is Replay.APPLIED for layer in one.layers)
-        if not applied:
-            yield (
-                f"step {one.step}: {one.target} has the experts of {one.golden}; whether they were replayed cannot be "
-                "told, as no recorded score would have chosen otherwise"
-            )
+        if not one.num_replayed:
+            yield one.said(RunNoteCode.REPLAY_UNKNOWN, step=one.step)
 
 
-def _lines(one: _Compared) -> Iterator[str]:
-    yield f"step {one.step}, {one.target} against {one.golden}: other experts for {one.share:.2%} of tokens"
+def _lines(one: _Compared) -> Iterator[Said]:
+    yield one.said(LineCode.ROUTING, step=one.step, share=100 * one.share)
     if not one.layers:
         return
     worst = max(one.layers, key=lambda layer: layer.share)
-    replayed = sum(layer.replay is Replay.APPLIED for layer in one.layers)
-    yield f"  most in {worst.layer}, {worst.share:.2%}" + (f"; {replayed} layers replayed" if replayed else "")
+    replayed = [Said(LineCode.REPLAYED, fields={"count": one.num_replayed})] if one.num_replayed else []
+    yield Said(LineCode.MOST_ROUTED, fields={"layer": worst.layer, "share": 100 * worst.share, "replayed": replayed})
 
 
 def _numbers(one: _Compared) -> dict[str, Any]:

@@ -376,8 +376,8 @@ def _by_calls(
     check: Callable[..., CheckResult], target: RecordedRun, golden: RecordedRun, stage: RLStage, step: int
 ) -> list[CheckResult]:
     result = compare_dumps(*(run.path / stage.value / f"step{step}" for run in (target, golden)))
-    target.note_incomplete(f"{stage.value}, {line}" for unit in result.units for line in unit.incomplete)
-    missing = [check("ranks", Agreement.ONE_SIDED, reason=noted(reason)) for reason in result.missing]
+    target.note_incomplete(stage.value, (each for unit in result.units for each in unit.incomplete_findings))
+    missing = [check("ranks", Agreement.ONE_SIDED, reason=reason) for reason in result.missing_findings]
     return [*(_unit(check, unit) for unit in result.units), *missing]
 
 

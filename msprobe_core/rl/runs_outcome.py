@@ -12,6 +12,7 @@ import polars as pl
 from msprobe_core.errors import NothingInCommonError
 from msprobe_core.findings import Finding as Said
 from msprobe_core.judge.verdict import Verdict
+from msprobe_core.rl.detail_codes import ComparedCode, LineCode, RunNoteCode
 from msprobe_core.rl.headline_codes import HeadlineCode
 from msprobe_core.rl.outcome import VERDICT, Finding, Outcome, listed_steps, table_of
 from msprobe_core.rl.recorded import RecordedRun, chosen_steps
@@ -69,9 +70,13 @@ def compare_runs(
     return Outcome(
         command="runs",
         paths=[target.path, golden.path],
-        compared=(
-            f"Compared {sum(one.num_values for one in checked):,} values of {len(checked):,} things, "
-            f"{listed_steps(steps)}."
+        compared=Said(
+            ComparedCode.RUNS,
+            fields={
+                "values": sum(one.num_values for one in checked),
+                "count": len(checked),
+                "steps": listed_steps(steps),
+            },
         ),
         said=_headline(checked, first, recut),
         # Warnings, such as about values that could not be compared, follow the differences.
@@ -79,7 +84,7 @@ def compare_runs(
         notes=[
             *_settings(target, golden),
             *_on_recut(recut),
-            *([f"recorded on one side only: {', '.join(lone)}"] if lone else []),
+            *([Said(RunNoteCode.LONE_STAGES, fields={"stages": lone})] if lone else []),
         ],
         lines=list(_lines(checked)),
         numbers={"likeness": dict(Counter(one.agreement.value for one in checked))},
@@ -101,15 +106,8 @@ def _verdict(one: CheckResult, options: RunsOptions, recut: _Recut | None) -> Ve
     return (_EXACT_VERDICTS if is_exact else _VERDICTS)[one.agreement]
 
 
-def _on_recut(recut: _Recut | None) -> list[str]:
-    if recut is None:
-        return []
-    sentence = (
-        f"step {recut[0]}: {recut[1]} takes its samples in other micro-batches or another order than golden, so sums "
-        "are added in another order: from this step on values are judged by their limits, not to the bit. Two replays "
-        "of one run's rollouts take them alike; compare those"
-    )
-    return [sentence]
+def _on_recut(recut: _Recut | None) -> list[Said]:
+    return [] if recut is None else [Said(RunNoteCode.RECUT, fields={"step": recut[0], "stage": recut[1]})]
 
 
 def _common_steps(target: RecordedRun, golden: RecordedRun, asked: Collection[int]) -> list[int]:
@@ -143,13 +141,13 @@ def _headline(checked: Sequence[CheckResult], first: Finding | None, recut: _Rec
     return Said(HeadlineCode.RUNS_AGREE, fields=counted)
 
 
-def _lines(checked: Sequence[CheckResult]) -> Iterator[str]:
+def _lines(checked: Sequence[CheckResult]) -> Iterator[Said]:
     by_stage: dict[tuple[int, str], Counter[Agreement]] = {}
     for one in checked:
         by_stage.setdefault((one.step, one.stage), Counter())[one.agreement] += 1
     for (step, stage), counts in by_stage.items():
-        told = ", ".join(f"{counts[kind]} {kind.value}" for kind in Agreement if counts[kind])
-        yield f"  step {step}, {stage}: {told}"
+        told = [Said(LineCode.COUNT, fields={"count": n, "kind": kind}) for kind in Agreement if (n := counts[kind])]
+        yield Said(LineCode.RUNS, fields={"step": step, "stage": stage, "counts": told})
 
 
 def _sampling(target: RecordedRun, golden: RecordedRun) -> Iterator[Finding]:
@@ -161,19 +159,22 @@ def _sampling(target: RecordedRun, golden: RecordedRun) -> Iterator[Finding]:
             yield Finding(verdict=Verdict.WARNING, said=said, place=name)
 
 
-def _settings(target: RecordedRun, golden: RecordedRun) -> Iterator[str]:
+def _settings(target: RecordedRun, golden: RecordedRun) -> Iterator[Said]:
     """Yield notes of other settings and versions that differ."""
     own, other = (dict(_flat(run.info.config)) for run in (target, golden))
-    if names := _unequal(own, other):
-        shown = ", ".join(f"{key} ({own.get(key)} and {other.get(key)})" for key in names[:_MAX_NAMES])
-        yield f"{len(names)} settings differ: {shown}{', …' if len(names) > _MAX_NAMES else ''}"
-    own, other = target.info.versions, golden.info.versions
-    if names := _unequal(own, other):
-        yield f"versions differ: {', '.join(f'{n} {own.get(n)} and {other.get(n)}' for n in names[:_MAX_NAMES])}"
+    if found := _unequal(RunNoteCode.SETTING, own, other):
+        more = ["…"] if len(found) > _MAX_NAMES else []
+        yield Said(RunNoteCode.SETTINGS, fields={"count": len(found), "names": [*found[:_MAX_NAMES], *more]})
+    if found := _unequal(RunNoteCode.VERSION, target.info.versions, golden.info.versions):
+        yield Said(RunNoteCode.VERSIONS, fields={"names": found[:_MAX_NAMES]})
 
 
-def _unequal(target: Mapping[str, Any], golden: Mapping[str, Any]) -> list[str]:
-    return [name for name in {**target, **golden} if target.get(name) != golden.get(name)]
+def _unequal(code: RunNoteCode, target: Mapping[str, Any], golden: Mapping[str, Any]) -> list[Said]:
+    return [
+        Said(code, fields={"name": name, "own": str(target.get(name)), "other": str(golden.get(name))})
+        for name in {**target, **golden}
+        if target.get(name) != golden.get(name)
+    ]
 
 
 def _flat(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

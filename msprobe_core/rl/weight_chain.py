@@ -23,6 +23,7 @@ from msprobe_core.errors import ConfigError, MissingDumpError
 from msprobe_core.findings import Finding as Said
 from msprobe_core.fingerprint.distance import decoded
 from msprobe_core.judge.verdict import Verdict
+from msprobe_core.rl.detail_codes import ComparedCode, LineCode
 from msprobe_core.rl.files import RLStage, load_weights, ranks_of, steps_of
 from msprobe_core.rl.headline_codes import HeadlineCode
 from msprobe_core.rl.outcome import Finding, Outcome, table_of
@@ -125,7 +126,7 @@ def compare_chain(
     renamed = _Names(names or {})
     known: dict[tuple[int, Hop], list[_Copy]] = {}
     rows: list[HopRow] = []
-    lines: list[str] = []
+    lines: list[Said] = []
     pairs: list[dict[str, Any]] = []
     for sync, hops in sorted(syncs.items()):
         for one in chains:
@@ -318,15 +319,16 @@ def _is_cast_twice(row: TensorRow, own: TensorPrint, other: TensorPrint) -> bool
     return row.relative_l2 is not None and 0 < row.relative_l2 <= coarsest
 
 
-def _line(sync: int, before: Hop, hop: Hop, copies: Sequence[_Copy], wrong: Sequence[HopRow]) -> str:
+def _line(sync: int, before: Hop, hop: Hop, copies: Sequence[_Copy], wrong: Sequence[HopRow]) -> Said:
     total = sum(len(copy.prints.prints) for copy in copies)
     counts = Counter(row.fault for row in wrong)
-    told = ", ".join(f"{count:,} {fault.value}" for fault, count in counts.most_common())
-    return f"  sync {sync}, {before.value} to {hop.value}: {total:,} tensors, {told or 'all as before'}"
+    told = [Said(HeadlineCode.KIND, fields={"count": n, "kind": fault}) for fault, n in counts.most_common()]
+    fields = {"sync": sync, "before": before.value, "hop": hop.value, "total": total}
+    return Said(LineCode.HOP, fields={**fields, "counts": told or Said(LineCode.AS_BEFORE)})
 
 
 def _outcome(
-    path: Path, syncs: Sequence[int], rows: Sequence[HopRow], lines: Sequence[str], pairs: Sequence[Mapping[str, Any]]
+    path: Path, syncs: Sequence[int], rows: Sequence[HopRow], lines: Sequence[Said], pairs: Sequence[Mapping[str, Any]]
 ) -> Outcome:
     findings = [
         Finding(
@@ -348,11 +350,13 @@ def _outcome(
         others = [Said(HeadlineCode.MORE_OF_HOP, fields={"count": len(same) - 1, "hop": first.hop})] if same[1:] else []
         where = {"sync": first.sync, "before": first.before, "hop": first.hop, "name": first.name}
         said = Said(HeadlineCode.HOP, fields={**where, "fault": first.fault, "others": others})
-    told = lines if len(lines) <= _MAX_LINES else [line for line in lines if "all as before" not in line][:_MAX_LINES]
+    if len(lines) > _MAX_LINES:
+        lines = [line for line, pair in zip(lines, pairs, strict=True) if pair["wrong"]][:_MAX_LINES]
     return Outcome(
-        command="weights", paths=[path], compared=f"Compared {len(lines):,} hops of {len(syncs):,} transfers.",
-        said=said, findings=findings, lines=told,
-        numbers={"syncs": list(syncs), "hops": len(lines), "wrong": len(rows), "pairs": list(pairs)},
+        command="weights", paths=[path],
+        compared=Said(ComparedCode.CHAIN, fields={"hops": len(pairs), "transfers": len(syncs)}),
+        said=said, findings=findings, lines=lines,
+        numbers={"syncs": list(syncs), "hops": len(pairs), "wrong": len(rows), "pairs": list(pairs)},
         tables={"hops": table_of(HopRow, rows)} if rows else {},
     )  # fmt: skip
 

@@ -12,6 +12,7 @@ import polars as pl
 from msprobe_core.errors import CompareError
 from msprobe_core.findings import Finding as Said
 from msprobe_core.judge.verdict import Verdict
+from msprobe_core.rl.detail_codes import ComparedCode, LineCode, RunNoteCode
 from msprobe_core.rl.files import RLStage, WeightsFile
 from msprobe_core.rl.headline_codes import HeadlineCode
 from msprobe_core.rl.invariants import RecordedStep, export
@@ -74,12 +75,12 @@ def compare_weights(run: RecordedRun, steps: Collection[int] = ()) -> Outcome:
         )
     _refuse_unknown(run, [sync for own in found.values() for sync in own])
     findings: list[Finding] = []
-    notes: list[str] = []
-    lines: list[str] = []
+    notes: list[Said] = []
+    lines: list[Said] = []
     for step in chosen:
         findings += _disagreeing_senders(step, sent[step])
         if not found[step]:
-            notes.append(f"step {step}: nothing that was received is recorded")
+            notes.append(Said(RunNoteCode.NOTHING_RECEIVED, fields={"step": step}))
         for sync in found[step]:
             lines.append(_line(sync))
             findings += _findings(sync)
@@ -92,7 +93,7 @@ def compare_weights(run: RecordedRun, steps: Collection[int] = ()) -> Outcome:
     return Outcome(
         command="weights",
         paths=[run.path],
-        compared=f"Compared the weights of {listed_steps(chosen)}: {_count(parameters)}.",
+        compared=_compared(chosen, parameters),
         said=_headline(faults, parameters),
         findings=sorted(findings, key=lambda finding: (not finding.is_fault, finding.step or 0)),
         notes=notes,
@@ -108,16 +109,16 @@ def _refuse_unknown(run: RecordedRun, found: Sequence[Sync]) -> None:
         raise CompareError(f"{run.path}: no parameter could be compared: {own[0].name}, {own[0].reason}")
 
 
-def _count(parameters: Sequence[Sync]) -> str:
+def _compared(steps: Sequence[int], parameters: Sequence[Sync]) -> Said:
     replicas = len({sync.replica for sync in parameters})
     most = max((len(sync.parameters) for sync in parameters), default=0)
-    return f"{most:,} parameters, {replicas} replica{'s' * (replicas != 1)}"
+    return Said(ComparedCode.WEIGHTS, fields={"steps": listed_steps(steps), "parameters": most, "replicas": replicas})
 
 
-def _line(sync: Sync) -> str:
+def _line(sync: Sync) -> Said:
     counts = Counter(one.transfer for one in sync.parameters)
-    told = ", ".join(f"{counts[transfer]:,} {transfer.value}" for transfer in Transfer if counts[transfer])
-    return f"  step {sync.step}, replica {sync.replica}: {told}"
+    told = [Said(HeadlineCode.KIND, fields={"count": counts[kind], "kind": kind}) for kind in Transfer if counts[kind]]
+    return Said(LineCode.TRANSFER, fields={"step": sync.step, "replica": sync.replica, "counts": told})
 
 
 def _findings(sync: Sync) -> list[Finding]:
@@ -176,10 +177,10 @@ def _stale_exports(run: RecordedRun, steps: Sequence[int]) -> list[Finding]:
     return [finding for step in known for finding in export(RecordedStep(run, step, *run.batch(step)))]
 
 
-def _changes(run: RecordedRun, steps: Sequence[int]) -> tuple[list[str], list[str]]:
-    """Return, as texts, how many parameters changed from each step to the next, and which ones did not."""
-    lines: list[str] = []
-    notes: list[str] = []
+def _changes(run: RecordedRun, steps: Sequence[int]) -> tuple[list[Said], list[Said]]:
+    """Return how many parameters changed from each step to the next, and which ones did not."""
+    lines: list[Said] = []
+    notes: list[Said] = []
     available = run.steps(RLStage.WEIGHTS_SENT.value)
     for before, step in itertools.pairwise(available):
         if step not in steps:
@@ -189,11 +190,12 @@ def _changes(run: RecordedRun, steps: Sequence[int]) -> tuple[list[str], list[st
             continue
         old, new = ({w.name: w.identity for w in file[min(file)].parameters} for file in files)
         same = [name for name, crc in new.items() if old.get(name) == crc]
-        lines.append(f"  step {before} to {step}: {len(new) - len(same):,} of {len(new):,} parameters changed")
+        both = {"before": before, "step": step}
+        lines.append(Said(LineCode.CHANGED, fields={**both, "count": len(new) - len(same), "total": len(new)}))
         if len(same) == len(new):
-            notes.append(f"no parameter changed from step {before} to {step}; was there an update in between?")
+            notes.append(Said(RunNoteCode.NO_CHANGE, fields=both))
         elif same:
-            notes.append(f"unchanged from step {before} to {step}: {_names(same)}")
+            notes.append(Said(RunNoteCode.UNCHANGED, fields={**both, "names": _names(same)}))
     return lines, notes
 
 

@@ -108,7 +108,7 @@ def page_of(
         tokens=tokens,
         scale=scale_of(found.log_probs),
     )
-    incomplete = [shown(line) for each in (run, golden) if each is not None for line in each.incomplete]
+    incomplete = [said_of(_shown(one)) for each in (run, golden) if each is not None for one in each.incomplete]
     return ViewData(
         made=Made(__version__, datetime.now(timezone.utc).isoformat(timespec="seconds")),
         kind=Kind.DUMP if golden is None else Kind.COMPARISON,
@@ -196,7 +196,7 @@ def _side(run: RecordedRun) -> Side:
 
 
 def _verdict(
-    sightings: Sequence[Sighting], training: RLTraining, found: Examined, incomplete: Sequence[str]
+    sightings: Sequence[Sighting], training: RLTraining, found: Examined, incomplete: Sequence[Text]
 ) -> Verdict:
     cells = [each for row in training.severity for each in row if each is not None]
     flagged = sum(isinstance(each, float) and each > _OF_WARNING for each in cells)

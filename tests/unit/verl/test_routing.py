@@ -15,6 +15,7 @@ import pytest
 from msprobe_core.errors import CompareError, DumpError, StoreError
 from msprobe_core.findings import Language, worded
 from msprobe_core.rl import RLStage, RoutedTokens, RunWriter
+from msprobe_core.rl.detail_codes import RunNoteCode
 from msprobe_core.rl.log_probs_outcome import compare_log_probs
 from msprobe_core.rl.outcome import Outcome
 from msprobe_core.rl.recorded import open_run
@@ -175,7 +176,7 @@ def test_replay_that_cannot_be_told_is_said_to_be_so(tmp_path: Path) -> None:
     rollout = generated()
     outcome = compared(tmp_path, rollout, forward(rollout), config=R3)
     assert outcome.agrees
-    assert "whether they were replayed cannot be told" in outcome.notes[0]
+    assert [note.code for note in outcome.notes] == [RunNoteCode.REPLAY_UNKNOWN]
 
 
 def test_replay_that_leaves_out_a_layer_names_it(tmp_path: Path) -> None:
