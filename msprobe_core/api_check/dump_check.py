@@ -20,10 +20,11 @@ from msprobe_core.api_check.made_inputs import SEED, corrected, random_inputs, s
 from msprobe_core.api_check.random_calls import check_random
 from msprobe_core.api_check.ratio_rule import benchmark_ratio
 from msprobe_core.api_check.remote import check_computed
-from msprobe_core.api_check.sources import CallSource, source_at
+from msprobe_core.api_check.sources import SOURCE_FILES, CallSource, source_at
 from msprobe_core.api_check.three_way import check_devices
 from msprobe_core.api_check.verdict import CallVerdict, Inputs
 from msprobe_core.errors import EntryNameError
+from msprobe_core.execute.kept import state_of
 from msprobe_core.execute.units import executor_called
 from msprobe_core.findings import Finding
 from msprobe_core.interrupts import raise_if_interrupted
@@ -208,14 +209,23 @@ def check_dump(dump: Path, options: CheckOptions | None = None, *, workers: int 
     return DumpCheck.of(dump, options or CheckOptions()).run(workers=workers)
 
 
-@lru_cache(maxsize=2)
 def _source(dump: Path) -> CallSource:
+    """Return the calls at a path; they are kept for as long as its files are the same."""
+    return _kept_source(dump, tuple(state_of(path) for path in (dump, *(dump / name for name in SOURCE_FILES))))
+
+
+@lru_cache(maxsize=2)
+def _kept_source(dump: Path, _states: tuple[object, ...]) -> CallSource:
     return source_at(dump, MAX_ELEMENTS)
 
 
-@lru_cache(maxsize=2)
 def _checker(dump: Path, options: CheckOptions) -> CallChecker:
-    framework = replaying_framework(_source(dump).framework)
+    return _kept_checker(_source(dump).framework, options)
+
+
+@lru_cache(maxsize=2)
+def _kept_checker(framework_name: str, options: CheckOptions) -> CallChecker:
+    framework = replaying_framework(framework_name)
     check_devices(framework, options.devices)
     return CallChecker(
         framework=framework, max_elements=options.max_elements, measures_power=options.measures_power,

@@ -8,13 +8,18 @@ from typing import Protocol
 
 from msprobe_core import names
 from msprobe_core.api_check.call_files import CallFiles, ComputedCall, has_calls
+from msprobe_core.api_check.call_records import HEADER_FILE
 from msprobe_core.api_check.reach import reach_of
 from msprobe_core.errors import DumpError
 from msprobe_core.findings import noted
 from msprobe_core.model import Role
 from msprobe_core.replay.recorded import Fill, RecordedCall, RecordedCalls
+from msprobe_core.store import layout
 from msprobe_core.store.frame import RowKind
 from msprobe_core.store.reading import read_dump
+
+SOURCE_FILES = (*layout.RECORD_FILES, HEADER_FILE)
+"""Names of files that say which calls there are in a directory."""
 
 
 class CallSource(Protocol):

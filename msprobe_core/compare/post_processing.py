@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from msprobe_core.config.text import read_text
 from msprobe_core.errors import ConfigError, DumpError, UnknownFieldError, UnreadableConfigError
+from msprobe_core.execute.kept import state_of
 from msprobe_core.protocols.storage import TensorSource
 from msprobe_core.store.tensors import open_tensor
 from msprobe_core.untrusted.malformed import MalformedError
@@ -186,7 +187,7 @@ class Product:
         if len(source.shape) == 1 and factors.left is not None and factors.right is not None:
             raise DumpError(f"{name}: has one dimension, and cannot be multiplied from both sides")
         self._left, self._right = (
-            None if file is None else _read_matrix(file) for file in (factors.left, factors.right)
+            None if file is None else _read_matrix(file, state_of(file)) for file in (factors.left, factors.right)
         )
         # Matrices are in the last two dimensions; a vector is a row, or a column for the left factor.
         self._is_column = len(source.shape) == 1 and self._left is not None
@@ -262,6 +263,6 @@ def _blocks(source: TensorSource, size: int) -> Iterator[Array]:
 
 
 @lru_cache(maxsize=4)
-def _read_matrix(path: Path) -> Array:
-    """Return a matrix in float64; cached, because many tensors share one."""
+def _read_matrix(path: Path, _state: object) -> Array:
+    """Return a matrix in float64; cached for as long as its file is the same, because many tensors share one."""
     return open_tensor(path).read().astype(np.float64)

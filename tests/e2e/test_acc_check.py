@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -164,6 +165,13 @@ def test_equal_calls_are_checked_once(tmp_path):
     dump = record(tmp_path / "dump", run, level="L1")
     found = DumpCheck.of(dump, CheckOptions(once_per_kind=True, white_list=["Torch.add"])).entries
     assert found == ["Torch.add.0.forward", "Torch.add.2.forward", "Torch.add.3.forward"]
+
+
+def test_a_dump_in_the_place_of_another_one_is_read_anew(tmp_path):
+    for dtype in DTYPES:
+        shutil.rmtree(tmp_path / "dump", ignore_errors=True)
+        dump = record(tmp_path / "dump", train(dtype))
+        assert {each.verdict for each in verdicts(dump).values()} == {Verdict.RIGHT}
 
 
 # --- the command ------------------------------------------------------------------------------------------------

@@ -22,7 +22,6 @@ def matrix(tmp_path):
         np.save(tmp_path / name, values)
         return tmp_path / name
 
-    post_processing._read_matrix.cache_clear()
     return write
 
 
@@ -42,7 +41,6 @@ def test_the_published_example(matrix):
 @settings(max_examples=100, deadline=None)
 def test_products_are_those_of_numpy(tmp_path_factory, data):
     directory = tmp_path_factory.mktemp("product")
-    post_processing._read_matrix.cache_clear()
     sizes = st.integers(1, 6)
     shape = tuple(data.draw(st.lists(sizes, min_size=1, max_size=4)))
     rng = np.random.default_rng(data.draw(st.integers(0, 100)))
