@@ -1,8 +1,12 @@
 """``bench/device/run.sh``: dry runs, on the host and on the simulated device, and what its tables rest on."""
 
+import multiprocessing
 import os
+import signal
 import subprocess
 import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import device_runs
@@ -11,7 +15,7 @@ import simulated_device
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from bench.device.chapters import Book, Case, Chapter, Outcome, Proof
+from bench.device.chapters import Book, Case, Chapter, Outcome, Proof, Row
 from bench.device.machine import Host, waits_of
 
 ROOT = Path(__file__).parents[2]
@@ -100,10 +104,55 @@ def run_proof(out, *arguments, **variables):
 
 @pytest.mark.slow
 def test_dry_run_on_the_host(tmp_path):
-    done, page = run_proof(tmp_path / "out", "--device", "cpu")
+    done, page = run_proof(tmp_path / "out", "--device", "cpu", "--jobs", "2")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 rows are not as promised; 0 left out" in done.stdout
     assert "| llama, autocast | yes | 2 of 2 | none | yes |" in page
+    assert "| acc_check, llama, bfloat16, a wrong kernel | 1 | Checked against float64: 1 wrong, 0 suspect, " in page
+    assert "| PyTorch's DebugMode, hashes |" in page
+
+
+def kill(chapter, case):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def wait(chapter, case):
+    time.sleep(60)
+
+
+def name_of(chapter, case):
+    return Row((chapter,), True, case)
+
+
+@pytest.mark.slow
+class TestAtOnce:
+    @pytest.fixture
+    def jobs(self):
+        with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as jobs:
+            yield jobs
+            for child in multiprocessing.active_children():
+                child.terminate()
+
+    def test_rows_come_from_other_processes(self, tmp_path, proof, jobs):
+        book, chapter = Book(tmp_path, 60), chapter_of(Case("a", pytest.fail), Case("b", pytest.fail))
+        book.write_at_once([chapter], proof, jobs, name_of)
+        book.write_at_once([chapter], proof, jobs, kill)  # nothing is left to do
+        assert sorted((row.case, row.cells, row.holds) for row in book.rows(chapter)) == [
+            ("a", ("one",), True), ("b", ("one",), True),
+        ]  # fmt: skip
+
+    def test_a_process_that_dies_is_a_row_that_is_not_as_promised(self, tmp_path, proof, jobs):
+        book, chapter = Book(tmp_path, 60), chapter_of(Case("a", pytest.fail))
+        book.write_at_once([chapter], proof, jobs, kill)
+        (row,) = book.rows(chapter)
+        assert "BrokenProcessPool" in row.cells[0]
+        assert row.holds is False
+
+    def test_what_the_time_did_not_allow_is_left_out(self, tmp_path, proof, jobs):
+        book, chapter = Book(tmp_path, 0), chapter_of(Case("a", pytest.fail))
+        book.write_at_once([chapter], proof, jobs, wait)
+        assert book.left_out == ["one: a"]
+        assert book.rows(chapter) == []
 
 
 @pytest.mark.slow
