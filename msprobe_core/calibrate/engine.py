@@ -149,7 +149,7 @@ def _grouped(
         if repeat.resolve() == golden.resolve():
             raise CompareError(f"{repeat}: is the golden run itself; a repetition is another recording of it")
         found = find_pairs(repeat, golden, chosen)
-        missing += found.missing
+        missing += [each.text for each in found.missing]
         for pair in found.pairs:
             grouped.setdefault(pair.golden, []).append(pair)
     return dict(sorted(grouped.items(), key=lambda item: (item[1][0].step or 0, item[1][0].rank or 0))), missing

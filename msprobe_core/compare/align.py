@@ -20,8 +20,10 @@ from msprobe_core.compare.keywords import with_keywords_paired
 from msprobe_core.compare.layouts.micro_batches import MicroBatches
 from msprobe_core.compare.lcs import Pair
 from msprobe_core.compare.mapping import Matching, Rule
+from msprobe_core.compare.pairing_codes import PairingCode
 from msprobe_core.compare.row_pairs import SHARED, RowPairs, are_in_order, beside, pair_rows
 from msprobe_core.compare.tools import are_foreign
+from msprobe_core.findings import Finding
 from msprobe_core.judge.columns import Match
 from msprobe_core.judge.joining import any_of, filtered, hashed, kept, with_added_by_entry
 from msprobe_core.judge.noise.operations import Operations, merged
@@ -44,14 +46,14 @@ class Alignment:
             ``match`` says which sides have the row. ``entry`` is the target's, or a unique name for an entry that only
             the golden side has; ``entry_golden`` is the golden side's own. Rows are in the target's order; a row that
             only the golden side has follows its predecessor there.
-        notes: Sentences for the user on how calls were paired.
+        notes: How calls were paired.
         buffers: Canonical names of parameters that a framework may keep without recording them.
         wrappers: For target and golden dump, the path of the module around those that the other side has too.
         operations: Operations of the golden dump's calls; ``None`` within one framework.
     """
 
     rows: Rows
-    notes: Sequence[str]
+    notes: Sequence[Finding]
     buffers: Sequence[str] = ()
     wrappers: tuple[str, str] = ("", "")
     operations: Operations | None = None
@@ -185,14 +187,14 @@ class _PairedCalls:
         naming: Canonical names of both sides.
         entries: For each side the columns ``entry`` and ``stem``.
         units: The target's entry (``unit``) for each golden entry (``entry``) that has a partner.
-        notes: Sentences on how calls were paired.
+        notes: How calls were paired.
         operations: Operations of the golden dump's calls; ``None`` within one framework.
     """
 
     naming: Naming
     entries: tuple[pl.DataFrame, pl.DataFrame]
     units: pl.DataFrame
-    notes: Sequence[str]
+    notes: Sequence[Finding]
     operations: Operations | None
 
 
@@ -228,13 +230,13 @@ class _MatchedCalls(NamedTuple):
     Attributes:
         entries: Entries of both sides, with the positions of their calls.
         calls: ``call`` and ``other_call``, the positions of pairs.
-        notes: Sentences on how calls were paired.
+        notes: How calls were paired.
         operations: Operations of the golden dump's calls; ``None`` within one framework.
     """
 
     entries: tuple[pl.DataFrame, pl.DataFrame]
     calls: pl.DataFrame
-    notes: Sequence[str]
+    notes: Sequence[Finding]
     operations: Operations | None
 
 
@@ -471,7 +473,7 @@ def _squeezed(shape: str) -> list[str]:
 
 
 def _with_given_pairs(
-    target: pl.DataFrame, golden: pl.DataFrame, rules: Sequence[Rule], notes: list[str]
+    target: pl.DataFrame, golden: pl.DataFrame, rules: Sequence[Rule], notes: list[Finding]
 ) -> pl.DataFrame:
     """Return the golden side with the pairs of the user's data mapping; these rows have no other partner.
 
@@ -490,9 +492,9 @@ def _with_given_pairs(
     found = {*given["rule"], *alone["rule"]}
     notes += note_unused([rule for i, rule in enumerate(rules) if i not in found], len(rules), "a row of each dump")
     twice = given.filter(pl.col("golden").is_duplicated())
+    count = twice["golden"].n_unique()
     notes += [
-        f"golden rows that the data mapping pairs with several rows of the target: {twice['golden'].n_unique()}; the "
-        f"first is {name}"
+        Finding(PairingCode.ROW_PAIRED_TWICE, fields={"count": count, "first": name})
         for name in twice["golden"].head(1)
     ]
     golden = golden.with_row_index("position")
@@ -511,7 +513,7 @@ def _with_given_pairs(
 # --- notes --------------------------------------------------------------------------------------------------------
 
 
-def _note_numbers(own: Calls, other: Calls, pairs: Sequence[Pair]) -> list[str]:
+def _note_numbers(own: Calls, other: Calls, pairs: Sequence[Pair]) -> list[Finding]:
     shifted = [
         pair
         for pair in pairs
@@ -519,44 +521,44 @@ def _note_numbers(own: Calls, other: Calls, pairs: Sequence[Pair]) -> list[str]:
     ]
     if not shifted:
         return []
-    first = _named(shifted[0], own, other)
-    return [
-        f"calls paired by their place in the sequence instead of their number: {len(shifted):,}; the first is {first}"
-    ]
+    fields = {"count": len(shifted), "first": _named(shifted[0], own, other)}
+    return [Finding(PairingCode.BY_SEQUENCE, fields=fields)]
 
 
-def _named(pair: Pair, own: Calls, other: Calls) -> str:
-    return f"{own.leads[pair[0]]} with {other.leads[pair[1]]}"
+def _named(pair: Pair, own: Calls, other: Calls) -> Finding:
+    return _with(own.leads[pair[0]], other.leads[pair[1]])
 
 
-def _note_translation(own: Calls, other: Calls, pairs: Sequence[Pair], naming: Naming) -> list[str]:
+def _with(target: str, golden: str) -> Finding:
+    return Finding(PairingCode.WITH, fields={"target": target, "golden": golden})
+
+
+def _note_translation(own: Calls, other: Calls, pairs: Sequence[Pair], naming: Naming) -> list[Finding]:
     """Return a note on the translation of names, which happens without a request: frameworks or tools differ."""
-    maps = [side.words.map for side in (naming.target, naming.golden)]
+    target, golden = (side.words.map.name for side in (naming.target, naming.golden))
     if not naming.knows_both:
         return []
     renamed = [(i, j) for i, j in pairs if own.stems[i] != other.stems[j]]
-    first = f"; the first is {_named(renamed[0], own, other)}" if renamed else ""
-    if maps[0].name == maps[1].name:
-        done = f"calls are paired by what they compute, by the map of {maps[0].name}"
-    else:
-        done = f"names of {maps[0].name} and {maps[1].name} are translated by the maps of their plugins"
-    return [f"{done}: {len(pairs):,} calls have a partner, {len(renamed):,} of them under another name{first}"]
+    first = [Finding(PairingCode.THE_FIRST, fields={"first": _named(pair, own, other)}) for pair in renamed[:1]]
+    how = (
+        Finding(PairingCode.BY_MAP, fields={"framework": target}) if target == golden
+        else Finding(PairingCode.BY_MAPS, fields={"target": target, "golden": golden})
+    )  # fmt: skip
+    fields = {"how": how, "count": len(pairs), "renamed": len(renamed), "first": first}
+    return [Finding(PairingCode.TRANSLATED, fields=fields)]
 
 
-def _note_types(own: Calls, other: Calls, pairs: Sequence[Pair], naming: Naming) -> list[str]:
+def _note_types(own: Calls, other: Calls, pairs: Sequence[Pair], naming: Naming) -> list[Finding]:
     modules = dict.fromkeys((own.stems[i], other.stems[j]) for i, j in pairs if names.is_module(own.stems[i]))
     differing = [(a, b) for a, b in modules if naming.target.type_of(a) != naming.golden.type_of(b)]
     if not differing:
         return []
-    first = "{} with {}".format(*differing[0])
-    return [f"modules of different classes, paired by their path: {len(differing):,}; the first is {first}"]
+    fields = {"count": len(differing), "first": _with(*differing[0])}
+    return [Finding(PairingCode.OTHER_CLASSES, fields=fields)]
 
 
-def _note_nesting(target: Dump, golden: Dump, matching: Matching) -> list[str]:
+def _note_nesting(target: Dump, golden: Dump, matching: Matching) -> list[Finding]:
     if matching.layers is None:
         return []
-    return [
-        f"{dump.path}: the nesting of calls was not recorded, which the layer mapping needs; record at level mix"
-        for dump in (target, golden)
-        if not dump.parents
-    ]
+    lacking = [dump.path for dump in (target, golden) if not dump.parents]
+    return [Finding(PairingCode.NO_NESTING, fields={"path": str(path)}) for path in lacking]

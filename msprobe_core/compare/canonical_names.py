@@ -15,6 +15,8 @@ from typing import TypeVar
 from msprobe_core import names
 from msprobe_core.compare.map_files import SPREAD
 from msprobe_core.compare.mapping import ApiRule, Matching, Rule
+from msprobe_core.compare.pairing_codes import PairingCode
+from msprobe_core.findings import Finding
 from msprobe_core.model import Phase, Role
 from msprobe_core.protocols.trainers import ApiMap
 
@@ -388,21 +390,22 @@ class Naming:
     is_foreign: bool
     knows_both: bool
     needs_scopes: bool
-    notes: list[str]
+    notes: list[Finding]
     rules: Sequence[Rule]
 
-    def unused(self) -> list[str]:
+    def unused(self) -> list[Finding]:
         """Return a note on rules without a match; valid after all names have been looked up."""
         used = self.target.used
         return note_unused([rule for rule in self.rules if (rule.where, rule.target) not in used], len(self.rules))
 
 
-def note_unused(unused: Sequence[Rule], total: int, wanted: str = "anything in the target") -> list[str]:
+def note_unused(unused: Sequence[Rule], total: int, wanted: str = "anything in the target") -> list[Finding]:
     """Return the note on rules that do not match ``wanted``."""
     if not unused:
         return []
-    count, first = f"{len(unused)} of {total}", unused[0]
-    return [f"names that do not match {wanted}: {count}; the first is {first.target!r} ({first.where})"]
+    first = {"first": repr(unused[0].target), "where": unused[0].where}
+    fields = {"wanted": wanted, "count": len(unused), "total": total, **first}
+    return [Finding(PairingCode.NAMES_UNUSED, fields=fields)]
 
 
 def naming_of(
@@ -422,11 +425,11 @@ def naming_of(
         stems: All names of calls of target and golden, without numbers.
         is_foreign: Whether the two spell one operation differently; see `msprobe_core.compare.tools.are_foreign`.
     """
-    notes: list[str] = []
+    notes: list[Finding] = []
     words = [Words(maps.get(framework, ApiMap(name=framework)), is_foreign) for framework in frameworks]
     if is_foreign:
         notes += [
-            f"no plugin has a map of names for the framework '{framework}'; its names are taken as they are"
+            Finding(PairingCode.NO_MAP, fields={"framework": framework})
             for framework in frameworks
             if framework not in maps
         ]
@@ -459,7 +462,7 @@ _MAX_WRAPPERS = 3
 """Maximum number of modules around the one that is the root of the other side."""
 
 
-def _enter_wrappers(sides: Sequence[Names], stems: Sequence[Collection[str]]) -> list[str]:
+def _enter_wrappers(sides: Sequence[Names], stems: Sequence[Collection[str]]) -> list[Finding]:
     """Set the ``wrapper`` of each side so that as many paths as possible are equal; return notes.
 
     One program may wrap its network, for example in a module with its loss, so that all paths have an additional part.
@@ -468,13 +471,13 @@ def _enter_wrappers(sides: Sequence[Names], stems: Sequence[Collection[str]]) ->
         {side.own_path(stem) for stem in own if names.is_module(stem)} for side, own in zip(sides, stems, strict=True)
     ]
     chosen = common_wrappers(paths[0], paths[1])
-    told: list[str] = []
+    told: list[Finding] = []
     for side, wrapper, name in zip(sides, chosen, ("target", "golden dump"), strict=True):
         side.wrapper = wrapper
         if isinstance(side, TranslatedNames):
             side.golden_wrapper = chosen[1]
         if wrapper:
-            told.append(f"the {name} has around its modules what the other has not: '{wrapper}'; paths are without it")
+            told.append(Finding(PairingCode.WRAPPED, fields={"side": name, "wrapper": wrapper}))
     return told
 
 
@@ -513,14 +516,14 @@ def _within(paths: Collection[str], wrapper: str) -> set[str]:
 
 
 def _turned(
-    rules: Sequence[ApiRule], stems: tuple[Collection[str], Collection[str]], notes: list[str]
+    rules: Sequence[ApiRule], stems: tuple[Collection[str], Collection[str]], notes: list[Finding]
 ) -> Sequence[ApiRule]:
     """Return the rules with sides exchanged if they match the two dumps better that way."""
     given = sum((rule.target in stems[0]) + (rule.golden in stems[1]) for rule in rules)
     turned = sum((rule.golden in stems[0]) + (rule.target in stems[1]) for rule in rules)
     if turned <= given:
         return rules
-    notes.append(f"the names of {rules[0].where.rpartition(', line')[0]} are read from right to left: they fit so")
+    notes.append(Finding(PairingCode.TURNED, fields={"file": rules[0].where.rpartition(", line")[0]}))
     return [
         ApiRule(rule.golden, rule.target, rule.where, _inverted(rule.arguments), _inverted(rule.outputs))
         for rule in rules

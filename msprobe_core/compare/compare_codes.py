@@ -38,6 +38,7 @@ class CompareCode(Code):
     UNKNOWN_STATISTICS = "compare.unknown-statistics"
     OTHER_PRECISION = "compare.other-precision"
     MICRO_BATCHES = "compare.micro-batches"
+    MORE_THAN_SHEET = "compare.more-than-sheet"
 
     SUGGESTED_BY_INSIDE = "compare.suggested.inside"
     SUGGESTED_BY_SHAPES = "compare.suggested.shapes"

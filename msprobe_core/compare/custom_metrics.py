@@ -13,6 +13,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from msprobe_core.compare.pairing_codes import MadeAlikeCode
+from msprobe_core.findings import Finding
 from msprobe_core.guard import described, kept
 from msprobe_core.plugins import registry
 from msprobe_core.protocols.comparison import Metric
@@ -96,11 +98,10 @@ class CustomMetrics:
         rows = [self._cells.get(row, nothing) for row in range(num_rows)]
         return [_series(PREFIX + metric.name, [cells[i] for cells in rows]) for i, metric in enumerate(self._metrics)]
 
-    def notes(self, names: Sequence[str]) -> list[str]:
-        """Return a sentence on the failures of each metric; ``names`` are those of the rows."""
+    def notes(self, names: Sequence[str]) -> list[Finding]:
+        """Return a note on the failures of each metric; ``names`` are those of the rows."""
         notes = [
-            f"{registry().described('metric', each.name)} is left out: it has the name of a column of the table; give "
-            "it another"
+            Finding(MadeAlikeCode.METRIC_LEFT_OUT, fields={"metric": registry().described("metric", each.name)})
             for each in self._left_out
         ]
         for metric in self._metrics:
@@ -109,10 +110,8 @@ class CustomMetrics:
             ]
             if found:
                 row, reason = min(found)
-                notes.append(
-                    f"the metric {metric.name!r} could not be computed for {len(found):,} tensors; the first is "
-                    f"{names[row]} ({reason})"
-                )
+                fields = {"metric": repr(metric.name), "count": len(found), "first": names[row], "why": reason}
+                notes.append(Finding(MadeAlikeCode.METRIC_FAILED, fields=fields))
         return notes
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import polars as pl
 
+from msprobe_core.findings import Finding
 from msprobe_core.model import Ending, RunHeader
 from msprobe_core.protocols.storage import Dump, TensorSource
 from msprobe_core.store.ending import ending_of
@@ -16,13 +17,13 @@ class DerivedDump:
     """A dump with other rows, another header, or further notes; everything else is that of the original."""
 
     def __init__(
-        self, dump: Dump, frame: pl.DataFrame, header: RunHeader | None = None, notes: Sequence[str] = ()
+        self, dump: Dump, frame: pl.DataFrame, header: RunHeader | None = None, notes: Sequence[Finding] = ()
     ) -> None:
         """Set the frame, the header if it is given, and further notes."""
         self._dump = dump
         self.frame = frame
         self.header = header or dump.header
-        self.notes: Sequence[str] = [*dump.notes, *notes]
+        self.notes: Sequence[str | Finding] = [*dump.notes, *notes]
 
     @property
     def path(self) -> Path:

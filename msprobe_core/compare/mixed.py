@@ -17,7 +17,9 @@ import numpy as np
 import polars as pl
 
 from msprobe_core.compare.derived import DerivedDump
+from msprobe_core.compare.pairing_codes import MadeAlikeCode
 from msprobe_core.errors import DumpError
+from msprobe_core.findings import Finding
 from msprobe_core.fingerprint.checksums import crc32, word_text, xor_words
 from msprobe_core.fingerprint.hashing import hash_of
 from msprobe_core.fingerprint.place import Place
@@ -77,10 +79,12 @@ def _with(
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    notes = [f"{what} of {dump.path} that were computed from its tensors: {sum(isinstance(f, dict) for f in found):,}"]
+    count = sum(isinstance(each, dict) for each in found)
+    notes = [Finding(MadeAlikeCode.COMPUTED, fields={"what": what, "path": str(dump.path), "count": count})]
     failed = [(name, reason) for name, reason in zip(names, found, strict=True) if isinstance(reason, str)]
     if failed:
-        notes.append(f"{what} that could not be: {len(failed):,}; the first is of {failed[0][0]} ({failed[0][1]})")
+        first = {"first": failed[0][0], "why": failed[0][1]}
+        notes.append(Finding(MadeAlikeCode.NOT_COMPUTED, fields={"what": what, "count": len(failed), **first}))
     schema = {name: dump.frame.schema[name] for name in columns}
     cells = [cells if isinstance(cells, dict) else {} for cells in found]
     computed = pl.DataFrame([[each.get(name) for each in cells] for name in columns], schema=schema)

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from msprobe_core.compare.pairing_codes import PairingCode
 from msprobe_core.errors import CompareError, DumpError, NothingInCommonError
 from msprobe_core.execute.units import files_of
+from msprobe_core.findings import Finding
 from msprobe_core.store.kernel_files import KernelUnit, find_kernel_units
 from msprobe_core.store.layout import Unit, find_units
 from msprobe_core.store.reading import check_exists, is_dump, read_dump
@@ -44,7 +46,7 @@ class UnitPair:
     golden: Path
     target_parts: tuple[Path, ...] = ()
     golden_parts: tuple[Path, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[str | Finding, ...] = ()
     is_first_step: bool = True
     joins_calls: bool = False
 
@@ -64,17 +66,17 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Pairing:
-    """The pairs, by step and rank, and sentences on dumps without a partner.
+    """The pairs, by step and rank, and findings on dumps without a partner.
 
     Attributes:
         pairs: Pairs to compare.
-        missing: Sentences on requested dumps that cannot be compared.
+        missing: Requested dumps that cannot be compared.
         spare: By step, dumps of the target's replicas that have no counterpart.
         can_have_replicas: Whether replicas among the target's ranks can be identified.
     """
 
     pairs: Sequence[UnitPair]
-    missing: Sequence[str]
+    missing: Sequence[Finding]
     spare: Mapping[int | None, Sequence[Path]] = field(default_factory=dict[int | None, Sequence[Path]])
     can_have_replicas: bool = True
 
@@ -132,7 +134,7 @@ def _find_pairs(target: Path, golden: Path, chosen: Chosen | None, layouts: Layo
     return _noted(_pair_steps(target, golden, steps, chosen, layouts), [*own_notes, *other_notes])
 
 
-def _noted(pairing: Pairing, notes: Sequence[str]) -> Pairing:
+def _noted(pairing: Pairing, notes: Sequence[str | Finding]) -> Pairing:
     """Return a pairing with the notes added to its first pair only, since they apply to all."""
     if not notes or not pairing.pairs:
         return pairing
@@ -165,18 +167,18 @@ def find_pairs_of_modes(
     if not all(modes):
         return find_pairs(target, golden, chosen, layouts)
     pairs: list[UnitPair] = []
-    missing: list[str] = []
+    missing: list[Finding] = []
     for mode in _MODES:
         if mode in modes[0] and mode in modes[1]:
             try:
                 found = find_pairs(target / mode, golden / mode, chosen, layouts)
             except (CompareError, DumpError) as error:
-                missing.append(f"{mode} could not be compared: {error}")
+                missing.append(_not_compared(mode, error))
                 continue
             pairs += [replace(pair, label=f"{mode}/{pair.label}".rstrip("/")) for pair in found.pairs]
-            missing += [f"{mode}: {each}" for each in found.missing]
+            missing += [Finding(PairingCode.OF_MODE, fields={"mode": mode, "finding": each}) for each in found.missing]
         elif mode in modes[0] or mode in modes[1]:
-            missing.append(f"{mode} is in {target if mode in modes[0] else golden} only")
+            missing.append(_only_in(target if mode in modes[0] else golden, mode))
     if not pairs:
         raise NothingInCommonError(f"{target} and {golden} have nothing in common: {missing[0]}")
     return Pairing(pairs, missing, can_have_replicas=False)
@@ -203,7 +205,7 @@ def _pair_steps(
         try:
             found = _pair_ranks(steps[0][step], steps[1][step], step, chosen.ranks, layouts)
         except (CompareError, DumpError) as error:  # noqa: PERF203  # a step costs far more than a try
-            missing.append(f"step{step} could not be compared: {error}")
+            missing.append(_not_compared(f"step{step}", error))
         else:
             pairs += found.pairs
             missing += found.missing
@@ -220,17 +222,27 @@ def _pair_steps(
 
 def _lone(
     what: str, targets: set[int], goldens: set[int], target: Path, golden: Path, wanted: Collection[int]
-) -> list[str]:
-    """Return sentences on the wanted numbers that only one side has, or neither."""
-    lines: list[str] = []
-    for number in sorted(wanted):
-        if number in targets and number not in goldens:
-            lines.append(f"{what}{number} is in {target} only")
-        elif number in goldens and number not in targets:
-            lines.append(f"{what}{number} is in {golden} only")
-        elif number not in targets:
-            lines.append(f"{what}{number} is in neither {target} nor {golden}")
-    return lines
+) -> list[Finding]:
+    """Return findings on the wanted numbers that only one side has, or neither."""
+    return [
+        _only_in(target if number in targets else golden, f"{what}{number}")
+        if number in targets | goldens
+        else _in_neither(target, golden, f"{what}{number}")
+        for number in sorted(wanted)
+        if number not in targets & goldens
+    ]
+
+
+def _only_in(path: Path, what: str) -> Finding:
+    return Finding(PairingCode.ONLY_IN, fields={"what": what, "path": str(path)})
+
+
+def _in_neither(target: Path, golden: Path, what: str) -> Finding:
+    return Finding(PairingCode.IN_NEITHER, fields={"what": what, "target": str(target), "golden": str(golden)})
+
+
+def _not_compared(what: str, error: Exception) -> Finding:
+    return Finding(PairingCode.NOT_COMPARED, fields={"what": what, "why": str(error)})
 
 
 def _listed(what: str, numbers: Collection[int]) -> str:
@@ -265,19 +277,14 @@ def _pair_units(
 
         sides = [[unit for unit in units if not wanted or unit.rank in wanted] for units in (targets, goldens)]
         known = {unit.rank for unit in (*targets, *goldens)}
-        lone = [f"rank{rank} is in neither {target} nor {golden}" for rank in sorted({*wanted} - known)]
+        lone = [_in_neither(target, golden, f"rank{rank}") for rank in sorted({*wanted} - known)]
         for units, path in zip(sides, (target, golden), strict=True):
             if not units:
                 raise CompareError(f"{path}: has none of the ranks asked for ({_listed('rank', wanted)})")
         groups = plan_groups(sides[0], sides[1], layouts)
         used = {unit.directory for group in groups for unit in (*group.target, *group.golden)}
         spare, others = ([unit for unit in units if unit.directory not in used] for units in sides)
-        notes = tuple(
-            f"ranks of {path} that were not compared, because the other side has fewer replicas: "
-            + _listed("rank", [unit.rank for unit in units if unit.rank is not None])
-            for path, units in ((target, spare), (golden, others))
-            if units
-        )
+        notes = tuple(_fewer_replicas(path, units) for path, units in ((target, spare), (golden, others)) if units)
         own = [replace(_pair_of(group, prefix, step), notes=notes) for group in groups]
         return Pairing(own, lone, {step: [unit.directory for unit in spare]})
     if len(targets) == len(goldens) == 1 and not all(have_ranks):
@@ -307,6 +314,11 @@ def _pair_units(
     return Pairing(pairs, missing)
 
 
+def _fewer_replicas(path: Path, units: Sequence[Unit]) -> Finding:
+    ranks = _listed("rank", [unit.rank for unit in units if unit.rank is not None])
+    return Finding(PairingCode.FEWER_REPLICAS, fields={"path": str(path), "ranks": ranks})
+
+
 def _pair_of(group: Group, prefix: str, step: int | None) -> UnitPair:
     sides = (group.target, group.golden)
     ranks = group.target[0].rank if len(group.target) == len(group.golden) == 1 else None
@@ -325,18 +337,18 @@ def _check_ranks(units: Sequence[Unit], path: Path, others: Sequence[Unit]) -> N
         )
 
 
-def _in_parts(units: Sequence[Unit], others: Sequence[Unit]) -> str:
-    """Return a sentence if one side has in several ranks the parts of tensors that the other has in one; else empty."""
+def _in_parts(units: Sequence[Unit], others: Sequence[Unit]) -> Finding | None:
+    """Return a finding if one side has in several ranks the parts of tensors that the other has in one."""
     if min(len(units), len(others)) > 1:
-        return ""
+        return None
     several = max(units, others, key=len)[0].directory
     try:
         frame = read_dump(several).frame
     except (CompareError, DumpError):
-        return ""
+        return None
     if frame["distribution"].null_count() == frame.height:
-        return ""
-    return f"tensors of {several.parent} are parts that --layout auto puts together"
+        return None
+    return Finding(PairingCode.IN_PARTS, fields={"path": str(several.parent)})
 
 
 # --- kernels ------------------------------------------------------------------------------------------------------
@@ -354,10 +366,10 @@ def _pair_kernels(
             raise CompareError(f"{path}: holds no dump of kernels (rank_0/Net/0/0, …), and the other side does")
     key = _key_of_kernels(units)
     sides = [{key(unit): unit for unit in own if _is_chosen(unit, chosen)} for own in units]
-    missing: list[str] = []
+    missing: list[Finding] = []
     for what, wanted, place in (("step", chosen.steps, 0), ("rank", chosen.ranks, 1)):
         known = {key(unit)[place] for own in units for unit in own}
-        missing += [f"{what}{number} is in neither {target} nor {golden}" for number in sorted({*wanted} - known)]
+        missing += [_in_neither(target, golden, f"{what}{number}") for number in sorted({*wanted} - known)]
     pairs: list[UnitPair] = []
     for found in sorted({*sides[0], *sides[1]}):
         step, rank, graph = found
@@ -365,7 +377,7 @@ def _pair_kernels(
         if found in sides[0] and found in sides[1]:
             pairs.append(UnitPair(label, step, rank, sides[0][found].directory, sides[1][found].directory))
         else:
-            missing.append(f"{label} is in {target if found in sides[0] else golden} only")
+            missing.append(_only_in(target if found in sides[0] else golden, label))
     if not pairs:
         reason = missing[0] if missing else "none was chosen"
         raise NothingInCommonError(f"{target} and {golden} have no run of a graph in common: {reason}")

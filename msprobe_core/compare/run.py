@@ -27,7 +27,7 @@ from msprobe_core.custom_checks.comparisons import comparison_findings
 from msprobe_core.errors import CompareError, DumpError
 from msprobe_core.execute.kept import KeptOutcomes, state_of
 from msprobe_core.execute.units import executor_called, run_units
-from msprobe_core.findings import Finding, Level, noted
+from msprobe_core.findings import Finding, Level
 from msprobe_core.interrupts import raise_if_interrupted
 from msprobe_core.model import ExecutorOptions
 from msprobe_core.store.reading import read_dump
@@ -229,7 +229,7 @@ def _result(
     target: Path,
     golden: Path,
     units: Sequence[U],
-    missing: tuple[Sequence[str], Sequence[Finding]],
+    missing: tuple[Sequence[Finding], Sequence[Finding]],
     options: CompareOptions,
 ) -> tuple[ComparisonResult[U], Iterable[Sequence[U]]]:
     """Return the result, and for each step in which units diverge those that diverge first.
@@ -246,9 +246,7 @@ def _result(
     steps = first_of_steps(units)
     first = until_decisive(steps, units)
     labels = [unit.label for unit in first[-1]] if first else []
-    result = ComparisonResult(
-        target, golden, units, [*map(noted, missing[0]), *missing[1]], options.limits, parted_first=labels
-    )
+    result = ComparisonResult(target, golden, units, [*missing[0], *missing[1]], options.limits, parted_first=labels)
     return result, chain(first, steps)
 
 

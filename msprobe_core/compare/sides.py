@@ -10,10 +10,12 @@ from msprobe_core.compare.layouts.rank_groups import DeclaredRanks
 from msprobe_core.compare.layouts.rules import LayoutRules, Side
 from msprobe_core.compare.layouts.stored_orders import in_canonical_order
 from msprobe_core.compare.layouts.tensors import relaid
+from msprobe_core.compare.pairing_codes import MergedCode
 from msprobe_core.compare.pairs import UnitPair
 from msprobe_core.compare.shards.findings import ReplicaFinding
 from msprobe_core.compare.shards.merged import HeldPiece, MergedDump, merged
 from msprobe_core.errors import DumpError
+from msprobe_core.findings import Field, Finding
 from msprobe_core.judge.fault import Fault
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.reading import read_dump
@@ -57,29 +59,28 @@ def find_replicas(*dumps: Dump) -> list[ReplicaFinding]:
     return [finding for dump in dumps if isinstance(dump, MergedDump) for finding in dump.replicas]
 
 
-def note_parts(fault: Fault | None, rows: pl.DataFrame, target: Dump, golden: Dump) -> list[str]:
-    """Return sentences on replicas that differ, and on the rank whose part of the first faulty tensor is wrong."""
-    notes: list[str] = []
+def note_parts(fault: Fault | None, rows: pl.DataFrame, target: Dump, golden: Dump) -> list[Finding]:
+    """Return notes on replicas that differ, and on the rank whose part of the first faulty tensor is wrong."""
+    notes: list[Finding] = []
     for dump in (target, golden):
         if isinstance(dump, MergedDump) and dump.replicas:
-            found = dump.replicas
-            more = f"; {len(found) - _NUM_TOLD:,} more" if len(found) > _NUM_TOLD else ""
-            notes.append(
-                f"values that ranks of {dump.path} should have alike and have not: {len(found):,}; "
-                + "; ".join(finding.text for finding in found[:_NUM_TOLD])
-                + more
-            )
+            found = [each.finding for each in dump.replicas]
+            rest = len(found) - _NUM_TOLD
+            more = [Finding(MergedCode.MORE, fields={"count": rest})] if rest > 0 else []
+            fields = {"path": str(dump.path), "count": len(found), "found": found[:_NUM_TOLD], "more": more}
+            notes.append(Finding(MergedCode.REPLICAS, fields=fields))
     if fault is not None and isinstance(target, MergedDump):
         notes += _note_fault(fault, rows, target, golden)
     return notes
 
 
-def _note_fault(fault: Fault, rows: pl.DataFrame, target: MergedDump, golden: Dump) -> list[str]:
+def _note_fault(fault: Fault, rows: pl.DataFrame, target: MergedDump, golden: Dump) -> list[Finding]:
     for name, _ in fault.findings:
         found = rows.filter(pl.col("name_target") == name).head(1)
         pieces = target.held(name)
         if found.height and len(pieces) > 1:
-            return [f"{name} is held in parts: {_told(pieces, _errors(found, name, target, golden), found)}"]
+            parts = _told(pieces, _errors(found, name, target, golden), found)
+            return [Finding(MergedCode.HELD, fields={"name": name, "parts": parts})]
     return []
 
 
@@ -94,22 +95,20 @@ def _errors(row: pl.DataFrame, name: str, target: MergedDump, golden: Dump) -> S
         return []
 
 
-def _told(pieces: Sequence[HeldPiece], errors: Sequence[float], row: pl.DataFrame) -> str:
+def _told(pieces: Sequence[HeldPiece], errors: Sequence[float], row: pl.DataFrame) -> list[Finding]:
     if errors:
-        worst = sorted(zip(errors, pieces, strict=True), key=lambda pair: -pair[0])
-        shown = [f"rank {piece.rank} ({piece.where}) has the relative error {error:.3g}" for error, piece in worst]
-        return "; ".join(shown[:_NUM_TOLD])
-    for name in ("max", "min"):
+        worst = sorted(zip(errors, pieces, strict=True), key=lambda pair: -pair[0])[:_NUM_TOLD]
+        return [_of_part(MergedCode.PART_ERROR, piece, error=error) for error, piece in worst]
+    for name, what in (("max", "maximum"), ("min", "minimum")):
         value, golden = row[f"{name}_target"][0], row[f"{name}_golden"][0]
         holders = [piece for piece in pieces if value is not None and piece.values.get(name) == value]
         if golden is not None and value != golden and len(holders) == 1:
-            word = "maximum" if name == "max" else "minimum"
-            return (
-                f"the {word} {value:.6g}, golden {golden:.6g}, is in that of rank {holders[0].rank} "
-                f"({holders[0].where})"
-            )
-    shown = [
-        f"rank {piece.rank} ({piece.where}) has the norm {piece.values.get('norm', float('nan')):.6g}"
-        for piece in pieces
+            return [_of_part(MergedCode.PART_EXTREME, holders[0], what=what, own=value, other=golden)]
+    return [
+        _of_part(MergedCode.PART_NORM, piece, norm=piece.values.get("norm", float("nan")))
+        for piece in pieces[:_NUM_TOLD]
     ]
-    return "; ".join(shown[:_NUM_TOLD])
+
+
+def _of_part(code: MergedCode, piece: HeldPiece, **fields: Field) -> Finding:
+    return Finding(code, fields={"rank": piece.rank, "where": piece.where, **fields})

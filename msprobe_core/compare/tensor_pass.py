@@ -22,9 +22,11 @@ import polars as pl
 from numpy.typing import NDArray
 
 from msprobe_core.compare.custom_metrics import CustomMetrics
+from msprobe_core.compare.pairing_codes import MadeAlikeCode
 from msprobe_core.compare.post_processing import Factors, PostProcessing
 from msprobe_core.compare.tensor_metrics import PairSums, Workspace, cosine
 from msprobe_core.errors import DamagedDumpError, DumpError
+from msprobe_core.findings import Finding
 from msprobe_core.plugins import registry
 from msprobe_core.protocols.storage import Dump, TensorSource
 from msprobe_core.store.stored_rows import Rows, frame_of, narrowed
@@ -456,7 +458,7 @@ def add_tensor_metrics(
     golden: Dump,
     progress: Progress | None = None,
     post_processing: PostProcessing | None = None,
-) -> tuple[Rows, list[str]]:
+) -> tuple[Rows, list[Finding]]:
     """Return aligned rows with the metrics of every pair that has a tensor on both sides, and notes.
 
     The columns are those of `TensorMetrics`, and for each metric of a plugin one named `custom.PREFIX` and its name.
@@ -498,19 +500,17 @@ def _stored_sides(rows: pl.DataFrame, side: str, dump: Dump, factors: Mapping[st
     ]
 
 
-def _note_products(rows: pl.DataFrame, post_processing: PostProcessing) -> list[str]:
+def _note_products(rows: pl.DataFrame, post_processing: PostProcessing) -> list[Finding]:
     """Return notes on the number of multiplied tensors, and on listed tensors that the dump lacks."""
-    notes: list[str] = []
+    notes: list[Finding] = []
     for side, factors in (("target", post_processing.target), ("golden", post_processing.golden)):
         found = set(rows[f"file_name_{side}"].drop_nulls()) & factors.keys()
         missing = sorted(factors.keys() - found)
         if found:
-            notes.append(f"tensors of the {side} that were multiplied by a matrix first: {len(found):,}")
+            notes.append(Finding(MadeAlikeCode.MULTIPLIED, fields={"side": side, "count": len(found)}))
         if missing:
-            notes.append(
-                f"tensors that were to be multiplied by a matrix and are not in the {side}: {len(missing):,}; the "
-                f"first is {missing[0]}"
-            )
+            fields = {"side": side, "count": len(missing), "first": missing[0]}
+            notes.append(Finding(MadeAlikeCode.NOT_MULTIPLIED, fields=fields))
     return notes
 
 

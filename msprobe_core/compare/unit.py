@@ -130,7 +130,7 @@ def compare_unit(
     read = _read_sides(pair, options.layouts, in_files=in_files)
     ends = ends_of(*read)
     sides, told_tokens, lone_sequences = _made_alike(read, options, joins_calls=pair.joins_calls)
-    incomplete = [*ends.findings, *map(noted, lone_sequences)]
+    incomplete = [*ends.findings, *lone_sequences]
     target, golden = completed(*sides)
     mode, notes = mode_of(target, golden)
     for dump in (target, golden):
@@ -298,10 +298,10 @@ def _read(path: Path, *, in_files: bool) -> Dump:
 
 def _made_alike(
     sides: tuple[Dump, Dump], options: CompareOptions, *, joins_calls: bool
-) -> tuple[tuple[Dump, Dump], Sequence[str], Sequence[str]]:
-    """Align tokens and module names of both sides; return also notes, and messages about unpaired sequences."""
-    notes: Sequence[str] = ()
-    incomplete: Sequence[str] = ()
+) -> tuple[tuple[Dump, Dump], Sequence[Finding], Sequence[Finding]]:
+    """Align tokens and module names of both sides; return also notes, and the sequences without a partner."""
+    notes: Sequence[Finding] = ()
+    incomplete: Sequence[Finding] = ()
     if joins_calls:
         from msprobe_core.compare.layouts.mini_batches import join_mini_batches  # rarely needed
 

@@ -186,7 +186,7 @@ def locate(
     pairing, of_other_samples, joined = with_same_samples(pairing)
     num_steps = len({pair.step for pair in pairing.pairs})
     found: list[UnitFindings] = []
-    left_out = [*map(noted, pairing.missing), *of_other_samples]
+    left_out = [*pairing.missing, *of_other_samples]
     suspects: Sequence[Suspect] = []
     notes: list[Finding] = [*joined]
     num_looked_at = 0

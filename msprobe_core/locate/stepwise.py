@@ -10,7 +10,6 @@ import polars as pl
 
 from msprobe_core.compare.pairs import Pairing
 from msprobe_core.errors import CompareError
-from msprobe_core.findings import noted
 from msprobe_core.locate.engine import LocateOptions, UnitFindings, UnitTask, examine_units, result_of, suspects_of
 from msprobe_core.locate.result import LocateResult
 
@@ -54,7 +53,7 @@ class StepSearch:
             raise CompareError(f"step{step}: nothing could be compared; {why}")
         self._before = {unit.pair.rank: unit.parameters for unit in found}
         suspects, notes = suspects_of(found, self.options)
-        left_out = [*map(noted, pairing.missing), *failed]
+        left_out = [*pairing.missing, *failed]
         of_first = () if is_first else self._first
         if is_first:
             self._first = found

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from msprobe_core.findings import Finding
 from msprobe_core.model import Batch, Digest, Ending, RunHeader
 from msprobe_core.protocols.framework import Reducer
 
@@ -150,7 +151,7 @@ class Dump(Protocol):
         ...
 
     @property
-    def notes(self) -> Sequence[str]:
+    def notes(self) -> Sequence[str | Finding]:
         """Notes of the reader for the user, for example how much it recovered."""
         ...
 

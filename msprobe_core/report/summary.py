@@ -9,9 +9,10 @@ from typing import Any
 
 import msgspec
 
+from msprobe_core.compare.compare_codes import CompareCode
 from msprobe_core.compare.result import ComparisonResult, UnitSummary
 from msprobe_core.compare.suggest import Suggestion
-from msprobe_core.findings import content_of, noted, text_and_content
+from msprobe_core.findings import Finding, content_of, text_and_content
 from msprobe_core.judge.fault import Fault
 from msprobe_core.judge.row_findings import said
 from msprobe_core.judge.worst_tensor import WorstTensor, WorstTokens
@@ -49,7 +50,7 @@ def write_summary_file(
     return path
 
 
-def table_notes(unit: UnitSummary, tables: Sequence[Path]) -> list[str]:
+def table_notes(unit: UnitSummary, tables: Sequence[Path]) -> list[Finding]:
     """Return notes about the tables of a unit: whether one of them does not have all rows.
 
     Args:
@@ -58,7 +59,8 @@ def table_notes(unit: UnitSummary, tables: Sequence[Path]) -> list[str]:
     """
     if len(tables) < 2:
         return []
-    return [f"{unit.num_rows:,} rows are more than a sheet holds: {tables[0].name} has the worst, {tables[1].name} all"]
+    fields = {"count": unit.num_rows, "worst": tables[0].name, "all": tables[1].name}
+    return [Finding(CompareCode.MORE_THAN_SHEET, fields=fields)]
 
 
 def summary_content(result: ComparisonResult[UnitSummary], tables: Sequence[Sequence[Path]]) -> dict[str, Any]:
@@ -92,7 +94,7 @@ def _unit_summary(unit: UnitSummary, tables: Sequence[Path]) -> dict[str, Any]:
         "first_disagreement": None if unit.fault is None else _fault_summary(unit.fault),
         "first_lone_call": None if unit.lone_call is None else _fault_summary(unit.lone_call),
         "suggestions": [_suggestion_summary(each) for each in unit.suggestions],
-        **text_and_content("notes", [*unit.note_findings, *map(noted, table_notes(unit, tables))]),
+        **text_and_content("notes", [*unit.note_findings, *table_notes(unit, tables)]),
         "tables": [str(path) for path in tables],
     }
 

@@ -221,7 +221,7 @@ class _Builder:
         # Notes of the search are listed once, below, and not again with a unit.
         self._said.update(note.text for note in location.noted())
         self._add_all(tasks)
-        self._notes = [*map(noted, pairing.missing), *location.noted(), *self._notes]
+        self._notes = [*pairing.missing, *location.noted(), *self._notes]
         self._notes += self._checks.read(target, [task.target for task in tasks])
         commands = {"confirm": _CONFIRM} if self._keeps_tensors else {}
         return self._data(Kind.COMPARISON, target, golden, verdict_of(location, self._counts), commands)

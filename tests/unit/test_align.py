@@ -11,6 +11,7 @@ from programs import Op, align_dumps, backward_of, lone_in, names_of, pairs_in, 
 
 from msprobe_core.compare import compare_dumps
 from msprobe_core.compare.mapping import Matching
+from msprobe_core.compare.pairing_codes import PairingCode
 
 values = iter(range(10**9))
 
@@ -68,7 +69,8 @@ def test_one_extra_call_shifts_nothing(tmp_path, side, nesting):
         record(tmp_path / "t", target, nesting=nesting), record(tmp_path / "g", golden, nesting=nesting)
     )
     check_pairs(alignment, target, golden)
-    assert "calls paired by their place in the sequence instead of their number: 5" in alignment.notes[0]
+    note = alignment.notes[0]
+    assert (note.code, note.fields["count"]) == (PairingCode.BY_SEQUENCE, 5)
 
 
 SAME = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -204,10 +206,9 @@ def test_a_class_of_another_name_is_the_same_module(tmp_path):
     alignment = align_dumps(tmp_path / "t" / "dump.json", tmp_path / "g" / "dump.json")
     assert set(alignment.rows["match"]) == {"both"}
     (note,) = alignment.notes
-    assert note == (
-        "modules of different classes, paired by their path: 2; the first is Module.layers.0.norm.LlamaNorm with "
-        "Module.layers.0.norm.Norm"
-    )
+    first = {"target": "Module.layers.0.norm.LlamaNorm", "golden": "Module.layers.0.norm.Norm"}
+    assert (note.code, note.fields["count"]) == (PairingCode.OTHER_CLASSES, 2)
+    assert note.fields["first"].fields == first
 
 
 def test_two_classes_under_one_path_are_two_modules(tmp_path):

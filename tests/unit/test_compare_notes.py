@@ -11,8 +11,9 @@ from wording import worded_samples
 from msprobe_core.cli import main
 from msprobe_core.compare import compare_dumps
 from msprobe_core.compare.compare_codes import CompareCode
+from msprobe_core.compare.pairing_codes import MadeAlikeCode, MergedCode, PairingCode
 from msprobe_core.compare.shards.findings import ReplicaFinding
-from msprobe_core.findings import Finding, each_once, finding_of, noted
+from msprobe_core.findings import Finding, each_once, finding_of, noted, with_fields_of
 from msprobe_core.judge.judge_codes import JudgeCode
 from msprobe_core.store.ending_codes import EndingCode
 
@@ -63,7 +64,46 @@ SAMPLES = {
     CompareCode.OTHER_CHECKSUMS: {"target": CHECKSUM, "golden": CHECKSUM},
     CompareCode.CHECKSUM_OF_MODE: CHECKSUM.fields,
     CompareCode.CHECKSUM_SUCH_AS: CHECKSUM.fields,
+    CompareCode.MORE_THAN_SHEET: {"count": 2_000_000, "worst": "a.xlsx", "all": "a.csv"},
 }
+
+CALLS = Finding(PairingCode.WITH, fields={"target": "Torch.mul.1", "golden": "Torch.mul.0"})
+PAIRING = {
+    "what": "step3", "path": "run/step3", "target": "PyTorch", "golden": "MindSpore", "mode": "graph",
+    "why": "it fails",
+    "finding": noted("rank1 is in a only"), "ranks": "rank2, rank3", "count": 3, "total": 4, "renamed": 2,
+    "how": Finding(PairingCode.BY_MAP, fields={"framework": "PyTorch"}), "framework": "PyTorch",
+    "where": "a.yaml, line 1",
+    "first": CALLS, "wanted": "anything in the target", "side": "golden dump", "wrapper": "net", "file": "a.yaml",
+}  # fmt: skip
+MADE_ALIKE = {
+    "rule": "a.yaml, line 2", "whole": "*.qkv", "module": "layers.0.qkv", "path": "run/rank0", "count": 1234,
+    "why": Finding(MadeAlikeCode.NOT_ON_OTHER_SIDE, fields={"module": "layers.0.qkv"}), "modules": ["a", "b", "…"],
+    "match": "*.q", "first": "Torch.mul.0.forward.input.0", "tokens": 4096, "sequences": 16, "what": "statistics",
+    "side": "target", "metric": "'ulp'",
+}  # fmt: skip
+PART = Finding(MergedCode.PART_ERROR, fields={"rank": 1, "where": "[0:4]", "error": 0.25})
+MERGED = {
+    "path": "run/step0", "count": 12, "found": [noted("one"), noted("two")],
+    "name": "Module.fc.Linear.forward.0.output.0",
+    "more": [Finding(MergedCode.MORE, fields={"count": 9})], "parts": [PART, PART], "rank": 1, "where": "[0:4]",
+    "error": 0.25, "what": "maximum", "own": 2.5, "other": 2.0, "norm": 1.5, "ranks": 4, "first": "Torch.mul.0",
+}  # fmt: skip
+
+
+def _values_of(code, values):
+    if code is PairingCode.TRANSLATED:
+        return {**values, "first": [Finding(PairingCode.THE_FIRST, fields={"first": CALLS})]}
+    return values
+
+
+def test_how_dumps_were_paired_and_made_alike_is_worded(wording_snapshot):
+    kinds = {PairingCode: PAIRING, MadeAlikeCode: MADE_ALIKE, MergedCode: MERGED}
+    texts = [
+        worded_samples(kind, {code: with_fields_of(_values_of(code, values), code).fields for code in kind})
+        for kind, values in kinds.items()
+    ]
+    wording_snapshot.check("pairing_notes", *texts)
 
 
 def test_notes_are_worded(wording_snapshot):

@@ -12,6 +12,7 @@ import pytest
 from msprobe_core.cli.main import _run
 from msprobe_core.compare import compare_dumps, custom_metrics
 from msprobe_core.compare.custom_metrics import CustomMetrics
+from msprobe_core.compare.pairing_codes import MadeAlikeCode
 from msprobe_core.hookspecs import hookimpl
 from msprobe_core.plugins import Plugin, registry
 from msprobe_core.protocols.presentation import TableChoices
@@ -49,9 +50,9 @@ def test_cells_are_numbers_or_text():
     assert cells["metric:text"] == ["far apart", None]
     assert cells["metric:other"] == [None, None]
     [note] = found.notes(["x", "y"])
-    assert note.startswith(
-        "the metric 'other' could not be computed for 1 tensors; the first is x (TypeError: it returned"
-    )
+    assert note.code is MadeAlikeCode.METRIC_FAILED
+    assert (note.fields["metric"], note.fields["count"], note.fields["first"]) == ("'other'", 1, "x")
+    assert note.fields["why"].startswith("TypeError: it returned")
 
 
 def test_what_a_metric_raises_costs_its_cell_and_is_noted():
@@ -61,7 +62,8 @@ def test_what_a_metric_raises_costs_its_cell_and_is_noted():
     assert [column.to_list()[3] for column in found.columns(8)] == [None, 1.5]
     names = [f"row {i}" for i in range(8)]
     [note] = found.notes(names)
-    assert note.endswith("for 2 tensors; the first is row 3 (ZeroDivisionError: nothing to divide by)")
+    assert (note.fields["count"], note.fields["first"]) == (2, "row 3")
+    assert note.fields["why"] == "ZeroDivisionError: nothing to divide by"
 
 
 @pytest.mark.parametrize(
@@ -83,7 +85,8 @@ def test_those_with_names_of_other_columns_alone_are_left_out(name):
     found = CustomMetrics([Metric(name, fail), Metric("other", fail)], reserved=["taken"])
     assert [column.name for column in found.columns(1)] == ["metric:other"]
     (note,) = found.notes(["x"])
-    assert f"the metric '{name}' is left out: it has the name of a column of the table" in note
+    assert note.code is MadeAlikeCode.METRIC_LEFT_OUT
+    assert note.fields["metric"].startswith(f"the metric '{name}'")
 
 
 def test_the_titles_of_the_core_s_tables_are_reserved(tmp_path):
@@ -101,7 +104,7 @@ def test_large_tensors_are_left_out_and_others_wait_for_each_other(monkeypatch):
     found = CustomMetrics([Metric("m", lambda t, g: 1)])
     found.compare(0, HeldTensor(np.ones(101)), HeldTensor(np.ones(101)))
     assert found.columns(1)[0].to_list() == [None]
-    assert "is not read whole" in found.notes(["x"])[0]
+    assert "is not read whole" in found.notes(["x"])[0].fields["why"]
 
     monkeypatch.setattr(custom_metrics, "_SMALL_BYTES", 8)
     together, most = 0, 0

@@ -9,8 +9,10 @@ import pytest
 from limited import grows_linearly
 
 from msprobe_core.cli import main
+from msprobe_core.compare.pairing_codes import PairingCode
 from msprobe_core.compare.pairs import Chosen, find_pairs
 from msprobe_core.errors import CompareError, DumpError
+from msprobe_core.findings import Finding
 from msprobe_core.store.kernel_files import find_kernel_units, read_code
 from msprobe_core.store.reading import read_dump
 from msprobe_core.store.tensors import read_tensor
@@ -309,10 +311,11 @@ def test_runs_of_graphs_are_paired_by_step_and_rank(tmp_path):
     assert len(find_kernel_units(golden)) == 3
     found, missing = labels(target, golden)
     assert found == ["step0/rank0", "step2/rank0", "step10/rank0"]
-    assert missing == [f"step2/rank1 is in {target} only"]
+    assert missing == [Finding(PairingCode.ONLY_IN, fields={"what": "step2/rank1", "path": str(target)})]
+    both = {"target": str(target), "golden": str(golden)}
     assert labels(target, golden, steps=(0, 2, 7), ranks=(0, 5)) == (
         ["step0/rank0", "step2/rank0"],
-        [f"step7 is in neither {target} nor {golden}", f"rank5 is in neither {target} nor {golden}"],
+        [Finding(PairingCode.IN_NEITHER, fields={"what": what, **both}) for what in ("step7", "rank5")],
     )
 
 

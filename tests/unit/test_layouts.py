@@ -14,6 +14,7 @@ from part_dumps import ArrayDump, ArraySource, part
 from msprobe_core.compare.layouts.rank_groups import DeclaredRanks, plan_groups
 from msprobe_core.compare.layouts.rules import Change, Side, load_layouts
 from msprobe_core.compare.layouts.tensors import relaid
+from msprobe_core.compare.pairing_codes import MadeAlikeCode
 from msprobe_core.compare.shards import sources as shard_sources
 from msprobe_core.compare.shards.assembly import Held, assemble
 from msprobe_core.compare.shards.merged import merged
@@ -185,7 +186,7 @@ def test_a_tensor_gets_the_declared_layout_and_keeps_its_statistics(load, rule, 
     # Of a tensor in another order hash and sketch say nothing.
     assert (row["checksum"] is not None) is keeps
     assert (row["sketch"] is not None) is keeps
-    assert any("in another order" in note for note in dump.notes) is not keeps
+    assert any(note.code is MadeAlikeCode.HASHES_LOST for note in dump.notes) is not keeps
     if keeps:
         again = part(expected)
         assert row["checksum"] == again["md5"]
@@ -202,7 +203,9 @@ def test_a_rule_that_matches_no_tensor_changes_nothing_and_is_reported(load, rul
     dump, row = changed(load, rule, values)
     assert row["shape"] == str(list(shape))
     np.testing.assert_array_equal(dump.open_tensor("w.npy").values, values)
-    assert "line 2: tensors: the rule for '*' matches no tensor" in dump.notes[0]
+    note = dump.notes[0]
+    assert (note.code, note.fields["match"]) == (MadeAlikeCode.RULE_UNUSED, "*")
+    assert note.fields["rule"].endswith("line 2: tensors")
 
 
 def test_rules_of_the_other_side_change_nothing(load):
@@ -340,14 +343,15 @@ def test_parts_that_do_not_fit_together_are_explained(load):
 
 
 @pytest.mark.parametrize(
-    ("whole", "reason"), [("*.nothing", "the other side has no layers.nothing"), ("*.qkv", "no such modules")]
+    ("whole", "reason"),
+    [("*.nothing", MadeAlikeCode.NOT_ON_OTHER_SIDE), ("*.qkv", MadeAlikeCode.NO_SUCH_MODULES)],
 )
 def test_a_rule_that_fuses_nothing_is_reported(load, whole, reason):
     name = "q" if whole == "*.nothing" else "other"
     data = {f"Module.layers.{n}.Linear.forward.0": {"output": [part(np.ones(2))]} for n in (name, "k")}
     rules = load(f"fused:\n  - {{parts: ['*.q', '*.k'], whole: '{whole}', side: target}}")
     dump = relaid(ArrayDump(data), rules, Side.TARGET, [ArrayDump({})])
-    assert reason in dump.notes[0]
+    assert dump.notes[0].fields["why"].code is reason
     assert dump.frame.height == 2
 
 

@@ -1,14 +1,14 @@
 """Mapping files, and the calls that they pair."""
 
-import re
-
 import pytest
 from dumps import api, tensor, write_dump
 from programs import align_dumps, lone_in, pairs_in
 
 from msprobe_core.compare.mapping import ApiRule, Matching, Rule
 from msprobe_core.compare.mapping_files import read_matching
+from msprobe_core.compare.pairing_codes import PairingCode
 from msprobe_core.errors import ConfigError
+from msprobe_core.findings import Finding
 
 X = tensor([1.0, -2.0])
 
@@ -78,10 +78,8 @@ def test_a_golden_row_that_is_wanted_twice_is_said(align):
     assert row_pairs(alignment)["Tensor.mul.0.forward.input.0"] == "Tensor.mul.1.forward.input.0"
     assert row_pairs(alignment)["Tensor.mul.2.forward.input.0"] == "Tensor.mul.1.forward.input.0"
     (note,) = alignment.notes
-    assert note == (
-        "golden rows that the data mapping pairs with several rows of the target: 1; the first is "
-        "Tensor.mul.1.forward.input.0"
-    )
+    fields = {"count": 1, "first": "Tensor.mul.1.forward.input.0"}
+    assert note == Finding(PairingCode.ROW_PAIRED_TWICE, fields=fields)
 
 
 def test_a_row_mapped_to_nothing_has_no_partner(align):
@@ -100,8 +98,10 @@ def test_rows_that_are_in_no_dump_are_said(align):
     lines = "Tensor.mul.7.forward.input.0: Tensor.mul.0.forward.input.0\nTensor.mul.0.forward.input.0: a.0.debug\n"
     alignment = align(dump, dump, data_mapping=lines)
     (note,) = alignment.notes
-    assert "names that do not match a row of each dump: 2 of 2; the first is 'Tensor.mul.7.forward.input.0'" in note
-    assert "data_mapping.yaml, line 1)" in note
+    counts = {"wanted": "a row of each dump", "count": 2, "total": 2, "first": "'Tensor.mul.7.forward.input.0'"}
+    assert note.code is PairingCode.NAMES_UNUSED
+    assert {name: note.fields[name] for name in counts} == counts
+    assert note.fields["where"].endswith("data_mapping.yaml, line 1")
     assert len(row_pairs(alignment)) == 2
 
 
@@ -152,8 +152,9 @@ def test_a_dump_against_itself_with_a_mapping_that_does_nothing(align, options):
 def test_a_rule_that_fits_nothing_is_said(align):
     alignment = align(CELLS, MODULES, cell_mapping="fc1.Dense: fc1.Linear\n\nfc9.Dense: fc9.Linear")
     (note,) = alignment.notes
-    begin = "names that do not match anything in the target: 1 of 2; the first is 'fc9.Dense' "
-    assert re.fullmatch(re.escape(begin) + r"\(.*cell_mapping.yaml, line 3\)", note)
+    counts = {"wanted": "anything in the target", "count": 1, "total": 2, "first": "'fc9.Dense'"}
+    assert {name: note.fields[name] for name in counts} == counts
+    assert note.fields["where"].endswith("cell_mapping.yaml, line 3")
 
 
 # --- APIs -------------------------------------------------------------------------------------------------------
@@ -215,7 +216,7 @@ def test_a_file_that_was_made_for_the_other_direction(align):
     target, golden = {"Torch.eq.0.forward": call()}, {"Functional.equal.0.forward": call()}
     alignment = align(target, golden, api_mapping="Functional.equal: Torch.eq")
     assert pairs_in(alignment) == {"Torch.eq.0.forward": "Functional.equal.0.forward"}
-    assert "are read from right to left" in alignment.notes[0]
+    assert alignment.notes[0].code is PairingCode.TURNED
 
 
 # --- layers -----------------------------------------------------------------------------------------------------
@@ -353,8 +354,7 @@ def test_layers_of_one_framework_without_a_file(align):
 
 def test_layers_need_the_nesting(align):
     notes = align({"Torch.relu.0.forward": call()}, {"Functional.relu.0.forward": call()}, layer_mapping=True).notes
-    assert len(notes) == 2
-    assert "the nesting of calls was not recorded, which the layer mapping needs; record at level mix" in notes[0]
+    assert [note.code for note in notes] == [PairingCode.NO_NESTING] * 2
 
 
 # --- files ------------------------------------------------------------------------------------------------------

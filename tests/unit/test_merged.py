@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from part_dumps import ArrayDump, part, sketch_of
 
+from msprobe_core.compare.pairing_codes import MergedCode
 from msprobe_core.compare.shards.assembly import Assembly, CannotMerge, Held, assemble
 from msprobe_core.compare.shards.merged import check_replicas, merged
+from msprobe_core.findings import Finding
 from msprobe_core.fingerprint.hashing import hash_of
 from msprobe_core.fingerprint.place import Place
 from msprobe_core.fingerprint.shard_ranges import coordinates_of, held_ranges, local_offset, sizes_of
@@ -219,7 +221,7 @@ def test_terms_of_a_reduction_are_reduced(operation, expected):
     assert row["num_nan"] == 0
     if operation in ("sum", "avg"):
         np.testing.assert_allclose(np.frombuffer(row["sketch"], "<f4"), sketch_of(np.full(4, expected)), rtol=1e-6)
-    assert "sums whose terms the ranks hold" in dump.notes[0]
+    assert dump.notes[0].code is MergedCode.SUMS
 
 
 def test_the_mean_of_complex_terms_is_null():
@@ -254,7 +256,7 @@ def test_the_sum_is_taken_from_the_communication_that_made_it():
     for row in dump.frame.iter_rows(named=True):
         assert row["norm"] == pytest.approx(np.linalg.norm(sum(terms)))
         np.testing.assert_array_equal(read(dump, row), sum(terms))
-    assert "left out: 1" in dump.notes[0]
+    assert dump.notes[0] == Finding(MergedCode.LEFT_OUT, fields={"count": 1})
 
 
 @pytest.mark.parametrize(("operation", "ranks"), [("max", [0, 1]), ("sum", [0, 1, 2]), ("sum", [0])])
@@ -378,7 +380,9 @@ def test_calls_that_one_rank_lacks_are_kept_where_they_were_made():
     for dumps in ([calls, fewer], [fewer, calls]):
         dump = merged([ArrayDump(data, rank=rank) for rank, data in enumerate(dumps)])
         assert dump.frame["entry"].to_list() == list(calls)
-        assert "values that not all of the 2 merged ranks have: 1; the first is Functional.relu.2" in dump.notes[0]
+        note = dump.notes[0]
+        assert (note.code, note.fields["ranks"], note.fields["count"]) == (MergedCode.NOT_ON_ALL, 2, 1)
+        assert note.fields["first"].startswith("Functional.relu.2")
 
 
 def test_communication_among_the_ranks_is_left_out_and_the_rest_renumbered():

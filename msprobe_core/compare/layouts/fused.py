@@ -14,6 +14,7 @@ from msprobe_core.compare.extra_statistics import merged_extra
 from msprobe_core.compare.layouts.layout_view import LayoutView, Row, sizes_in
 from msprobe_core.compare.layouts.rows import called_in
 from msprobe_core.compare.layouts.rules import FusedRule
+from msprobe_core.compare.pairing_codes import MadeAlikeCode
 from msprobe_core.compare.shards.assembly import (
     STATISTICS,
     Assembly,
@@ -27,6 +28,7 @@ from msprobe_core.compare.shards.assembly import (
 )
 from msprobe_core.compare.shards.sources import Assembled
 from msprobe_core.config.name_patterns import NamePattern
+from msprobe_core.findings import Finding
 from msprobe_core.fingerprint.shard_ranges import Ranges
 from msprobe_core.model import Phase, Role
 from msprobe_core.protocols.storage import Dump
@@ -58,8 +60,12 @@ def fuse(made: LayoutView, rule: FusedRule, others: Sequence[Dump]) -> None:
             rows += _fused_rows(made, rule, name, parts)
             gone.update(dict.fromkeys(parts, name))
     if not found:
-        what = f"the other side has no {without_partner[0]}" if without_partner else f"{made.path} has no such modules"
-        made.notes.append(f"{rule.where}: nothing is fused to '{rule.whole}': {what}")
+        why = (
+            Finding(MadeAlikeCode.NOT_ON_OTHER_SIDE, fields={"module": without_partner[0]}) if without_partner
+            else Finding(MadeAlikeCode.NO_SUCH_MODULES, fields={"path": str(made.path)})
+        )  # fmt: skip
+        fields = {"rule": rule.where, "whole": rule.whole, "why": why}
+        made.notes.append(Finding(MadeAlikeCode.NOT_FUSED, fields=fields))
         return
     made.frame = _with_fused(made.frame, rows, gone)
     made.names |= gone

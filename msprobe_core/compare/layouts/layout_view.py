@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import polars as pl
 
+from msprobe_core.findings import Finding
 from msprobe_core.model import Ending, RunHeader
 from msprobe_core.protocols.storage import Dump, TensorSource
 from msprobe_core.store.ending import ending_of
@@ -31,7 +32,7 @@ class LayoutView:
 
     inner: Dump
     frame: pl.DataFrame
-    notes: list[str]
+    notes: list[str | Finding]
     views: dict[str, Open] = field(default_factory=dict[str, Open])
     names: dict[str, str] = field(default_factory=dict[str, str])
 

@@ -18,8 +18,10 @@ from msprobe_core.compare.layouts.fused import fuse
 from msprobe_core.compare.layouts.layout_view import LayoutView, Row, sizes_in
 from msprobe_core.compare.layouts.rows import called_in
 from msprobe_core.compare.layouts.rules import FusedRule, Side
+from msprobe_core.compare.pairing_codes import MadeAlikeCode
 from msprobe_core.compare.shards.sources import reshaped
 from msprobe_core.errors import NothingInCommonError
+from msprobe_core.findings import Finding
 from msprobe_core.model import Phase, Role, SiteKind
 from msprobe_core.protocols.storage import Dump, TensorSource
 from msprobe_core.protocols.trainers import ModuleMap
@@ -166,8 +168,9 @@ def _keep_common(sides: Sequence[LayoutView]) -> None:
     for side, own in zip(sides, found, strict=True):
         lone = sorted({called_in(entry).path or "" for entry in own - common})
         if lone:
-            shown = ", ".join(lone[:_MAX_NAMES]) + (", …" if len(lone) > _MAX_NAMES else "")
-            side.notes.append(f"modules of {side.path} that the other side has not: {len(lone):,}, such as {shown}")
+            shown = [*lone[:_MAX_NAMES], *(["…"] if len(lone) > _MAX_NAMES else [])]
+            fields = {"path": str(side.path), "count": len(lone), "modules": shown}
+            side.notes.append(Finding(MadeAlikeCode.LONE_MODULES, fields=fields))
         side.frame = side.frame.filter(pl.col("entry").is_in(list(common)))
     # A call may record more values on one side, such as attention weights that only training returns.
     keys = set(sides[0].frame["key"]) & set(sides[1].frame["key"])

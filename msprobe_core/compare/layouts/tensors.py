@@ -16,9 +16,11 @@ from msprobe_core.compare.layouts.fused import fuse
 from msprobe_core.compare.layouts.layout_view import LayoutView, Row, sizes_in
 from msprobe_core.compare.layouts.rows import is_meant, names_of
 from msprobe_core.compare.layouts.rules import Change, LayoutRules, Side, TensorRule
+from msprobe_core.compare.pairing_codes import MadeAlikeCode
 from msprobe_core.compare.shards.assembly import STATISTICS
 from msprobe_core.compare.shards.sources import CHUNK, narrowed, permuted, reshaped
 from msprobe_core.errors import DumpError
+from msprobe_core.findings import Finding
 from msprobe_core.protocols.storage import Dump, TensorSource
 from msprobe_core.store.frame import COLUMNS, RowKind
 
@@ -79,12 +81,11 @@ def _change_all(made: LayoutView, rules: Sequence[TensorRule]) -> None:
     made.frame = _with_cells(made.frame, cells)
     for rule in rules:
         if rule.where and rule.where not in used:
-            made.notes.append(f"{rule.where}: the rule for '{rule.match}' matches no tensor of {made.path}")
+            fields = {"rule": rule.where, "match": rule.match, "path": str(made.path)}
+            made.notes.append(Finding(MadeAlikeCode.RULE_UNUSED, fields=fields))
     if lost:
-        made.notes.append(
-            "tensors whose hash, sketch or checksum says nothing once their elements are in another order: "
-            f"{len(set(lost)):,}; the first is {lost[0]}"
-        )
+        fields = {"count": len(set(lost)), "first": lost[0]}
+        made.notes.append(Finding(MadeAlikeCode.HASHES_LOST, fields=fields))
 
 
 def _is_wanted(rule: TensorRule, entry: str, value_names: Sequence[str]) -> bool:

@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 from msprobe_core import names
 from msprobe_core.compare.layouts.layout_view import LayoutView, Row, sizes_in
 from msprobe_core.compare.layouts.rows import called_in
+from msprobe_core.compare.pairing_codes import MadeAlikeCode
 from msprobe_core.errors import CompareError, NothingInCommonError
+from msprobe_core.findings import Finding
 from msprobe_core.model import Phase, Role
 from msprobe_core.protocols.storage import Dump, TensorSource
 from msprobe_core.store.frame import COLUMNS, RowKind
@@ -49,13 +51,13 @@ class AlignedTokens:
         target: The target dump.
         golden: The golden dump.
         notes: Notes on the pairing.
-        incomplete: Sentences on sequences that only one side has.
+        incomplete: Sequences that only one side has.
     """
 
     target: Dump
     golden: Dump
-    notes: Sequence[str]
-    incomplete: Sequence[str]
+    notes: Sequence[Finding]
+    incomplete: Sequence[Finding]
 
 
 @dataclass(frozen=True)
@@ -123,15 +125,17 @@ def align_tokens(target: Dump, golden: Dump) -> AlignedTokens:
             f"the token ids, {list(sides[0].batches[0])} and {list(sides[1].batches[0])}"
         )
     lone = [
-        f"sequences of token ids that only {side.dump.path} has: {side.num_sequences - len(pairs):,}"
+        Finding(
+            MadeAlikeCode.LONE_SEQUENCES,
+            fields={"path": str(side.dump.path), "count": side.num_sequences - len(pairs)},
+        )
         for side in sides
         if side.num_sequences > len(pairs)
     ]
-    notes = [f"tokens paired by their ids: {len(chosen[0].place):,} of {len(pairs):,} sequences; padding is left out"]
+    notes = [Finding(MadeAlikeCode.TOKENS, fields={"tokens": len(chosen[0].place), "sequences": len(pairs)})]
     if left_out:
-        notes.append(
-            f"values without a row per token, which were not compared: {len(left_out):,}, such as {left_out[0]}"
-        )
+        fields = {"count": len(left_out), "first": left_out[0]}
+        notes.append(Finding(MadeAlikeCode.WITHOUT_ROWS, fields=fields))
     return AlignedTokens(relaid[0], relaid[1], notes, lone)
 
 

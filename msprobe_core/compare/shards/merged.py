@@ -19,6 +19,7 @@ import polars as pl
 
 from msprobe_core.compare.compare_codes import CompareCode
 from msprobe_core.compare.extra_statistics import merged_extra
+from msprobe_core.compare.pairing_codes import MergedCode
 from msprobe_core.compare.shards.assembly import (
     Assembly,
     CannotMerge,
@@ -45,6 +46,7 @@ from msprobe_core.compare.shards.placement import recorded
 from msprobe_core.compare.shards.rank_rows import Part, part_of, unite
 from msprobe_core.compare.shards.replica_check import replicas_that_differ
 from msprobe_core.compare.shards.replicas import copies_that_differ, differing
+from msprobe_core.findings import Finding
 from msprobe_core.model import Distribution, Ending, RunHeader
 from msprobe_core.protocols.storage import Dump, TensorSource
 from msprobe_core.store.ending import ending_of_all
@@ -84,7 +86,7 @@ class MergedDump:
     def __init__(self, parts: Sequence[Part], merging: _Merging) -> None:
         self.parts = parts
         self.frame = merging.frame
-        self.notes: Sequence[str] = [*(note for part in parts for note in part.dump.notes), *merging.notes]
+        self.notes: Sequence[str | Finding] = [*(note for part in parts for note in part.dump.notes), *merging.notes]
         self.replicas: Sequence[ReplicaFinding] = merging.replicas
         self._merging = merging
 
@@ -201,7 +203,7 @@ class _Merging:
         self._findings: dict[int, ReplicaFinding] = {}
         self._assemblies: dict[int, Assembly] = {}
         self._renamed: dict[str, str] = {}
-        self.notes: list[str] = []
+        self.notes: list[Finding] = []
         self.frame = pl.DataFrame()
 
     def run(self) -> None:
@@ -228,10 +230,7 @@ class _Merging:
         self._kept = np.flatnonzero(~dropped)
         if dropped.any():
             calls = union.rows.filter(pl.Series(dropped))["entry"].n_unique()
-            self.notes.append(
-                f"calls that only pass parts of tensors between the ranks that were merged, or compute no values, and "
-                f"were left out: {calls:,}"
-            )
+            self.notes.append(Finding(MergedCode.LEFT_OUT, fields={"count": calls}))
 
     # names
 
@@ -347,13 +346,11 @@ class _Merging:
     # notes
 
     def _note_sequence(self) -> None:
-        first = self.union.parts[0]
         rows = self.union.rows.filter(pl.Series(~self.union.is_there.all(axis=1)))
         if rows.height and not self._declaration.divides_calls:
-            self.notes.append(
-                f"values that not all of the {len(self.union.parts)} merged ranks have: {rows.height:,}; the first is "
-                f"{rows['name'][0]}; rank {first.rank} and the others did not make the same calls"
-            )
+            first = {"first": rows["name"][0], "rank": self.union.parts[0].rank}
+            fields = {"ranks": len(self.union.parts), "count": rows.height, **first}
+            self.notes.append(Finding(MergedCode.NOT_ON_ALL, fields=fields))
 
     def _check_communication(self) -> None:
         for values, parts in results_for_all(self.union):
@@ -382,10 +379,7 @@ class _Merging:
         partial = [v for v, made in self._assemblies.items() if made.reduction and v not in self._reduced]
         if partial:
             name = self.union.rows["name"][min(partial)]
-            self.notes.append(
-                f"sums whose terms the ranks hold, of which statistics tell no more than the mean: {len(partial):,}; "
-                f"the first is {name}"
-            )
+            self.notes.append(Finding(MergedCode.SUMS, fields={"count": len(partial), "first": name}))
 
     @property
     def replicas(self) -> Sequence[ReplicaFinding]:
