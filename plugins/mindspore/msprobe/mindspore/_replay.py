@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import cache
@@ -239,14 +240,23 @@ def _widened_calls() -> Generator[None, None, None]:
 
 @cache
 def _wideners() -> Patches:
-    # Cached: there are a thousand, and a call is replayed several times.
-    places = [
-        FunctionPatch(
-            place.owner, place.attribute, _cast if casts(place.prefix, place.name) else _run_widened, is_tracing
-        )
-        for place in find_places(RiskLevel.ALL)
-    ]
-    return Patches([*places, FunctionPatch(ops.Cast, "__call__", _run_widened, is_tracing)])
+    # Cached, and without what no dtype is given to, which is most: each call is replayed several times.
+    patches = [FunctionPatch(ops.Cast, "__call__", _run_widened, is_tracing)]
+    for place in find_places(RiskLevel.ALL):
+        if casts(place.prefix, place.name):
+            patches.append(FunctionPatch(place.owner, place.attribute, _cast, is_tracing))
+        elif _may_take_dtype(getattr(place.owner, place.attribute)):
+            patches.append(FunctionPatch(place.owner, place.attribute, _run_widened, is_tracing))
+    return Patches(patches)
+
+
+def _may_take_dtype(function: Function) -> bool:
+    """Whether a function has a parameter for a dtype, or does not say what its parameters are."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return True
+    return any(each.kind in (each.VAR_POSITIONAL, each.VAR_KEYWORD) or "type" in each.name for each in parameters)
 
 
 def _run_widened(function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
