@@ -4,7 +4,6 @@ import json
 import shlex
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -72,23 +71,29 @@ WRONG = ("--wrong-from", "27")
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def python(transformers_python):
+    """Return a Python for trainings and searches, of which each test runs many."""
+    return transformers_python
+
+
+@pytest.fixture(scope="module")
+def trained(python, tmp_path_factory):
     """Return a directory with the training and the checkpoints of both sides."""
     place = tmp_path_factory.mktemp("steps")
     (place / "train.py").write_text(TRAINING)
     jobs = [
-        subprocess.Popen([sys.executable, "train.py", "--save", side, *more], cwd=place)
+        subprocess.Popen([python, "train.py", "--save", side, *more], cwd=place)
         for side, more in (("golden", ()), ("target", WRONG))
     ]
     assert [job.wait(600) for job in jobs] == [0, 0]
     return place
 
 
-def command(side, *more, out):
-    run = shlex.join([sys.executable, "train.py", "--resume", "{checkpoint}"])
+def command(python, side, *more, out):
+    run = shlex.join([python, "train.py", "--resume", "{checkpoint}"])
     wrong = WRONG if side == "target" else ()
     return [
-        sys.executable, "-m", "msprobe_core", "bisect-steps", "--target", shlex.join([*shlex.split(run), *wrong]),
+        python, "-m", "msprobe_core", "bisect-steps", "--target", shlex.join([*shlex.split(run), *wrong]),
         "--golden", run, "--target-checkpoints", f"{side}/step-{{step}}.pt",
         "--golden-checkpoints", "golden/step-{step}.pt", "-o", out, *more,
     ]  # fmt: skip
@@ -101,8 +106,8 @@ def questions(out):
     return [json.loads(line)["question"] for line in lines if line.endswith(b"\n")]
 
 
-def test_the_step_the_layer_and_the_call_are_found_also_after_a_kill(trained):
-    asked, out = command("target", out="out"), trained / "out"
+def test_the_step_the_layer_and_the_call_are_found_also_after_a_kill(python, trained):
+    asked, out = command(python, "target", out="out"), trained / "out"
     search = subprocess.Popen(asked, cwd=trained, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     while not any(question[0] == "record" for question in questions(out)):
         assert search.poll() is None, search.stdout.read().decode()
@@ -126,32 +131,35 @@ def test_the_step_the_layer_and_the_call_are_found_also_after_a_kill(trained):
     assert sorted(path.name for path in Path(trained, "golden").iterdir()) == [f"step-{n}0.pt" for n in (1, 2, 3, 4)]
 
 
-def test_healthy_trainings_agree(trained):
+def test_healthy_trainings_agree(python, trained):
     done = subprocess.run(
-        command("golden", "--end", "42", "--windows", "2", out="healthy"),
+        command(python, "golden", "--end", "42", "--windows", "2", out="healthy"),
         cwd=trained, capture_output=True, text=True, timeout=900, check=False,
     )  # fmt: skip
     assert done.returncode == 2  # the trainings end with step 39, and no window of step 41 can be recorded
     assert "has not recorded step 40" in done.stderr
     done = subprocess.run(
-        command("golden", out="same"), cwd=trained, capture_output=True, text=True, timeout=900, check=False
+        command(python, "golden", out="same"), cwd=trained, capture_output=True, text=True, timeout=900, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "rounding explains every difference" in done.stdout
     assert json.loads((trained / "same" / "bisect_steps.json").read_bytes())["cost"]["replays"] == 0
 
 
-def test_the_step_and_the_rank_are_found_in_a_job(tmp_path):
+def test_the_step_and_the_rank_are_found_in_a_job(python, tmp_path):
     """Each rank saves a file of its own, and one of them has a kernel that becomes wrong."""
     (tmp_path / "train.py").write_text(TRAINING)
-    job = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
+    job = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"]
     job += ["--file", "/rank_{rank}.pt"]
     wrong = [*WRONG, "--wrong-rank", "1"]
-    for side, more in (("golden", ()), ("target", wrong)):
-        subprocess.run([*job, "--save", side, *more], cwd=tmp_path, check=True, timeout=600)
+    jobs = [
+        subprocess.Popen([*job, "--save", side, *more], cwd=tmp_path)
+        for side, more in (("golden", ()), ("target", wrong))
+    ]
+    assert [each.wait(600) for each in jobs] == [0, 0]
     done = subprocess.run(
         [
-            sys.executable, "-m", "msprobe_core", "bisect-steps",
+            python, "-m", "msprobe_core", "bisect-steps",
             "--target", shlex.join([*job, "--resume", "{checkpoint}", *wrong]),
             "--golden", shlex.join([*job, "--resume", "{checkpoint}"]),
             "--target-checkpoints", "target/step-{step}", "--golden-checkpoints", "golden/step-{step}", "-o", "out",
