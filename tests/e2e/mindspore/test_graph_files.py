@@ -10,6 +10,7 @@ import mindspore as ms
 import pytest
 from mindspore import nn, ops
 from msprobe.mindspore._quiet import executor
+from msprobe.mindspore.graph.attempts import Attempts
 from msprobe.mindspore.graph.collector import station
 from msprobe.mindspore.graph.compiling import compilation
 from msprobe.mindspore.graph.tensordump import Arrivals, Kind
@@ -42,12 +43,14 @@ class Pair(nn.Cell):
         return {"first": x * scale, "second": (x, scale)}
 
 
-@pytest.mark.slow  # MindSpore takes half a minute to find that the CPU has no kernel for the points
+@pytest.mark.slow
 def test_what_is_compiled_writes_every_value_once(tmp_path, monkeypatch):
     net = Small()
     inputs = filled(2, 3, seed=5), filled(2, 3, seed=6)
     on_cpu, _ = record(net, step_of(net, *inputs, positions=(0, 1)), tmp_path / "cpu")
     monkeypatch.setattr(compilation(), "writes_files", True)
+    # The CPU has no kernel for the points, of which MindSpore finds as little for fewer of them, in half a minute.
+    monkeypatch.setattr(Attempts, "_lesser", lambda *_: iter(()))
     net = Small()
     ms.set_context(save_graphs=1, save_graphs_path=str(tmp_path / "ir"))
     try:
