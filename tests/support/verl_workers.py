@@ -29,8 +29,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "verl_
 from tiny import make
 
 NEEDED = (
-    "torch.distributed.fsdp", "tensordict", "transformers.models.qwen2.modeling_qwen2", "ray", "datasets", "peft",
-    "accelerate", "hydra", "codetiming", "torchdata.stateful_dataloader", "PIL.Image", "fastapi", "uvicorn",
+    "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor", "tensordict", "ray", "datasets", "peft",
+    "transformers.models.qwen2.modeling_qwen2", "transformers.models.auto.modeling_auto", "accelerate", "hydra",
+    "codetiming", "torchdata.stateful_dataloader", "PIL.Image", "fastapi", "uvicorn", "aiohttp", "zmq",
+    "transfer_queue",
 )  # fmt: skip
 """What importing verl's workers imports, and takes seconds."""
 

@@ -1,7 +1,6 @@
 """Runs of verl that several tests look at: each is made once.
 
-Whole runs of `main_ppo` are `healthy_run` and `faulty_run`, whose serving engine leaves one parameter as it is when
-weights come.
+Whole runs of `main_ppo` are `healthy_run`, and `faulty_run`, which a tutorial makes.
 """
 
 import json
@@ -17,6 +16,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from ray_python import ray_python
+from tutorial import follow
 
 from msprobe_core.cli import main
 
@@ -25,6 +26,18 @@ RIG = REPOSITORY / "examples" / "verl_cpu"
 WORKERS = REPOSITORY / "tests" / "support" / "verl_workers.py"
 
 _LONGEST_JOB_S = 600
+
+_IMPORTED = (
+    "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor", "tensordict", "datasets", "peft",
+    "transformers.models.qwen2.modeling_qwen2", "transformers.models.auto.modeling_auto", "accelerate", "hydra",
+    "codetiming", "torchdata.stateful_dataloader", "fastapi", "uvicorn", "aiohttp", "zmq",
+)  # fmt: skip
+"""What the processes of a whole run import before they do anything, except Ray, which reads its variables then.
+
+Not verl, nor what loads our plugin with it: each process does that itself.
+"""
+
+_PROGRAMS = ("tiny.py", "train.py", "verl.trainer.main_ppo")
 
 _NO_START = "The current node timed out during startup"
 """Ray has half a minute to start, which is little on a machine that others use; nothing of ours has run by then."""
@@ -88,13 +101,23 @@ def run(command, *, mark, timeout_s, **environment):
 
 
 @pytest.fixture(scope="session")
-def work(tmp_path_factory):
+def python(tmp_path_factory):
+    """A Python whose processes have imported what verl needs."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in _ENVIRONMENT.items():
+            patch.setenv(name, value)
+        with ray_python(tmp_path_factory.mktemp("python"), _IMPORTED, _PROGRAMS) as program:
+            patch.undo()
+            yield program
+
+
+@pytest.fixture(scope="session")
+def work(python, tmp_path_factory):
     """A directory with a tiny model and its data."""
     directory = tmp_path_factory.mktemp("verl_work")
     subprocess.run(
-        [sys.executable, "-W", "ignore", RIG / "tiny.py", directory], check=True, capture_output=True,
-        env={**os.environ, **_ENVIRONMENT},
-    )  # fmt: skip
+        [python, RIG / "tiny.py", directory], check=True, capture_output=True, env={**os.environ, **_ENVIRONMENT}
+    )
     return directory
 
 
@@ -149,7 +172,7 @@ def run_workers(work, worker_jobs, tmp_path_factory):
     return start
 
 
-def whole_run(work, place, *arguments, is_switched_by_hydra=False, **environment):
+def whole_run(python, work, place, *arguments, is_switched_by_hydra=False, **environment):
     """Run `main_ppo`, recorded as the environment says, or as one setting on its command line does."""
     path = place / "record.yaml"
     path.write_text(WHOLE.format(out=place / "run"))
@@ -162,7 +185,7 @@ def whole_run(work, place, *arguments, is_switched_by_hydra=False, **environment
     try:
         output = run(
             [
-                sys.executable, RIG / "train.py", "--work", work, *switch, *arguments,
+                python, RIG / "train.py", "--work", work, *switch, *arguments,
             ],
             mark=ray_directory, timeout_s=900, RAY_TMPDIR=str(ray_directory), **environment,
         )  # fmt: skip
@@ -172,35 +195,46 @@ def whole_run(work, place, *arguments, is_switched_by_hydra=False, **environment
 
 
 @pytest.fixture(scope="session")
-def start_run(work):
+def start_run(python, work):
     """Return a function that runs the whole of `main_ppo` with the variables that are given, in a directory."""
-    return partial(whole_run, work)
+    return partial(whole_run, python, work)
 
 
 @pytest.fixture(scope="session")
-def healthy_run(work, tmp_path_factory):
+def healthy_run(start_run, tmp_path_factory):
     """The whole of `main_ppo`: v1 trainer, PPO with a critic, 2 FSDP2 workers, packed, balanced over ranks.
 
     Its recording is switched on by the hydra override; that of the others by the environment.
     """
-    return whole_run(work, tmp_path_factory.mktemp("healthy"), is_switched_by_hydra=True)
+    return start_run(tmp_path_factory.mktemp("healthy"), is_switched_by_hydra=True)
 
 
 @pytest.fixture(scope="session")
-def faulty_run(work, tmp_path_factory):
-    """The same, with ``model.layers.1.mlp.down_proj.weight`` left as it is whenever weights come to the engine."""
-    return whole_run(work, tmp_path_factory.mktemp("faulty"), "--fault", "skip_layer")
+def faulty_run(python, tmp_path_factory):
+    """The run of the tutorial on training against rollout, which is followed.
+
+    ``model.layers.1.mlp.down_proj.weight`` is left as it is whenever weights come to the engine.
+    """
+    place = tmp_path_factory.mktemp("tutorial")
+    (place / "examples").symlink_to(REPOSITORY / "examples")
+    path = os.pathsep.join([str(Path(python).parent), str(Path(sys.executable).parent), os.environ["PATH"]])
+    ray_directory = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))  # the names of sockets have to be short
+    try:
+        follow("rollout.md", place, RAY_TMPDIR=str(ray_directory), **{**_ENVIRONMENT, "PATH": path})
+    finally:
+        shutil.rmtree(ray_directory, ignore_errors=True)
+    return Run(place / "work" / "verl_run", (place / "training.log").read_text())
 
 
 @pytest.fixture(scope="session")
-def replayed_pair(work, tmp_path_factory):
+def replayed_pair(start_run, tmp_path_factory):
     """A run that keeps its rollouts, and one that has them again: one step of GRPO, with verl's older trainer."""
     kept = tmp_path_factory.mktemp("rollouts")
     settings = [
         "--v0", "--workers", "1", "--steps", "1", "algorithm.adv_estimator=grpo", "skip.rollout.enable=True",
         f"skip.rollout.dump_dir={kept}", "skip.rollout.steps=[1]",
     ]  # fmt: skip
-    return [whole_run(work, tmp_path_factory.mktemp(name), *settings) for name in ("first", "replayed")]
+    return [start_run(tmp_path_factory.mktemp(name), *settings) for name in ("first", "replayed")]
 
 
 @pytest.fixture
