@@ -56,7 +56,8 @@ BOTH := -m pytest -m "not nightly"
 SLOW := -m pytest -m "slow and not nightly"
 NIGHTLY := -m pytest -m nightly
 SHARED := --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
-test-numpy-1 test-lowest test-mindspore test-verl test-main slow-mindspore slow-jax slow-others test-nightly: export OMP_NUM_THREADS = 1
+test-numpy-1 test-lowest test-mindspore test-verl test-main slow-mindspore slow-jax slow-verl verl-comparisons slow-main test-nightly: \
+	export OMP_NUM_THREADS = 1
 
 # Folders whose prose must be plain English, and words that it must not contain; phrases are in tests/unit/test_prose.py.
 PROSE := tests/data/prose
@@ -72,14 +73,19 @@ TORCH_TESTS := tests/contract/test_pytorch.py tests/e2e --ignore=tests/e2e/minds
 SECONDS ?= 600
 SEED ?= $(shell date +%s)
 
-.PHONY: release changelog fuzz test-lowest demo demo-check demo-checkpoint demo-cross demo-monitor demo-verl findings reference standards page site test beside test-mindspore test-numpy-1 test-verl test-main test-slow slow-mindspore slow-jax slow-others test-nightly test-torch \
+.PHONY: environments release changelog fuzz test-lowest demo demo-check demo-checkpoint demo-cross demo-monitor demo-verl findings reference standards page site test beside test-mindspore test-numpy-1 test-verl test-main test-slow \
+	slow-beside slow-mindspore slow-jax slow-verl verl-comparisons slow-main test-nightly test-torch \
 	lint bench clean
+
+# pip would compile all modules of all libraries, which takes longer than all else that it does; Python compiles what is
+# imported.
+PIP_INSTALL := -m pip install --quiet --no-compile
 
 # $(call install,environment,dependency group,more constraints)
 define install
 	$(PYTHON) -m venv $(1)
-	$(1)/bin/python -m pip install --quiet --upgrade pip
-	$(1)/bin/python -m pip install --quiet --constraint constraints-dev.txt --constraint $(3) --group $(2) \
+	$(1)/bin/python $(PIP_INSTALL) --upgrade pip
+	$(1)/bin/python $(PIP_INSTALL) --constraint constraints-dev.txt --constraint $(3) --group $(2) \
 		--editable . $(PLUGINS:%=--editable %)
 	touch $(1)/.ready
 endef
@@ -93,7 +99,7 @@ $(MS_READY): $(PROJECTS) constraints-dev.txt constraints-mindspore.txt
 $(VERL_READY): $(PROJECTS) constraints-dev.txt constraints-verl.txt
 	$(call install,$(VERL_VENV),verl,constraints-verl.txt)
 	rm $@
-	$(VERL_BIN)/python -m pip install --quiet --constraint constraints-verl.txt --no-deps verl
+	$(VERL_BIN)/python $(PIP_INSTALL) --constraint constraints-verl.txt --no-deps verl
 	touch $@
 
 $(JAX_READY): $(PROJECTS) constraints-dev.txt constraints-jax.txt
@@ -101,9 +107,12 @@ $(JAX_READY): $(PROJECTS) constraints-dev.txt constraints-jax.txt
 
 $(LOWEST_READY): $(PROJECTS) constraints-lowest.txt
 	$(PYTHON) -m venv $(LOWEST_VENV)
-	$(LOWEST_BIN)/python -m pip install --quiet --constraint constraints-lowest.txt --editable '.[arrow]' \
+	$(LOWEST_BIN)/python $(PIP_INSTALL) --constraint constraints-lowest.txt --editable '.[arrow]' \
 		build hatchling hypothesis pytest pytest-xdist safetensors
 	touch $@
+
+# All of them; with --jobs, several at a time. The largest are begun first.
+environments: $(MS_READY) $(READY) $(VERL_READY) $(JAX_READY) $(LOWEST_READY) $(DOCS_READY)
 
 # Train a small Llama twice, the second time with a fault planted deep inside, locate it, and write a page that shows it.
 # Then train it with another base of the rotary embedding: the manifests of the runs name the setting that explains the fault.
@@ -193,8 +202,8 @@ page:
 
 $(DOCS_READY): pyproject.toml constraints-docs.txt
 	$(PYTHON) -m venv $(DOCS_VENV)
-	$(DOCS_VENV)/bin/python -m pip install --quiet --upgrade pip
-	$(DOCS_VENV)/bin/python -m pip install --quiet --constraint constraints-docs.txt --group docs
+	$(DOCS_VENV)/bin/python $(PIP_INSTALL) --upgrade pip
+	$(DOCS_VENV)/bin/python $(PIP_INSTALL) --constraint constraints-docs.txt --group docs
 	touch $@
 
 # Build the documentation site in English and Chinese, with every warning an error; open site/index.html.
@@ -240,10 +249,13 @@ test-verl: $(VERL_READY)
 	$(VERL_BIN)/python -c "import verl"
 	$(VERL_BIN)/python $(QUICK) $(VERL_TESTS)
 
-# Slow tests, and quick ones again with other releases of libraries. MindSpore's single process leaves a core to the others.
+# Slow tests, and quick ones again with other releases of libraries: first the suites that run in a process of their own,
+# side by side and the longest first, and then the one that is shared by all processes.
 test-slow: $(READY) $(MS_READY) $(VERL_READY) $(JAX_READY) $(DOCS_READY) $(LOWEST_READY)
-	$(MAKE) --no-print-directory --jobs=$(WORKERS) --output-sync=target \
-		slow-mindspore slow-jax test-lowest test-numpy-1 slow-others
+	$(MAKE) --no-print-directory --jobs=$(WORKERS) --output-sync=target slow-beside
+	$(MAKE) --no-print-directory slow-main
+
+slow-beside: slow-mindspore test-lowest slow-verl verl-comparisons test-numpy-1 slow-jax
 
 slow-mindspore: $(MS_READY)
 	$(MS_BIN)/python $(SLOW) $(MS_TESTS)
@@ -253,9 +265,13 @@ slow-jax: $(JAX_READY)
 	$(JAX_BIN)/python -c "import flax"
 	$(JAX_BIN)/python $(SLOW) tests/e2e/jax
 
-slow-others: $(READY) $(VERL_READY) $(DOCS_READY)
-	$(VERL_BIN)/python $(SLOW) tests/e2e/verl
+slow-verl: $(VERL_READY)
+	$(VERL_BIN)/python $(SLOW) $(VERL_TESTS)
+
+verl-comparisons: $(VERL_READY)
 	$(VERL_BIN)/python $(BOTH) tests/unit/verl
+
+slow-main: $(READY) $(DOCS_READY)
 	$(BIN)/python -c "import trl"
 	$(BIN)/python $(SLOW) $(SHARED) --ignore=tests/unit/verl
 
