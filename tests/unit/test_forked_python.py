@@ -23,7 +23,7 @@ sys.exit(int(sys.argv[1]))
 @pytest.fixture(scope="module")
 def python(tmp_path_factory):
     with pytest.MonkeyPatch.context() as changed:
-        changed.setenv("LEFT", "behind")
+        changed.setenv("LEFT", "over")
         with forked_python(tmp_path_factory.mktemp("python"), ["json"]) as python:
             yield python
 
