@@ -207,12 +207,6 @@ def load_standards(path: Path) -> Standards:
         raise ConfigError(f"{path}: is no file of standards ({error}); compare it with standards.yaml") from error
 
 
-def power_text(value: float) -> str:
-    """Return a number as it is written in ``standards.yaml``: as a power of two if it is one below a hundredth."""
-    exponent = next((e for e in range(7, 64) if value == 2.0**-e), None)
-    return f"2^-{exponent}" if exponent is not None else f"{value:g}"
-
-
 def _numbers(value: Any) -> Any:
     """Return a decoded file with powers of two as numbers."""
     if isinstance(value, dict):

@@ -194,7 +194,7 @@ class Product:
         *outer, rows, columns = (
             (*source.shape, 1) if self._is_column else (1, *source.shape)[-max(2, len(source.shape)) :]
         )
-        self._num_matrices, self._rows, self._columns = math.prod(outer), rows, columns
+        self._rows, self._columns = rows, columns
         self._check(factors, rows, columns)
         num_rows = rows if self._left is None else self._left.shape[0]
         num_columns = columns if self._right is None else self._right.shape[1]

@@ -451,15 +451,6 @@ def split_row_name(name: str) -> tuple[str, Phase] | None:
 _PHASES = (Phase.FORWARD.value, Phase.BACKWARD.value)
 
 
-def finished_apis(results: Path) -> frozenset[str]:
-    """Return the APIs that a table of results has.
-
-    Raises:
-        TableFormatError: see `read_rows`.
-    """
-    return frozenset(_plain(row[RESULT_COLUMNS[0]]) for row in read_rows(results, RESULT_COLUMNS))
-
-
 def _plain(name: str) -> str:
     """Return a name without the apostrophe that keeps a spreadsheet from executing it."""
     return name.removeprefix("'")

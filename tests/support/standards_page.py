@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from msprobe_core.api_check.standards import Algorithm, Condition, Standards, power_text, standards
+from msprobe_core.api_check.standards import Algorithm, Condition, Standards, standards
 from msprobe_core.findings import Language
 
 _TESTS = Path(__file__).parents[1]
@@ -59,15 +59,15 @@ def page(language: Language) -> str:
         skipped=say.names(sorted(table.skipped_dtypes)),
         algorithms=_rows([(name.value, text.label, say(text.rule)) for name, text in table.algorithms.items()]),
         constants=_by_name("dtype", table.dtypes),
-        accumulative=_text(table.accumulative_small_value),
+        accumulative=power_text(table.accumulative_small_value),
         ulp=_ulp(table),
         classes=_classes(table, say),
-        small=_text(table.small_value_ratio),
-        balance=_text(table.error_balance_ratio),
+        small=power_text(table.small_value_ratio),
+        balance=power_text(table.error_balance_ratio),
         plain=_plain(table, say),
-        eps=_text(table.single_benchmark.eps),
-        factor=_text(table.single_benchmark.max_factor),
-        single=_rows((name, _text(each)) for name, each in table.single_benchmark.thresholds.items()),
+        eps=power_text(table.single_benchmark.eps),
+        factor=power_text(table.single_benchmark.max_factor),
+        single=_rows((name, power_text(each)) for name, each in table.single_benchmark.thresholds.items()),
         torch=_by_name("dtype", table.torch_testing),
         earlier=_rows((name.value, say.names(apis)) for name, apis in table.earlier_apis.items()),
         drifts=_rows((say(each.what), say(each.behaviour), say(each.documented)) for each in table.drifts),
@@ -100,7 +100,7 @@ def _selection(table: Standards, say: _Words) -> str:
 def _classes(table: Standards, say: _Words) -> str:
     rows = []
     for name, own in table.classes.items():
-        limits = map(_text, (own.max_relative, own.mean_relative, own.rmse))
+        limits = map(power_text, (own.max_relative, own.mean_relative, own.rmse))
         rows.append((name, *limits, say.names(own.apis) or say("all others")))
     return _rows(rows)
 
@@ -110,13 +110,13 @@ def _ulp(table: Standards) -> str:
     for name, form in table.ulp_formats.items():
         limits = table.ulp_limits[name]
         cells = [form.min_exponent, form.mantissa_bits, form.threshold, limits.mean, limits.share, limits.ratio]
-        rows.append((name, *("" if cell is None else _text(cell) for cell in cells)))
+        rows.append((name, *("" if cell is None else power_text(cell) for cell in cells)))
     return _rows(rows)
 
 
 def _plain(table: Standards, say: _Words) -> dict[str, str]:
     return {
-        name: say.names(sorted(value)) if isinstance(value, frozenset) else _text(value)
+        name: say.names(sorted(value)) if isinstance(value, frozenset) else power_text(value)
         for name, value in msgspec.structs.asdict(table.plain).items()
     }
 
@@ -124,7 +124,7 @@ def _plain(table: Standards, say: _Words) -> dict[str, str]:
 def _by_name(title: str, parts: dict[str, object]) -> str:
     fields = next(iter(parts.values())).__struct_fields__
     header = [(title, *(f"`{field}`" for field in fields)), ["---"] * (len(fields) + 1)]
-    rows = [(name, *(_text(getattr(part, field)) for field in fields)) for name, part in parts.items()]
+    rows = [(name, *(power_text(getattr(part, field)) for field in fields)) for name, part in parts.items()]
     return _rows([*header, *rows])
 
 
@@ -132,8 +132,10 @@ def _rows(rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in rows)
 
 
-def _text(value: float) -> str:
-    return power_text(float(value))
+def power_text(value: float) -> str:
+    """Return a number as it is written in ``standards.yaml``: as a power of two if it is one below a hundredth."""
+    exponent = next((e for e in range(7, 64) if value == 2.0**-e), None)
+    return f"2^-{exponent}" if exponent is not None else f"{value:g}"
 
 
 if __name__ == "__main__":

@@ -7,11 +7,11 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from standards_page import PAGES, chinese, english, page
+from standards_page import PAGES, chinese, english, page, power_text
 
 from msprobe_core.api_check import standards as module
 from msprobe_core.api_check.published import published_columns
-from msprobe_core.api_check.standards import Algorithm, load_standards, power_text, standards
+from msprobe_core.api_check.standards import Algorithm, load_standards, standards
 from msprobe_core.compat import ratio_compare
 from msprobe_core.errors import ConfigError
 from msprobe_core.findings import Language

@@ -30,10 +30,6 @@ class Master(NamedTuple):
         return values.reshape(-1).narrow(0, self.start, self.numel)
 
 
-FindMaster = Callable[[Any], Master | None]
-"""Returns the master of a parameter; ``None`` if the optimizer updates the parameter itself."""
-
-
 def master_of(parameter: Any, optimizers: Iterable[Any]) -> Master | None:
     """Return where the optimizers keep a parameter; ``None`` if they update the parameter itself.
 
