@@ -17,12 +17,12 @@ from msprobe_core.cli.progress import progress_bar
 from msprobe_core.cli.reports import report_option, say_written
 from msprobe_core.cli.show import show
 from msprobe_core.compat.formats import GENERATION_A
-from msprobe_core.errors import CompareError, MissingPathError, UnreadableResultError
+from msprobe_core.errors import MissingPathError
 from msprobe_core.former_names.table import COMPARE_MODES, COMPARE_OPTIONS, OFFLINE_MODELS
 from msprobe_core.interrupts import raise_if_interrupted
 from msprobe_core.plugins import registry
 from msprobe_core.report.own_format import OWN_FORMAT
-from msprobe_core.untrusted.files import read_plain
+from msprobe_core.store.results import read_json
 
 if TYPE_CHECKING:
     from msprobe_core.compare import Chosen, CompareOptions
@@ -267,22 +267,11 @@ def _request(target: Path | None, golden: Path | None, request: Path | None) -> 
     if request is not None:
         if target is not None or golden is not None:
             raise click.UsageError("give either -i, or -tp and -gp")
-        return _read_request(request)
+        what = 'a compare.json ({error}); it needs "npu_path" and "bench_path", both text'
+        return read_json(request, CompareRequest, what)
     if target is None or golden is None:
         raise click.UsageError("both dumps are needed: -tp TARGET -gp GOLDEN (or -i compare.json)")
     return CompareRequest(str(target), str(golden))
-
-
-def _read_request(path: Path) -> CompareRequest:
-    try:
-        content = read_plain(path).removeprefix(b"\xef\xbb\xbf")  # a byte order mark, which editors add
-        return msgspec.json.decode(content, type=CompareRequest)
-    except OSError as error:
-        raise CompareError(f"{path}: cannot be read ({error.strerror})") from error
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise UnreadableResultError(
-            f'{path}: is not a compare.json ({error}); it needs "npu_path" and "bench_path", both text'
-        ) from error
 
 
 def _chosen(asked: _Asked, request: CompareRequest) -> Chosen:

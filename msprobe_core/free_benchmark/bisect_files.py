@@ -6,18 +6,16 @@ import csv
 import io
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
-from msprobe_core.errors import CompareError, UnreadableResultError
 from msprobe_core.findings import read_finding, text_and_content
 from msprobe_core.free_benchmark.bisect import BisectResult, BisectVerdict, PartOfModules
 from msprobe_core.model import ReferenceFormat
 from msprobe_core.store.atomic_file import whole_file, write_json
 from msprobe_core.store.layout import make_directory
-from msprobe_core.store.results import plain_result, refuse_foreign_json, refuse_foreign_text
-from msprobe_core.untrusted.files import read_plain
+from msprobe_core.store.results import plain_result, read_result, refuse_foreign_json, refuse_foreign_text
 
 BISECT_FILE = "bisect.json"
 BISECT_TABLE = "bisect.csv"
@@ -93,23 +91,6 @@ def _part(part: PartOfModules) -> dict[str, Any]:
     return {name: plain_result(getattr(part, name)) for name in PartOfModules.__struct_fields__}
 
 
-class _Part(msgspec.Struct):
-    modules: tuple[str, ...]
-    share: float
-    change: float
-    times: float | Literal["Infinity"]
-    is_inferred: bool = False
-    is_joint: bool = False
-    loss: float | None = None
-
-    @property
-    def part(self) -> PartOfModules:
-        return PartOfModules(
-            modules=self.modules, share=self.share, change=self.change, times=float(self.times),
-            is_inferred=self.is_inferred, is_joint=self.is_joint, loss=self.loss,
-        )  # fmt: skip
-
-
 class _File(msgspec.Struct):
     version: int
     target: str
@@ -125,10 +106,10 @@ class _File(msgspec.Struct):
     num_pairs: int
     num_steps: int
     seconds: float
-    parts: list[_Part]
+    parts: tuple[PartOfModules, ...]
     loss: float | None = None
     raised_loss: float | None = None
-    measured: list[_Part] = []
+    measured: tuple[PartOfModules, ...] = ()
     headline_finding: dict[str, Any] | None = None
     notes: list[str] = []
     notes_finding: list[dict[str, Any]] = []
@@ -140,20 +121,11 @@ def read_bisect(path: Path) -> BisectResult:
     Raises:
         CompareError: it cannot be read, is damaged, or of a later version.
     """
-    try:
-        found = msgspec.json.decode(read_plain(path, _MAX_BYTES), type=_File)
-    except OSError as error:
-        raise CompareError(f"{path}: cannot be read ({error.strerror})") from error
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise UnreadableResultError(f"{path}: is not what {_COMMAND} writes ({error}); run it again") from error
-    if found.version != VERSION:
-        raise UnreadableResultError(
-            f"{path}: is of version {found.version}, and {VERSION} is known; run {_COMMAND} again"
-        )
+    found = read_result(path, _File, _COMMAND, VERSION, max_bytes=_MAX_BYTES, has_texts=True)
     contents = [*found.notes_finding, *([None] * len(found.notes))]
     return BisectResult(
         target=found.target, reference=found.reference, verdict=found.verdict,
         headline=read_finding(found.headline, found.headline_finding),
-        notes=tuple(map(read_finding, found.notes, contents)), parts=tuple(part.part for part in found.parts),
-        measured=tuple(part.part for part in found.measured), **{name: getattr(found, name) for name in _NUMBERS},
+        notes=tuple(map(read_finding, found.notes, contents)), parts=found.parts, measured=found.measured,
+        **{name: getattr(found, name) for name in _NUMBERS},
     )  # fmt: skip

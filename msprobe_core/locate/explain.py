@@ -17,13 +17,13 @@ import msgspec
 
 from msprobe_core import names
 from msprobe_core.config_check.differences import Difference, Section, Severity
-from msprobe_core.errors import CompareError, UnreadableResultError
+from msprobe_core.errors import CompareError
 from msprobe_core.findings import Finding, Level
 from msprobe_core.judge.discrete_ops import api_of
 from msprobe_core.locate.explain_codes import ExplainCode
 from msprobe_core.locate.result import Degree, Explained, Explanation, FaultKind, Suspect
 from msprobe_core.model import Phase
-from msprobe_core.untrusted.files import read_plain
+from msprobe_core.store.results import read_result
 
 _VERSION = 1
 _ANY = "any"
@@ -57,17 +57,9 @@ def located_of(suspect: Suspect) -> LocatedFault:
     )
 
 
-class _StoredSuspect(msgspec.Struct, frozen=True):
-    entry: str
-    kind: FaultKind
-    phase: Phase | None = None
-    parents: tuple[str, ...] = ()
-    ranks: tuple[int, ...] = ()
-
-
 class _Stored(msgspec.Struct, frozen=True):
     version: int
-    suspects: tuple[_StoredSuspect, ...]
+    suspects: tuple[LocatedFault, ...]
 
 
 def read_located(path: Path) -> LocatedFault:
@@ -77,20 +69,10 @@ def read_located(path: Path) -> LocatedFault:
         CompareError: it cannot be read, is not what ``msprobe locate`` writes, is of a later version, or has no
             suspect.
     """
-    try:
-        stored = msgspec.json.decode(read_plain(path), type=_Stored)
-    except OSError as error:
-        raise CompareError(f"{path}: cannot be read ({error.strerror})") from error
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise UnreadableResultError(f"{path}: is not what msprobe locate writes ({error})") from error
-    if stored.version != _VERSION:
-        raise UnreadableResultError(
-            f"{path}: is of version {stored.version}, and {_VERSION} is known; run msprobe locate again"
-        )
+    stored = read_result(path, _Stored, "msprobe locate", _VERSION)
     if not stored.suspects:
         raise CompareError(f"{path}: has found no fault, so there is nothing to explain; compare without --explain")
-    first = stored.suspects[0]
-    return LocatedFault(kind=first.kind, entry=first.entry, phase=first.phase, parents=first.parents, ranks=first.ranks)
+    return stored.suspects[0]
 
 
 class _Topic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

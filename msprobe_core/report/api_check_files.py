@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, get_args
@@ -23,14 +23,12 @@ from msprobe_core.api_check.verdict import (
     PublishedColumns,
     Verdict,
 )
-from msprobe_core.errors import CompareError, UnreadableResultError
 from msprobe_core.findings import read_finding, text_and_content
 from msprobe_core.model import Phase
 from msprobe_core.report.api_check_summary import CheckSummary
 from msprobe_core.store.atomic_file import whole_file, write_json
 from msprobe_core.store.layout import make_directory
-from msprobe_core.store.results import plain_result, refusal, refuse_foreign_json
-from msprobe_core.untrusted.files import read_plain
+from msprobe_core.store.results import plain_result, read_result, refusal, refuse_foreign_json
 from msprobe_core.untrusted.paths import shown
 
 CHECK_FILE = "acc_check.json"
@@ -207,7 +205,6 @@ class CheckedDump:
     verdicts: Sequence[CallVerdict]
 
 
-_Number: TypeAlias = float | str | None
 _Content: TypeAlias = dict[str, Any] | None
 
 
@@ -219,17 +216,17 @@ class _Output(msgspec.Struct, frozen=True):
     dtype: str = ""
     shape: tuple[int, ...] = ()
     reason_finding: _Content = None
-    error: _Number = None
-    rounding: _Number = None
-    condition: _Number = None
-    own_error: _Number = None
-    times: _Number = None
-    amplification: _Number = None
+    error: float = math.nan
+    rounding: float = math.nan
+    condition: float = math.nan
+    own_error: float | None = None
+    times: float = math.nan
+    amplification: float | None = None
     worst_index: tuple[int, ...] | None = None
-    bias: _Number = None
+    bias: float | None = None
     applied: tuple[Mutant, ...] = ()
     accepted: tuple[Mutant, ...] = ()
-    published: dict[str, float | str] = {}
+    published: PublishedColumns = PublishedColumns()
 
 
 class _Call(msgspec.Struct, frozen=True):
@@ -264,64 +261,21 @@ def read_checks(path: Path) -> CheckedDump:
     Raises:
         CompareError: it cannot be read, is damaged, or of a later version.
     """
-    try:
-        found = msgspec.json.decode(read_plain(path, _MAX_BYTES), type=_File)
-        verdicts = [_verdict(call) for call in found.calls]
-    except OSError as error:
-        raise CompareError(f"{path}: cannot be read ({error.strerror})") from error
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise UnreadableResultError(f"{path}: is not what {_COMMAND} writes ({error}); run it again") from error
-    if found.version != VERSION:
-        raise UnreadableResultError(
-            f"{path}: is of version {found.version}, and {VERSION} is known; run {_COMMAND} again"
-        )
-    return CheckedDump(dump=found.dump, verdicts=verdicts)
+    found = read_result(path, _File, _COMMAND, VERSION, max_bytes=_MAX_BYTES, has_texts=True)
+    return CheckedDump(dump=found.dump, verdicts=list(map(_verdict, found.calls)))
 
 
 def _verdict(call: _Call) -> CallVerdict:
-    contents: list[_Content] = [*call.notes_finding, *([None] * len(call.notes))]
-    return CallVerdict(
-        entry=call.entry, api=call.api, phase=call.phase, verdict=call.verdict, inputs=call.inputs, seed=call.seed,
-        outputs=tuple(map(_output, call.outputs)),
-        reason=None if call.reason is None else read_finding(call.reason, call.reason_finding), stage=call.stage,
-        notes=tuple(map(read_finding, call.notes, contents)), position=call.position, reach=call.reach,
-        seconds=call.seconds,
-    )  # fmt: skip
+    known = msgspec.structs.asdict(call)
+    reason_finding, notes_finding = known.pop("reason_finding"), known.pop("notes_finding")
+    contents: list[_Content] = [*notes_finding, *([None] * len(call.notes))]
+    known["outputs"] = tuple(map(_output, call.outputs))
+    known["reason"] = None if call.reason is None else read_finding(call.reason, reason_finding)
+    known["notes"] = tuple(map(read_finding, call.notes, contents))
+    return CallVerdict(**known)
 
 
 def _output(output: _Output) -> OutputVerdict:
-    return OutputVerdict(
-        path=output.path, side=output.side, dtype=output.dtype, shape=output.shape, verdict=output.verdict,
-        reason=read_finding(output.reason, output.reason_finding), error=_required(output.error),
-        rounding=_required(output.rounding), condition=_required(output.condition), own_error=_number(output.own_error),
-        times=_required(output.times), amplification=_number(output.amplification), worst_index=output.worst_index,
-        bias=_number(output.bias), applied=output.applied, accepted=output.accepted,
-        published=_published_of(output.published),
-    )  # fmt: skip
-
-
-_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-
-
-def _number(value: _Number) -> float | None:
-    if isinstance(value, str):
-        if value not in _NOT_FINITE:
-            raise ValueError(f"a number is the text {value[:40]!r}")
-        return _NOT_FINITE[value]
-    return value
-
-
-def _required(value: _Number) -> float:
-    number = _number(value)
-    return math.nan if number is None else number
-
-
-def _published_of(found: Mapping[str, float | str]) -> PublishedColumns:
-    """Return the published columns that this release knows."""
-    known = {name: value for name, value in found.items() if name in _PUBLISHED}
-    return PublishedColumns(
-        **{
-            name: str(value) if _PUBLISHED[name] == pl.String else _number(value)  # pyright: ignore[reportArgumentType]
-            for name, value in known.items()
-        }
-    )
+    known = msgspec.structs.asdict(output)
+    known["reason"] = read_finding(output.reason, known.pop("reason_finding"))
+    return OutputVerdict(**known)

@@ -7,13 +7,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import msgspec
 
-from msprobe_core.errors import ExistsError, StoreError
+from msprobe_core.errors import CompareError, ExistsError, StoreError, UnreadableResultError
 from msprobe_core.findings import text_and_content
-from msprobe_core.untrusted.files import open_plain, read_plain
+from msprobe_core.untrusted.files import MAX_BYTES, open_plain, read_plain
 
 _MAX_BYTES = 256 << 20
 """Results are far smaller, because they have no rows."""
@@ -79,6 +79,58 @@ def refusal(path: Path, command: str) -> StoreError:
         f"{path}: exists, and `{command}` has not written it, so it is not replaced; move it away, choose another "
         "place, or give --overwrite"
     )
+
+
+_Content = TypeVar("_Content")
+
+
+class _HasVersion(Protocol):
+    @property
+    def version(self) -> int: ...
+
+
+_Result = TypeVar("_Result", bound=_HasVersion)
+
+
+def read_json(
+    path: Path, kind: type[_Content], what: str, *, max_bytes: int = MAX_BYTES, has_texts: bool = False
+) -> _Content:
+    """Return the content of a JSON file, which anyone may have written.
+
+    Args:
+        path: The file.
+        kind: Of its content.
+        what: What the file has to be, for the message, with a place for ``error``.
+        max_bytes: A larger file is rejected.
+        has_texts: Whether numbers may be texts, as `plain_result` makes those that JSON has not.
+
+    Raises:
+        CompareError: it cannot be read, or is something else.
+    """
+    try:
+        content = read_plain(path, max_bytes).removeprefix(b"\xef\xbb\xbf")  # a byte order mark, which editors add
+        return msgspec.json.decode(content, type=kind, strict=not has_texts)
+    except OSError as error:
+        raise CompareError(f"{path}: cannot be read ({error.strerror})") from error
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise UnreadableResultError(f"{path}: is not {what.format(error=error)}") from error
+
+
+def read_result(
+    path: Path, kind: type[_Result], command: str, version: int, *, max_bytes: int = MAX_BYTES, has_texts: bool = False
+) -> _Result:
+    """Return the content of a command's JSON result; see `read_json`.
+
+    Raises:
+        CompareError: it cannot be read, is damaged, or of a later version.
+    """
+    what = f"what {command} writes ({{error}}); run it again"
+    found = read_json(path, kind, what, max_bytes=max_bytes, has_texts=has_texts)
+    if found.version != version:
+        raise UnreadableResultError(
+            f"{path}: is of version {found.version}, and {version} is known; run {command} again"
+        )
+    return found
 
 
 def plain_result(value: Any, texts: Collection[str] = ()) -> Any:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
-from msprobe_core.errors import CompareError, DumpError, UnreadableResultError
+from msprobe_core.errors import CompareError, DumpError
 from msprobe_core.free_benchmark.bisect_files import BISECT_FILE
 from msprobe_core.report.api_check_files import CHECK_FILE
 from msprobe_core.report.locate_file import LOCATE_FILE
 from msprobe_core.report.summary import SUMMARY_FILE
 from msprobe_core.store.reading import check_exists, is_dump
+from msprobe_core.store.results import read_json
 from msprobe_core.store.runs import steps_of_run, units_of_step
-from msprobe_core.untrusted.files import read_plain
 from msprobe_core.untrusted.paths import path_of
 from msprobe_core.view.checks import CheckFile
 from msprobe_core.view.suspects import Location, read_location
@@ -73,7 +72,7 @@ def subject_of(path: Path, golden: Path | None = None) -> Subject:
     if result.name == LOCATE_FILE:
         found = read_location(result)
         return Subject(*_sides(result, found.target, found.golden), found)
-    sides = _decoded(result, _Sides, "the summary of a comparison")
+    sides = read_json(result, _Sides, "the summary of a comparison ({error})")
     return Subject(*_sides(result, sides.target, sides.golden))
 
 
@@ -83,7 +82,7 @@ def requested(path: Path) -> Subject:
     Raises:
         CompareError: the file is invalid, or names a path that does not exist.
     """
-    request = _decoded(path, _Request, "a compare.json, which names npu_path and, to compare, bench_path")
+    request = read_json(path, _Request, "a compare.json, which names npu_path and, to compare, bench_path ({error})")
     golden = None if request.bench_path is None else Path(request.bench_path)
     return subject_of(Path(request.npu_path), golden)
 
@@ -124,16 +123,3 @@ def _is_there(side: str) -> bool:
         return path_of(side).exists()
     except (OSError, ValueError):  # a name that is too long, or holds a null character
         return False
-
-
-_Content = TypeVar("_Content", bound=msgspec.Struct)
-
-
-def _decoded(path: Path, kind: type[_Content], what: str) -> _Content:
-    try:
-        content = read_plain(path).removeprefix(b"\xef\xbb\xbf")  # a byte order mark, which editors add
-        return msgspec.json.decode(content, type=kind)
-    except OSError as error:
-        raise CompareError(f"{path}: cannot be read ({error.strerror})") from error
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise UnreadableResultError(f"{path}: is not {what} ({error})") from error

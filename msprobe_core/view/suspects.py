@@ -8,15 +8,14 @@ from pathlib import Path
 
 import msgspec
 
-from msprobe_core.errors import CompareError, UnreadableResultError
 from msprobe_core.findings import Field, Finding, Level, noted, read_finding
 from msprobe_core.locate.configuration import value_in_words
 from msprobe_core.locate.result import LocateResult
 from msprobe_core.overflow.result import Evidence as Value
 from msprobe_core.overflow.result import OverflowResult
 from msprobe_core.report.locate_file import location_content
+from msprobe_core.store.results import read_result
 from msprobe_core.store.stack_text import frames_of_user
-from msprobe_core.untrusted.files import read_plain
 from msprobe_core.untrusted.paths import shown
 from msprobe_core.view.data import (
     Check,
@@ -155,17 +154,7 @@ def read_location(path: Path) -> Location:
     Raises:
         CompareError: it is invalid, or of a later version.
     """
-    try:
-        found = msgspec.json.decode(read_plain(path), type=Location)
-    except OSError as error:
-        raise CompareError(f"{path}: cannot be read ({error.strerror})") from error
-    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise UnreadableResultError(f"{path}: is not what msprobe locate writes ({error})") from error
-    if found.version != _VERSION:
-        raise UnreadableResultError(
-            f"{path}: is of version {found.version}, and {_VERSION} is known; run msprobe locate again"
-        )
-    return found
+    return read_result(path, Location, "msprobe locate", _VERSION)
 
 
 def _known(text: str, said: Said | None) -> Finding:
