@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from msprobe_core.capture.controller import Controller
 from msprobe_core.capture.engine_members import EngineConfig, EngineService
+from msprobe_core.capture.framework_choice import listed
 from msprobe_core.capture.process_debugger import ProcessDebugger
 from msprobe_core.capture.window import Window
 from msprobe_core.config import Config
@@ -105,7 +106,7 @@ class PrecisionDebugger(ProcessDebugger):
         """
         debugger = cls._current()
         with debugger._controller.lock:
-            models = _listed(debugger._model if model is None else model)
+            models = listed(debugger._model if model is None else model)
             given: Any = token_range  # checked by the session
             window = Window(models, isinstance(model, list | tuple), given, rank_id)
             debugger._controller.start(window, scheduled_tokens)
@@ -228,7 +229,7 @@ class PrecisionDebugger(ProcessDebugger):
                 _logger.warning("monitor(): the task is %s; gradients are recorded with 'grad_probe' only", task)
             return
         with controller.lock:
-            controller.opened(_first(target)).monitor(_listed(target), optimizer)
+            controller.opened(_first(target)).monitor(listed(target), optimizer)
 
     @classmethod
     def register_custom_api(cls, module: Any, api: str, api_prefix: str | None = None) -> None:
@@ -302,14 +303,8 @@ def controller_of(debugger: PrecisionDebugger) -> Controller:
     return debugger._controller  # pyright: ignore[reportPrivateUsage]
 
 
-def _listed(model: Any) -> list[Any]:
-    if model is None:
-        return []
-    return list(cast("Sequence[Any]", model)) if isinstance(model, list | tuple) else [model]
-
-
 def _first(model: Any) -> Any:
-    return next(iter(_listed(model)), None)
+    return next(iter(listed(model)), None)
 
 
 def module_dump(module: Any, name: str) -> None:

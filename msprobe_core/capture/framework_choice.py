@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from msprobe_core.errors import BrokenPluginError, MissingFrameworkError, NoModelError
 from msprobe_core.guard import plugin_call
@@ -80,3 +80,10 @@ def _load(offer: FrameworkOffer) -> Framework:
             raise
         reason = f"the framework '{offer.name}' needs {offer.package}, which is not there: {missing}"
         raise MissingFrameworkError(reason) from missing
+
+
+def listed(value: Any) -> list[Any]:
+    """Return an argument that may be one object, several, or ``None`` as a list."""
+    if value is None:
+        return []
+    return list(cast("Sequence[Any]", value)) if isinstance(value, list | tuple) else [value]

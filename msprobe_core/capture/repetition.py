@@ -11,12 +11,13 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
 from msprobe_core.capture.debugger import PrecisionDebugger, controller_of
 from msprobe_core.capture.features.reference_check import CHECKSUM_MODES
+from msprobe_core.capture.framework_choice import listed
 from msprobe_core.capture.session import Session
 from msprobe_core.config import Config
 from msprobe_core.config.repetition import REPEATS_DIRECTORY, SHADOW_DIRECTORY, repetition_of
@@ -322,10 +323,3 @@ class _Repetitions:
         if self._after is not None:
             self._after.restore()
             self._after = None
-
-
-def listed(value: Any) -> list[Any]:
-    """Return an argument that may be one object, several, or ``None`` as a list."""
-    if value is None:
-        return []
-    return list(cast("Sequence[Any]", value)) if isinstance(value, list | tuple) else [value]

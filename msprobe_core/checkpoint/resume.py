@@ -7,7 +7,7 @@ effect at the second. So they are compared themselves.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -84,12 +84,7 @@ def compare_resumed(before: Checkpoint, after: Checkpoint) -> ResumeResult:
 def _of_kind(before: Checkpoint, after: Checkpoint, kind: Kind, what: str, num_steps: int | None) -> list[Finding]:
     own = {name: tensor for name, tensor in before.tensors.items() if tensor.kind is kind}
     other = {name: tensor for name, tensor in after.tensors.items() if tensor.kind is kind}
-    if not own:
-        return [Finding(DifferenceCode.RESUME_NO_STATE, Level.NOTE, {"what": what})]
-    lost = [name for name in own if name not in other]
-    found: list[Finding] = []
-    if lost:
-        found.append(Finding(DifferenceCode.RESUME_MISSING, Level.ERROR, {"what": what, "count": len(lost)}))
+    found = _lost(own, other, what)
     shared = [(name, own[name], other[name]) for name in own if name in other]
     sound = [each for each in shared if each[1].damage is None and each[2].damage is None]
     if kind is Kind.MOMENT:
@@ -103,6 +98,14 @@ def _of_kind(before: Checkpoint, after: Checkpoint, kind: Kind, what: str, num_s
             fields = {"what": what, "count": len(changed), "name": changed[0]}
             found.append(Finding(DifferenceCode.RESUME_CHANGED, Level.ERROR, fields))
     return found
+
+
+def _lost(before: Collection[str], after: Collection[str], what: str) -> list[Finding]:
+    """Return a finding if there was nothing before, or if some of it is missing after."""
+    if not before:
+        return [Finding(DifferenceCode.RESUME_NO_STATE, Level.NOTE, {"what": what})]
+    count = sum(name not in after for name in before)
+    return [Finding(DifferenceCode.RESUME_MISSING, Level.ERROR, {"what": what, "count": count})] if count else []
 
 
 def _first(
@@ -177,12 +180,7 @@ def _counts(checkpoint: Checkpoint) -> dict[str, int]:
 
 def _state(before: Checkpoint, after: Checkpoint, what: str, pattern: re.Pattern[str]) -> list[Finding]:
     own, other = _named(before, pattern), _named(after, pattern)
-    if not own:
-        return [Finding(DifferenceCode.RESUME_NO_STATE, Level.NOTE, {"what": what})]
-    lost = [name for name in own if name not in other]
-    found: list[Finding] = []
-    if lost:
-        found.append(Finding(DifferenceCode.RESUME_MISSING, Level.ERROR, {"what": what, "count": len(lost)}))
+    found = _lost(own, other, what)
     for name, value in own.items():
         now = other.get(name)
         if is_number(value) and is_number(now) and "consumed" in name and float(now or 0) < float(value or 0):

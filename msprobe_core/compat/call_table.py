@@ -67,7 +67,7 @@ def _filled(column: Column) -> Column:
 
 def _columns(mode: Mode, generation: Generation, schema: pl.Schema) -> list[Column]:
     basics = [
-        *_names(),
+        *name_columns(),
         *_both_sides("Dtype", "dtype"),
         *_both_sides("Tensor Shape", "shape"),
         *_requires_grad(),
@@ -79,7 +79,7 @@ def _columns(mode: Mode, generation: Generation, schema: pl.Schema) -> list[Colu
         return [*basics, *_checksums(), *tail]
     if mode is Mode.TENSOR:
         metrics = [*_tensor_metrics(generation), *_custom_metrics(schema)]
-        return [*basics, *metrics, *_statistics(), *tail, Column("Data_name", _file_names())]
+        return [*basics, *metrics, *_statistics(), *tail, Column("Data_name", _filename_columns())]
     return [*basics, *_differences(), *_relative_errors(), *_statistics(), *tail]
 
 
@@ -95,7 +95,8 @@ def _verdicts(mode: Mode, generation: Generation) -> list[Column]:
     return [Column("Result", result), free_text]
 
 
-def _names() -> list[Column]:
+def name_columns() -> list[Column]:
+    """Return the columns of the names of both sides."""
     return [Column(f"{title} Name", pl.col(f"name_{side}"), width=Width.NAME) for side, title in SIDES]
 
 
@@ -255,7 +256,7 @@ def _number_text(number: pl.Expr, missing: pl.Expr, nan: str) -> pl.Expr:
     )
 
 
-def _file_names() -> pl.Expr:
+def _filename_columns() -> pl.Expr:
     sides = [
         pl.coalesce(
             f"file_name_{side}",

@@ -14,6 +14,7 @@ import polars as pl
 
 from msprobe_core.compare.result import Mode, UnitResult
 from msprobe_core.compare.tensor_pass import NOT_AVAILABLE
+from msprobe_core.compat.call_table import name_columns
 from msprobe_core.compat.spellings import METRICS, RELATIVE_STATISTICS, SIDES, STATISTIC_TITLES
 from msprobe_core.compat.verdicts import with_metrics_of_tables
 from msprobe_core.errors import DumpError
@@ -45,7 +46,7 @@ def kernel_table(result: UnitResult) -> Table:
     else:
         numbers = [f"{name}_{side}" for side, _ in SIDES for name in STATISTICS]
         rows = result.rows.with_columns(_rounded(pl.col(name)) for name in numbers)
-        columns = [*_names(), *_sides_of(",", "]"), *_numbers(), *_verdict(), *_differences(), *_tables(result)]
+        columns = [*name_columns(), *_sides_of(",", "]"), *_numbers(), *_verdict(), *_differences(), *_tables(result)]
     filled = [replace(column, value=column.value.cast(pl.String).fill_null("")) for column in columns]
     return Table(filled, rows, marks=(str(result.rank), str(result.step or 0)))  # the names of files in 26.x
 
@@ -55,10 +56,6 @@ def _directories(result: UnitResult) -> tuple[Path, Path]:
 
 
 # --- tables of statistics -----------------------------------------------------------------------------------------
-
-
-def _names() -> list[Column]:
-    return [Column(f"{title} Name", pl.col(f"name_{side}"), width=Width.NAME) for side, title in SIDES]
 
 
 def _sides_of(separator: str, end_of_one: str) -> list[Column]:

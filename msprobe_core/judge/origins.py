@@ -91,6 +91,16 @@ class Source:
         return max(float(each[f"{part}_{what}"]) for each in (node, seen_at) for part in parts)
 
 
+def ancestors(entry: str, parents: Mapping[str, str | None]) -> Iterator[str]:
+    """Yield the enclosing calls of a call, innermost first."""
+    seen = {entry}  # in a damaged file a call may enclose itself
+    parent = parents.get(entry)
+    while parent is not None and parent not in seen:
+        yield parent
+        seen.add(parent)
+        parent = parents.get(parent)
+
+
 class Nesting:
     """Parents of calls on both sides."""
 
@@ -101,13 +111,7 @@ class Nesting:
 
     def ancestors(self, entry: str, *, in_golden: bool = False) -> Iterator[str]:
         """Yield the names of the enclosing calls, innermost first."""
-        parents = self._sides[in_golden]
-        seen = {entry}  # in a damaged file a call may enclose itself
-        parent = parents.get(entry)
-        while parent is not None and parent not in seen:
-            yield parent
-            seen.add(parent)
-            parent = parents.get(parent)
+        return ancestors(entry, self._sides[in_golden])
 
     def of(self, node: Node) -> list[str]:
         """Return the names of the calls that enclose a node, innermost first, on the side that has it."""

@@ -46,14 +46,18 @@ class LocatedFault:
     kind: FaultKind
     entry: str
     phase: Phase | None = None
-    parents: Sequence[str] = ()
-    ranks: Sequence[int] = ()
+    parents: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
 
 
 def located_of(suspect: Suspect) -> LocatedFault:
     """Return what is known of a suspect's fault."""
     return LocatedFault(
-        kind=suspect.kind, entry=suspect.entry, phase=suspect.phase, parents=suspect.parents, ranks=suspect.ranks
+        kind=suspect.kind,
+        entry=suspect.entry,
+        phase=suspect.phase,
+        parents=tuple(suspect.parents),
+        ranks=tuple(suspect.ranks),
     )
 
 

@@ -13,7 +13,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, cast
 
-from msprobe_core.capture.framework_choice import find_framework
+from msprobe_core.capture.framework_choice import find_framework, listed
 from msprobe_core.errors import SessionError
 from msprobe_core.guard import reason_of
 from msprobe_core.interception import FunctionPatch
@@ -105,7 +105,7 @@ def run_selftest(
         DumpError: the monitor has written nothing that can be read.
     """
     model, optimizer, step = _parts_of(given)
-    models = _listed(model)
+    models = listed(model)
     framework = find_framework(None, next((each for each in models if each is not None), None))
     plan = MonitorPlan(
         xy_distribution=True, wg_distribution=True, mv_distribution=True, param_distribution=True,
@@ -125,17 +125,13 @@ def run_selftest(
 
 
 def _parts_of(given: Any) -> tuple[Any, Any, Callable[[], object]]:
-    kind, parts = type(cast("object", given)).__name__, _listed(given) if isinstance(given, list | tuple) else []
+    kind, parts = type(cast("object", given)).__name__, listed(given) if isinstance(given, list | tuple) else []
     if len(parts) != 3 or not callable(parts[2]):  # as the message says
         raise SessionError(
             f"the self-test got {kind}; the function must return a model, its optimizer, and a function without "
             "arguments that runs one step of the training"
         )
     return parts[0], parts[1], parts[2]
-
-
-def _listed(given: Any) -> list[Any]:
-    return list(cast("Sequence[Any]", given)) if isinstance(given, list | tuple) else [given]
 
 
 class _OwnMeasures:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
-from msprobe_core.capture.framework_choice import find_framework
+from msprobe_core.capture.framework_choice import find_framework, listed
 from msprobe_core.errors import SessionError
 from msprobe_core.monitor.collector import Collector
 from msprobe_core.monitor.plan_file import load_plan, ops_of
@@ -110,7 +110,7 @@ class TrainerMon:
         """
         if self._collector is not None:
             raise SessionError("set_monitor() was called twice; create a TrainerMon for each training")
-        models: list[Any] = list(cast("Sequence[Any]", model)) if isinstance(model, list | tuple) else [model]
+        models = listed(model)
         given = next((each for each in models if each is not None), None)
         self._collector = Collector(
             self._plan,

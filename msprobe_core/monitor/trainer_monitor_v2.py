@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
-from msprobe_core.capture.framework_choice import find_framework
+from msprobe_core.capture.framework_choice import find_framework, listed
 from msprobe_core.errors import SessionError
 from msprobe_core.monitor.collector import Collector
 from msprobe_core.monitor.plan_file_v2 import framework_of, load_second_plan
@@ -63,7 +62,7 @@ class TrainerMonitorV2:
         """
         if self._collector is not None:
             raise SessionError("start() was called twice; call stop() first")
-        models: list[Any] = list(cast("Sequence[Any]", model)) if isinstance(model, list | tuple) else [model]
+        models = listed(model)
         given, plan = self._given, self._given.plan
         if optimizer is None and plan.mv_distribution:
             raise SessionError("start() got no optimizer, and the monitor 'optimizer' reads its moments; give it")

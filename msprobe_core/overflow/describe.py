@@ -14,9 +14,10 @@ import polars as pl
 from msprobe_core import names
 from msprobe_core.config.ranges import format_ranges
 from msprobe_core.findings import Field, Finding, Level
+from msprobe_core.judge.origins import ancestors
 from msprobe_core.model import Phase, Role
 from msprobe_core.overflow.overflow_codes import OverflowCode
-from msprobe_core.overflow.propagation import Origin, OriginKind, ancestors
+from msprobe_core.overflow.propagation import Origin, OriginKind
 from msprobe_core.overflow.result import Evidence, Kind, OverflowOrigin
 from msprobe_core.overflow.values import Bad, RankValues
 from msprobe_core.protocols.storage import Dump

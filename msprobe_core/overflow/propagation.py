@@ -11,12 +11,13 @@ its results are attributed to the NaN; and an origin is judged by its impact (`I
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 
 from msprobe_core import names
 from msprobe_core.judge.limits import conventional
+from msprobe_core.judge.origins import ancestors
 from msprobe_core.model import Phase, Role
 from msprobe_core.order import Node
 from msprobe_core.order.calls import is_communication
@@ -391,16 +392,6 @@ class Spread:
         origin.ranks[flow.rank] = None
         self.origins.append(origin)
         return origin
-
-
-def ancestors(entry: str, parents: Mapping[str, str | None]) -> Iterator[str]:
-    """Yield the enclosing calls of a call, innermost first."""
-    seen = {entry}  # in a damaged file a call may enclose itself
-    parent = parents.get(entry)
-    while parent is not None and parent not in seen:
-        yield parent
-        seen.add(parent)
-        parent = parents.get(parent)
 
 
 def _further_inputs(call: BadEntry) -> str | None:

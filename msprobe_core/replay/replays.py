@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -30,6 +30,7 @@ _SEED = 20260101
 
 Run: TypeAlias = Callable[[ReplayCall], Replayed]
 """Replays a call: `ReplayingFramework.replay` with a model or a device."""
+_Found = TypeVar("_Found")
 
 UNIT_ROUNDOFF = {
     "float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8, "complex128": 2.0**-53,
@@ -303,18 +304,25 @@ def replay_as_recorded(call: RecordedCall, run: Run, max_elements: int) -> tuple
 
 
 def _first_as_recorded(attempts: Iterable[ReplayCall], call: RecordedCall, run: Run) -> tuple[Replayed, ReplayCall]:
+    def as_recorded(attempt: ReplayCall) -> tuple[Replayed, ReplayCall]:
+        found = run(attempt)
+        _refuse_other(found, call)
+        if (dtype := _autocast_dtype(call, found.values)) is None:
+            return found, attempt
+        cast = _cast(attempt, dtype)
+        return run(cast), cast
+
+    return _first_that_succeeds(attempts, as_recorded)
+
+
+def _first_that_succeeds(attempts: Iterable[ReplayCall], replay: Callable[[ReplayCall], _Found]) -> _Found:
+    """Return the first replay that does not fail; if all do, raise what the first raised."""
     failure: ReplayError | None = None
     for attempt in attempts:
         try:
-            found = run(attempt)
-            _refuse_other(found, call)
-            if (dtype := _autocast_dtype(call, found.values)) is not None:
-                cast = _cast(attempt, dtype)
-                return run(cast), cast
-        except ReplayError as error:
+            return replay(attempt)
+        except ReplayError as error:  # noqa: PERF203  # there are at most three forms
             failure = failure or error
-            continue
-        return found, attempt
     assert failure is not None
     raise failure
 
@@ -363,16 +371,7 @@ def replay_once(call: RecordedCall, run: Run, max_elements: int) -> tuple[Replay
     Raises:
         ReplayError: none did.
     """
-    failure: ReplayError | None = None
-    for attempt in _attempts(base_of(call, max_elements)):
-        try:
-            found = run(attempt)
-        except ReplayError as error:
-            failure = failure or error
-            continue
-        return found, attempt
-    assert failure is not None
-    raise failure
+    return _first_that_succeeds(_attempts(base_of(call, max_elements)), lambda attempt: (run(attempt), attempt))
 
 
 def base_of(call: RecordedCall, max_elements: int) -> ReplayCall:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from msprobe_core.findings import content_of, noted, text_and_content
 from msprobe_core.locate.configuration import cause_in_words
 from msprobe_core.locate.result import Configuration, EvidenceRow, Explained, LocateResult, Suspect
 from msprobe_core.manifest.facts import Scalar
+from msprobe_core.report.summary import json_number
 from msprobe_core.store.atomic_file import write_json
 from msprobe_core.store.results import refuse_foreign_json
 
@@ -111,7 +111,7 @@ def _difference(found: Explained) -> dict[str, Any]:
 
 
 def _scalar(value: Scalar) -> Scalar:
-    return _number(value) if isinstance(value, float) else value
+    return json_number(value) if isinstance(value, float) else value
 
 
 def _suspect(number: int, suspect: Suspect) -> dict[str, Any]:
@@ -127,10 +127,10 @@ def _suspect(number: int, suspect: Suspect) -> dict[str, Any]:
         "phase": None if suspect.phase is None else suspect.phase.value,
         "kind": suspect.kind.value,
         "strength": suspect.strength.value,
-        "score": _number(suspect.score),
-        "limit": _number(suspect.limit),
-        "excess": _number(suspect.excess),
-        "input_score": _number(suspect.input_score),
+        "score": json_number(suspect.score),
+        "limit": json_number(suspect.limit),
+        "excess": json_number(suspect.excess),
+        "input_score": json_number(suspect.input_score),
         **text_and_content("reason", suspect.reason),
         "seen_at": suspect.seen_at,
         "evidence": [_evidence_row(each) for each in suspect.evidence],
@@ -148,8 +148,8 @@ def _evidence_row(row: EvidenceRow) -> dict[str, Any]:
         "row": row.row,
         "message": " ".join(each.text for each in row.findings),
         "message_finding": [content_of(each) for each in row.findings],
-        "score": _number(row.score),
-        "limit": _number(row.limit),
+        "score": json_number(row.score),
+        "limit": json_number(row.limit),
     }
 
 
@@ -160,7 +160,3 @@ def _confirmation(found: Confirmation) -> dict[str, Any]:
         **text_and_content("reason", found.reason),
         **text_and_content("notes", found.notes),
     }
-
-
-def _number(number: float | None) -> float | str | None:
-    return number if number is None or math.isfinite(number) else str(number)

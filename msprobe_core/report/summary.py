@@ -111,8 +111,8 @@ def _fault_summary(fault: Fault) -> dict[str, Any]:
         "is_culprit": fault.is_culprit,
         "only_on": fault.only_on,
         "parts": list(fault.parts),
-        "input_error": _json_number(fault.input_error),
-        "output_error": _json_number(fault.output_error),
+        "input_error": json_number(fault.input_error),
+        "output_error": json_number(fault.output_error),
         "findings": [
             {"row": row, "message": said(finding).text, **content_of(finding)} for row, finding in fault.findings
         ],
@@ -124,8 +124,8 @@ def _fault_summary(fault: Fault) -> dict[str, Any]:
 def _worst_tensor_summary(worst: WorstTensor) -> dict[str, Any]:
     return {
         "row": worst.row,
-        "abs_error": {name: _json_number(value) for name, value in worst.absolute.items()},
-        "rel_error": {name: _json_number(value) for name, value in worst.relative.items()},
+        "abs_error": {name: json_number(value) for name, value in worst.absolute.items()},
+        "rel_error": {name: json_number(value) for name, value in worst.relative.items()},
         "tokens": None if worst.tokens is None else _tokens_summary(worst.tokens),
     }
 
@@ -138,11 +138,12 @@ def _tokens_summary(tokens: WorstTokens) -> dict[str, Any]:
         "sequences": list(tokens.sequences),
         "of_sequences": tokens.num_sequences,
         "share": tokens.share,
-        "largest_error": _json_number(tokens.largest),
+        "largest_error": json_number(tokens.largest),
     }
 
 
-def _json_number(number: float | None) -> float | str | None:
+def json_number(number: float | None) -> float | str | None:
+    """Return a number as JSON has it: one that is not finite as its text."""
     return number if number is None or math.isfinite(number) else str(number)
 
 
