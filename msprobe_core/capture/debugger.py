@@ -10,11 +10,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
 from msprobe_core.capture.controller import Controller
-from msprobe_core.capture.engine_members import EngineConfig, EngineService
+from msprobe_core.capture.engine_members import EngineMembers
 from msprobe_core.capture.framework_choice import listed
 from msprobe_core.capture.process_debugger import ProcessDebugger
 from msprobe_core.capture.window import Window
-from msprobe_core.config import Config
 from msprobe_core.errors import SessionError
 from msprobe_core.model import Level, Task
 
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger(__name__)
 
 
-class PrecisionDebugger(ProcessDebugger):
+class PrecisionDebugger(EngineMembers, ProcessDebugger):
     """Records the values that modules and APIs take and return between ``start`` and ``stop``.
 
     There is one debugger per process. ``start``, ``stop`` and ``step`` may be called on the object or on the class, so
@@ -258,22 +257,6 @@ class PrecisionDebugger(ProcessDebugger):
             SessionError: it is not registered, or no debugger was created.
         """
         cls._current()._controller.custom_apis.restore(module, api)
-
-    @property
-    def config(self) -> Config:
-        """The current configuration; its ``dump_path`` may be set, see `msprobe_core.capture.engine_members`."""
-        return cast("Config", EngineConfig(self._controller))
-
-    @property
-    def service(self) -> EngineService:
-        """What engines and trainers set and call beside ``start``, ``stop`` and ``step``."""
-        return EngineService(self._controller)
-
-    def _maybe_reload_config(self, force: bool = False) -> None:
-        """Read the configuration file, now with ``force``: called by engines that have just edited it."""
-        if force:
-            with self._controller.lock:
-                self._controller.reload()
 
     @property
     def directory(self) -> Path | None:

@@ -16,10 +16,11 @@ Whatever else is read from ``service`` raises an `AttributeError` that says what
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from msprobe_core.capture.controller import Controller
+    from msprobe_core.config import Config
 
 _MEMBERS = "config.dump_path, current_iter, should_stop_service and reset_status()"
 
@@ -93,3 +94,25 @@ class EngineService:
         raise AttributeError(
             f"debugger.service has no {name!r}: here it has {_MEMBERS}; everything else is a method of the debugger"
         )
+
+
+class EngineMembers:
+    """These members, for `msprobe_core.capture.debugger.PrecisionDebugger`."""
+
+    _controller: Controller
+
+    @property
+    def config(self) -> Config:
+        """The current configuration; its ``dump_path`` may be set."""
+        return cast("Config", EngineConfig(self._controller))
+
+    @property
+    def service(self) -> EngineService:
+        """What engines and trainers set and call beside ``start``, ``stop`` and ``step``."""
+        return EngineService(self._controller)
+
+    def _maybe_reload_config(self, force: bool = False) -> None:
+        """Read the configuration file, now with ``force``: called by engines that have just edited it."""
+        if force:
+            with self._controller.lock:
+                self._controller.reload()

@@ -5,6 +5,7 @@ says are left out, each by itself, with a warning that names the plugin.
 """
 
 from msprobe_core.plugins.discovery import refuse_shadowing, registry, shadowing_advice, shadowing_package
-from msprobe_core.plugins.registry import Plugin, Registry
+from msprobe_core.plugins.plugin_list import Plugin
+from msprobe_core.plugins.registry import Registry
 
 __all__ = ["Plugin", "Registry", "refuse_shadowing", "registry", "shadowing_advice", "shadowing_package"]

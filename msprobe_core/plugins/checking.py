@@ -15,7 +15,8 @@ from msprobe_core.guard import checked, plugin_call
 from msprobe_core.model import Digest, Entry, ExecutorOptions, Phase, Stats, TensorMeta, TensorValue
 from msprobe_core.plugins.offers import KINDS
 from msprobe_core.plugins.plugin_codes import PluginCode
-from msprobe_core.plugins.registry import Plugin, Registry
+from msprobe_core.plugins.plugin_list import Plugin
+from msprobe_core.plugins.registry import Registry
 from msprobe_core.protocols.framework import Reducer
 
 _NO_DUMP = Path("no-such-dump")

@@ -25,7 +25,8 @@ from msprobe_core._version import __version__
 from msprobe_core.errors import HiddenPackageError, PluginError
 from msprobe_core.findings import Finding, Level
 from msprobe_core.plugins.plugin_codes import PluginCode
-from msprobe_core.plugins.registry import CORE, Plugin, Registry
+from msprobe_core.plugins.plugin_list import CORE, Plugin
+from msprobe_core.plugins.registry import Registry
 
 _logger = logging.getLogger(__name__)
 

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import logging
 import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pluggy
 
 from msprobe_core import hookspecs
 from msprobe_core._version import __version__
-from msprobe_core.errors import BrokenPluginError, MsprobeError
-from msprobe_core.findings import Field, Finding, Level, NoteCode
-from msprobe_core.guard import GuardedOffer, described, kept, shown
+from msprobe_core.errors import BrokenPluginError
+from msprobe_core.findings import Finding, Level
+from msprobe_core.guard import GuardedOffer, shown
 from msprobe_core.plugins.api_maps import extended_maps
-from msprobe_core.plugins.offers import HOOK_PREFIX, KINDS, problem_of
+from msprobe_core.plugins.offers import KINDS, problem_of
 from msprobe_core.plugins.plugin_codes import PluginCode
+from msprobe_core.plugins.plugin_list import CORE, Plugin, PluginList, reason_of_failure
 from msprobe_core.protocols.checks import ComparisonCheck, DumpCheck, LiveCheck
 from msprobe_core.protocols.checkups import Checkup
 from msprobe_core.protocols.comparison import Executor, Metric
@@ -32,59 +32,19 @@ from msprobe_core.protocols.trainers import ApiMap, ModuleMap, RunSettings, Trai
 
 _logger = logging.getLogger(__name__)
 
-CORE = "core"
-
 _SLOW_S = 3.0
 """A hook that takes longer, in seconds, is named: whoever waits for it should know for what."""
 
 
-@dataclass(frozen=True)
-class Plugin:
-    """A plugin as ``msprobe plugins`` lists it.
-
-    Attributes:
-        name: Name of its entry point.
-        version: Version of its distribution; ``None`` if it is not installed as one.
-        source: Where it was found: a distribution, or ``not installed``.
-        hooks: The hooks it implements.
-        summary: The first line of its module's docstring.
-        problems: What is wrong with it, with a hook of it or with one of its offers; the rest of it works.
-    """
-
-    name: str
-    version: str | None
-    source: str
-    hooks: tuple[str, ...] = ()
-    summary: str = ""
-    problems: tuple[Finding, ...] = ()
-
-    @property
-    def problem(self) -> str | None:
-        """The first of its problems as text; ``None`` if it has none."""
-        return self.problems[0].text if self.problems else None
-
-    @property
-    def is_of_core(self) -> bool:
-        """Whether it is a part of the core."""
-        return self.name.startswith(f"{CORE}:")
-
-
 @dataclass
-class Registry:
+class Registry(PluginList):
     """All plugins of this process and their offers."""
 
-    manager: pluggy.PluginManager
-    _plugins: dict[str, Plugin] = field(default_factory=dict[str, Plugin])
     _providers: dict[tuple[str, str], str] = field(default_factory=dict[tuple[str, str], str])
     _asked: dict[str, tuple[Sequence[object], dict[str, Any]]] = field(
         default_factory=dict[str, tuple[Sequence[object], dict[str, Any]]]
     )
     """By hook, the implementations that have been asked, and their offers by name."""
-
-    @property
-    def plugins(self) -> Sequence[Plugin]:
-        """Every plugin that was found, the core first."""
-        return list(self._plugins.values())
 
     def frameworks(self) -> dict[str, FrameworkOffer]:
         """Return the frameworks by name, including those whose package is not installed."""
@@ -209,49 +169,6 @@ class Registry:
         if reasons:
             raise BrokenPluginError(f"no plugin offers {name!r}, as one is broken ({'; '.join(reasons)})")
 
-    def add(self, plugin: Plugin, load: Callable[[], object]) -> None:
-        """Load and register a plugin; one that fails is listed with its problem and disabled."""
-        self._plugins[plugin.name] = plugin
-        try:
-            module = load()
-            hooks = _hooks_of(module)
-            with warnings.catch_warnings(record=True) as announced:
-                warnings.simplefilter("always", DeprecationWarning)
-                self.manager.register(module, plugin.name)
-            self.manager.check_pending()
-        except BaseException as error:  # noqa: BLE001  # whatever a plugin raises must not end this program
-            if self.manager.has_plugin(plugin.name):
-                self.manager.unregister(name=plugin.name)
-            self.note(plugin.name, PluginCode.NOT_LOADED, {"reason": _reason(error)}, error)
-        else:
-            summary = (module.__doc__ or "").strip().partition("\n")[0]
-            self._plugins[plugin.name] = replace(plugin, hooks=hooks, summary=summary)
-            for each in announced:
-                text = f"implements a hook that a later release removes: {each.message}"
-                self._note(plugin.name, Finding(NoteCode.TEXT, Level.WARNING, {"text": text}))
-
-    def leave_out(self, plugin: Plugin, problem: Finding) -> None:
-        """List a plugin that is not to be loaded."""
-        self._plugins[plugin.name] = plugin
-        self._note(plugin.name, problem)
-
-    def note(
-        self, name: str, code: PluginCode, fields: Mapping[str, Field], error: BaseException | None = None,
-        level: Level = Level.ERROR,
-    ) -> None:  # fmt: skip
-        """Note a problem of a plugin, and log it the first time; its traceback is logged too, at level debug."""
-        self._note(name, Finding(code, level, fields), error)
-
-    def _note(self, name: str, problem: Finding, error: BaseException | None = None) -> None:
-        plugin = self._plugins[name]
-        if problem in plugin.problems:
-            return
-        self._plugins[name] = replace(plugin, problems=(*plugin.problems, problem))
-        log = _logger.info if problem.level is Level.NOTE else _logger.warning
-        log("the plugin '%s' (%s) %s", name, plugin.source, problem.text)
-        if error is not None:
-            _logger.debug("where the plugin '%s' failed:", name, exc_info=error)
-
     def _offers(self, hook: str) -> dict[str, Any]:
         caller: pluggy.HookCaller = getattr(self.manager.hook, hook)
         rank = {name: place for place, name in enumerate(self._plugins)}
@@ -279,7 +196,7 @@ class Registry:
             # Of a development release, what counts is the release that it precedes.
             is_there = Version(__version__).release >= Version(needed).release
         except (InvalidVersion, TypeError) as error:
-            self.note(plugin, PluginCode.HOOK_FAILED, {"hook": hook, "reason": _reason(error)}, error)
+            self.note(plugin, PluginCode.HOOK_FAILED, {"hook": hook, "reason": reason_of_failure(error)}, error)
             return False
         if not is_there:
             fields = {"hook": hook, "requirement": needed, "version": __version__}
@@ -290,7 +207,7 @@ class Registry:
         """Add the offers of one implementation that can be used; problems of the others are noted."""
         for offer in self._answer(hook, plugin, function):
             if (problem := problem_of(hook, offer)) is not None:
-                self._note(plugin, problem)
+                self.note_finding(plugin, problem)
                 continue
             name = str(offer.name)
             if name in offers:
@@ -309,7 +226,7 @@ class Registry:
             is_list = isinstance(answer, Iterable)
             offered: list[Any] = list(cast("Iterable[Any]", answer)) if is_list else []
         except BaseException as error:  # noqa: BLE001  # as in `add`
-            self.note(plugin, PluginCode.HOOK_FAILED, {"hook": hook, "reason": _reason(error)}, error)
+            self.note(plugin, PluginCode.HOOK_FAILED, {"hook": hook, "reason": reason_of_failure(error)}, error)
             return ()
         seconds = time.monotonic() - began
         if seconds > _SLOW_S:
@@ -330,28 +247,3 @@ class Registry:
 
 def _described(kind: str, name: str, plugin: str | None) -> str:
     return f"the {kind} '{name}'" + (f" of the plugin '{plugin}'" if plugin is not None else "")
-
-
-def _reason(error: BaseException) -> str:
-    kept(error)  # Ctrl-C, and what a handler of a signal raises, is for the program
-    return str(error) if isinstance(error, MsprobeError) else described(error)
-
-
-def _hooks_of(module: object) -> tuple[str, ...]:
-    """Return the names of the hooks that ``module`` implements.
-
-    Raises:
-        BrokenPluginError: a function is named like a hook but there is no hook of that name.
-    """
-    known = {name for name in vars(hookspecs.HookSpecs) if name.startswith(HOOK_PREFIX)}
-    found = {name for name in dir(module) if name.startswith(HOOK_PREFIX) and callable(getattr(module, name))}
-    required = (name for name in found - known if not _is_optional(getattr(module, name)))
-    for name in sorted(required):
-        raise BrokenPluginError(f"there is no hook {name!r}; known: {', '.join(sorted(known))}")
-    return tuple(sorted(found & known))
-
-
-def _is_optional(implementation: object) -> bool:
-    """Whether a hook that this release does not have is one of a later release, as its plugin says."""
-    options: Any = getattr(implementation, f"{hookspecs.PROJECT}_impl", None)
-    return isinstance(options, dict) and bool(cast("dict[str, Any]", options).get("optionalhook"))
