@@ -36,6 +36,7 @@ from msprobe.pytorch._random import watch_random
 from msprobe.pytorch._redistributions import redistributions
 from msprobe.pytorch._reduce import TorchReducer, readable
 from msprobe.pytorch._releases import is_compiling
+from msprobe.pytorch._replaying import Replaying
 from msprobe.pytorch._slots import observe
 from msprobe.pytorch._state import ModuleState, has_state
 from msprobe.pytorch._swaps import swap_patch
@@ -49,22 +50,17 @@ from msprobe_core.plugin import (
     AttachOptions,
     CallFixer,
     CallRecorder,
-    CallScript,
     CallWatcher,
     ConfigError,
     KernelDump,
     KernelOptions,
-    LinearKind,
     ModuleCompiler,
     NamedModel,
     Perturbation,
     RandomDraw,
     Reducer,
     Removable,
-    ReplayCall,
-    Replayed,
     RiskLevel,
-    Site,
     TensorContent,
     TensorMeta,
     TrainingState,
@@ -84,7 +80,7 @@ _MAX_METAS = 1 << 14
 """Maximum number of cached descriptions: a step has a few dozen different ones, but sequence lengths may vary."""
 
 
-class PyTorchFramework(Monitoring, Measuring, Describing):
+class PyTorchFramework(Monitoring, Measuring, Describing, Replaying):
     """See `msprobe_core.plugin.Framework`."""
 
     name = "pytorch"
@@ -300,42 +296,6 @@ class PyTorchFramework(Monitoring, Measuring, Describing):
         """Write a copy with ``torch.save``."""
         with create_file(path) as file:
             torch.save(wait_for(snapshot), file)
-
-    def why_not_replayed(self, site: Site) -> str | None:
-        """Return why calls of this API are not replayed; see `msprobe_core.plugin.ReplayingFramework`."""
-        from msprobe.pytorch._replay import why_not_replayed  # not needed for training
-
-        return why_not_replayed(site)
-
-    def replay(self, call: ReplayCall, model: object | None = None, device: str | None = None) -> Replayed:
-        """Replay a recorded call on the CPU or on another device."""
-        from msprobe.pytorch._replay import replay
-
-        return replay(call, model, device)
-
-    def replay_devices(self) -> Sequence[str]:
-        """Return the devices present besides the CPU; see `msprobe_core.plugin.DeviceReplayingFramework`."""
-        from msprobe.pytorch._replay_devices import devices
-
-        return devices()
-
-    def linear_in(self, site: Site) -> LinearKind | None:
-        """Return how a function is linear; see `msprobe_core.plugin.LinearFramework`."""
-        from msprobe.pytorch._replay_table import linear_in
-
-        return linear_in(site.path)
-
-    def has_reference(self, site: Site) -> bool:
-        """Return whether a function has an independent formula; see `msprobe_core.plugin.ReferringFramework`."""
-        from msprobe.pytorch._references import find_reference
-
-        return find_reference(site.prefix, site.path) is not None
-
-    def script(self, call: ReplayCall) -> CallScript:
-        """Write a recorded call as source code; see `msprobe_core.plugin.ScriptingFramework`."""
-        from msprobe.pytorch._script import script_of
-
-        return script_of(call)
 
     def wait_for_devices(self) -> None:
         """Wait for every device that this process uses; see `msprobe_core.plugin.DeviceGauge`."""
