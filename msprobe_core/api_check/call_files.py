@@ -35,7 +35,7 @@ from msprobe_core.replay.recorded import RecordedCall
 from msprobe_core.replay.replay_codes import ReplayCode
 from msprobe_core.store.layout import SHARD_SUFFIX
 from msprobe_core.store.tensors import open_member
-from msprobe_core.untrusted.files import open_plain, read_plain
+from msprobe_core.untrusted.files import open_plain, read_plain, reading
 from msprobe_core.untrusted.json_text import without_depth
 
 _MAX_INDEX_BYTES = 1 << 30
@@ -117,10 +117,8 @@ class CallFiles:
         return self._directory / f"{part_stem(number)}.json"
 
     def _count_parts(self) -> int:
-        try:
+        with reading(self._directory):
             parts = [PART_FILE.fullmatch(path.name) for path in self._directory.iterdir()]
-        except OSError as error:
-            raise DumpError(f"{self._directory}: cannot be read ({error.strerror or error})") from error
         there = {int(part[1]) for part in parts if part is not None}
         for number in range(len(there)):
             if number not in there:
@@ -132,11 +130,8 @@ def _read_part(index: Path) -> Part:
     """Return one part, after its file of tensors was found to have the size that it had."""
     part = _decoded(index, Part)
     tensors = index.with_suffix(SHARD_SUFFIX)
-    try:
-        with open_plain(tensors) as file:
-            size = file.seek(0, 2)
-    except OSError as error:
-        raise DumpError(f"{tensors}: cannot be read ({error.strerror or error})") from error
+    with reading(tensors), open_plain(tensors) as file:
+        size = file.seek(0, 2)
     if size != part.num_bytes:
         raise DamagedDumpError(
             f"{tensors}: has {size} bytes, and {part.num_bytes} were written; it is cut off or replaced"

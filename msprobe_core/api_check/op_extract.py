@@ -9,11 +9,11 @@ from typing import Any, cast
 import msgspec
 
 from msprobe_core.api_check.op_config import InputMode, OpConfig, Propagation, nearest
-from msprobe_core.errors import ConfigError, DumpError
+from msprobe_core.errors import ConfigError
 from msprobe_core.store import layout
 from msprobe_core.store.atomic_file import whole_file, write_json
 from msprobe_core.store.json_reader import Document, read_document
-from msprobe_core.untrusted.files import read_plain
+from msprobe_core.untrusted.files import read_plain, reading
 
 
 def dump_of(config: OpConfig) -> Path:
@@ -100,9 +100,7 @@ def _files(value: Any) -> Iterator[str]:
 
 def _copy(source: Path, target: Path) -> None:
     layout.make_directory(target.parent)
-    try:
+    with reading(source):
         content = read_plain(source)
-    except OSError as error:
-        raise DumpError(f"{source}: cannot be read ({error.strerror or error})") from error
     with whole_file(target) as file:
         file.write(content)

@@ -12,7 +12,7 @@ import msgspec
 
 from msprobe_core.errors import StoreError
 from msprobe_core.store.layout import make_directory
-from msprobe_core.untrusted.files import read_plain
+from msprobe_core.untrusted.files import read_plain, reading
 
 JOURNAL_FILE = "bisect_steps.jsonl"
 _MAX_BYTES = 1 << 28
@@ -94,10 +94,8 @@ def _read(path: Path) -> list[Line]:
     lines: list[Line] = []
     if not path.exists():
         return lines
-    try:
+    with reading(path, StoreError, advice="; give another -o"):
         content = read_plain(path, _MAX_BYTES)
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be read ({error.strerror or error}); give another -o") from error
     for text in content.splitlines():
         with suppress(msgspec.MsgspecError):
             lines.append(msgspec.json.decode(text, type=Line))

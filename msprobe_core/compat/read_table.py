@@ -16,7 +16,7 @@ import polars as pl
 
 from msprobe_core.compare.result import Mode
 from msprobe_core.errors import CompareError, UnreadableResultError
-from msprobe_core.untrusted.files import most_unfolded, open_plain, read_plain
+from msprobe_core.untrusted.files import most_unfolded, open_plain, read_plain, reading
 from msprobe_core.untrusted.malformed import MalformedError
 
 MAX_BYTES = 1 << 30
@@ -91,10 +91,8 @@ def rank_files(directory: Path) -> list[RankFile]:
     Raises:
         CompareError: the directory cannot be read, or has several results of one rank.
     """
-    try:
+    with reading(directory, CompareError):
         names = sorted(path.name for path in directory.iterdir() if path.is_file())
-    except OSError as error:
-        raise CompareError(f"{directory}: cannot be read ({error.strerror})") from error
     found: dict[int, list[RankFile]] = {}
     for name in names:
         if match := _RANK_TABLE.fullmatch(name):

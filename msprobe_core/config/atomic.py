@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from msprobe_core.errors import StoreError
+from msprobe_core.untrusted.files import reading
 
 try:
     import fcntl
@@ -56,10 +57,8 @@ def stamp_of(path: Path) -> tuple[int, int, int]:
     Raises:
         StoreError: the file's status cannot be read.
     """
-    try:
+    with reading(path, StoreError):
         found = path.stat()
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be read ({error.strerror or error})") from error
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 

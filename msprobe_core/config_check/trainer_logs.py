@@ -18,7 +18,7 @@ from msprobe_core.config_check.values import same
 from msprobe_core.errors import ConfigError, MalformedConfigError, UnreadableConfigError
 from msprobe_core.manifest.facts import Scalar
 from msprobe_core.manifest.secrets import cleaned
-from msprobe_core.untrusted.files import read_plain
+from msprobe_core.untrusted.files import read_plain, reading
 from msprobe_core.untrusted.malformed import MalformedError
 from msprobe_core.untrusted.yaml_text import load_yaml
 
@@ -114,10 +114,8 @@ def _log_text(path: Path, mark: bytes) -> str:
     """
     if path.suffix.lower() not in LOG_SUFFIXES:
         raise ConfigError(f"{path}: is no log; expected a file that ends in {', '.join(sorted(LOG_SUFFIXES))}")
-    try:
+    with reading(path, UnreadableConfigError):
         content = read_plain(path, _MAX_LOG_BYTES)
-    except OSError as error:
-        raise UnreadableConfigError(f"{path}: cannot be read ({error.strerror or error})") from error
     places: list[int] = []
     end = len(content)
     while len(places) < _MOST_MARKS and (end := content.rfind(mark, 0, end)) >= 0:

@@ -12,10 +12,10 @@ import msgspec
 from msprobe_core import names
 from msprobe_core.api_check.online.files import VERDICTS_FILE
 from msprobe_core.api_check.verdict import Verdict
-from msprobe_core.errors import DumpError, MissingDumpError
+from msprobe_core.errors import MissingDumpError
 from msprobe_core.model import Task
 from msprobe_core.store.layout import find_steps, find_units
-from msprobe_core.untrusted.files import read_plain
+from msprobe_core.untrusted.files import read_plain, reading
 
 _FILE = VERDICTS_FILE.format(task=Task.FREE_BENCHMARK.value)
 _MAX_BYTES = 1 << 30
@@ -142,10 +142,8 @@ def read_ranking(run: Path) -> Ranking:
         path = unit / _FILE
         if not path.is_file():
             continue
-        try:
+        with reading(path):
             builder.add(read_plain(path, _MAX_BYTES), unit.name)
-        except OSError as error:
-            raise DumpError(f"{path}: cannot be read ({error.strerror or error})") from error
         num_files += 1
     if not num_files:
         raise MissingDumpError(
@@ -210,10 +208,8 @@ def read_conditions(run: Path) -> ConditionMap | None:
     for unit in _units(run):
         if not (unit / _FILE).is_file():
             continue
-        try:
+        with reading(unit / _FILE):
             content = read_plain(unit / _FILE, _MAX_BYTES)
-        except OSError as error:
-            raise DumpError(f"{unit / _FILE}: cannot be read ({error.strerror or error})") from error
         lines = [line for text in content.splitlines() if (line := _decoded(text)) is not None]
         calls = [_condition(line) for line in sorted(lines, key=lambda line: line.position) if _factors(line)]
         if calls:

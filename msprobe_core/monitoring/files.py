@@ -33,7 +33,7 @@ from msprobe_core.monitoring.rank_directories import (
     began_between,
     rank_directories,
 )
-from msprobe_core.untrusted.files import read_plain
+from msprobe_core.untrusted.files import read_plain, reading
 
 _SUBDIRECTORY = "monitor_output"
 """Default output directory of the established monitor."""
@@ -224,10 +224,8 @@ class KnownFiles:
 
 
 def _state_of(path: Path) -> tuple[int, int]:
-    try:
+    with reading(path):
         found = path.stat()
-    except OSError as error:
-        raise DumpError(f"{path}: cannot be read ({error.strerror})") from error
     return found.st_mtime_ns, found.st_size
 
 
@@ -245,10 +243,8 @@ def _read_file(path: Path, quantity: str, notes: list[Finding]) -> _Content | No
     Raises:
         DumpError: it cannot be read, or is not a file of a monitor.
     """
-    try:
+    with reading(path):
         content = read_plain(path).removeprefix(_BYTE_ORDER_MARK)
-    except OSError as error:
-        raise DumpError(f"{path}: cannot be read ({error.strerror})") from error
     begin, end = content.find(b"\n") + 1, content.rfind(b"\n")
     if end + 1 < len(content):
         fields = {"file": path.name, "directory": path.parent.name}

@@ -39,6 +39,7 @@ from msprobe_core.store import (
     tensor_file_name,
     unit_directory,
 )
+from msprobe_core.untrusted.files import reading
 
 __all__ = [
     "BATCH_FILE",
@@ -341,10 +342,8 @@ def stages_of(run: Path) -> list[str]:
     Raises:
         DumpError: ``run`` cannot be read.
     """
-    try:
+    with reading(run, advice="; give the directory of a recorded run"):
         found = {path.name for path in run.iterdir() if path.is_dir() and find_steps(path)}
-    except OSError as error:
-        raise DumpError(f"{run}: cannot be read ({error.strerror}); give the directory of a recorded run") from error
     known = [stage.value for stage in RLStage]
     return [name for name in known if name in found] + sorted(found - set(known))
 

@@ -25,7 +25,7 @@ from msprobe_core.rl.recorded import open_run
 from msprobe_core.rl.response_guard import Anomaly, ResponseGuard
 from msprobe_core.rl.rl_codes import AnswersCode
 from msprobe_core.store.reading import check_exists
-from msprobe_core.untrusted.files import read_plain
+from msprobe_core.untrusted.files import read_plain, reading
 
 _TOKENS = ("tokens", "token_ids", "response_ids", "output_ids", "output_token_ids", "responses")
 _TEXTS = ("output", "response", "text", "completion", "answer")
@@ -203,10 +203,8 @@ def _of_run(path: Path) -> Iterator[Answer]:
 
 
 def _of_file(path: Path, options: ResponseOptions) -> Iterator[Answer]:
-    try:
+    with reading(path):
         lines = read_plain(path).splitlines()
-    except OSError as error:
-        raise DumpError(f"{path}: cannot be read ({error.strerror})") from error
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue

@@ -38,7 +38,7 @@ from msprobe_core.store.json_reader import decode_record, read_document, read_js
 from msprobe_core.store.json_writer import DUMP_TAIL, JsonObjectStream, clean_text, dump_head, dump_tail
 from msprobe_core.store.reading import format_of_plugin
 from msprobe_core.store.stored_dump import read_content
-from msprobe_core.untrusted.files import open_plain
+from msprobe_core.untrusted.files import open_plain, reading
 
 ConvertProgress: TypeAlias = Callable[[int, int, str], None]
 """Called with the number of finished ranks, the total, and the next rank."""
@@ -555,9 +555,7 @@ def _linked(source: Path, target: Path) -> bool:
 
 
 def _copy(source: Path, target: Path) -> None:
-    try:
+    with reading(source):
         opened = open_plain(source)
-    except OSError as error:
-        raise DumpError(f"{source}: cannot be read ({error.strerror})") from error
     with opened, layout.create_file(target) as copy:
         shutil.copyfileobj(opened, copy, 1 << 20)

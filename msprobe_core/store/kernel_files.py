@@ -25,6 +25,7 @@ from typing import TypeAlias, TypeVar
 
 from msprobe_core.errors import DumpError, clip
 from msprobe_core.store.stored_dump import read_content
+from msprobe_core.untrusted.files import reading
 
 STATISTIC_FILE = "statistic.csv"
 MAPPING_FILE = "mapping.csv"
@@ -183,11 +184,8 @@ def list_tensor_files(directory: Path, notes: list[str]) -> list[TensorFile]:
         DumpError: the directory cannot be read.
     """
     long_names = _read_mapping(directory / MAPPING_FILE, notes)
-    try:
-        with os.scandir(directory) as entries:
-            names = [entry.name for entry in entries if entry.name.endswith(".npy") and entry.is_file()]
-    except OSError as error:
-        raise DumpError(f"{directory}: cannot be read ({error.strerror})") from error
+    with reading(directory), os.scandir(directory) as entries:
+        names = [entry.name for entry in entries if entry.name.endswith(".npy") and entry.is_file()]
     files: list[TensorFile] = []
     others: list[str] = []
     for name in sorted(names):

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import msgspec
 
-from msprobe_core.errors import DamagedDumpError, DumpError, NewerDumpError, StoreError
+from msprobe_core.errors import DamagedDumpError, NewerDumpError, StoreError
 from msprobe_core.manifest.facts import SCHEMA, DataRows, Manifest
 from msprobe_core.store import layout
 from msprobe_core.store.atomic_file import whole_file
-from msprobe_core.untrusted.files import read_plain
+from msprobe_core.untrusted.files import read_plain, reading
 
 MANIFEST_FILE = layout.MANIFEST_FILE
 DATA_ROWS_FILE = layout.DATA_ROWS_FILE
@@ -61,10 +61,8 @@ def read_manifest(path: Path) -> Manifest:
     Raises:
         DumpError: it cannot be read, is damaged, or is of a later version.
     """
-    try:
+    with reading(path):
         content = read_plain(path, _MAX_BYTES)
-    except OSError as error:
-        raise DumpError(f"{path}: cannot be read ({error.strerror or error})") from error
     return decode_manifest(content, path)
 
 
@@ -135,10 +133,8 @@ def read_data_rows(unit: Path) -> list[DataRows]:
     directory = unit if unit.is_dir() else unit.parent
     path = directory / DATA_ROWS_FILE
     if path.exists() or path.is_symlink():  # also if it is no file, which is an error
-        try:
+        with reading(path):
             content = read_plain(path, _MAX_BYTES)
-        except OSError as error:
-            raise DumpError(f"{path}: cannot be read ({error.strerror or error})") from error
         return decode_data_rows(content, path)
     path = directory / MANIFEST_FILE
     return list(read_manifest(path).data) if path.is_file() else []

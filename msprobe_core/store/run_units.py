@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from msprobe_core.errors import DumpError, MissingDumpError
+from msprobe_core.errors import MissingDumpError
 from msprobe_core.store.layout import find_steps, holds_units
 from msprobe_core.store.reading import check_exists, is_dump
 from msprobe_core.store.runs import steps_of_run, units_of_step
+from msprobe_core.untrusted.files import reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +66,8 @@ def stages_in(path: Path) -> dict[str, Path]:
     Raises:
         DumpError: it is not a directory, or cannot be read.
     """
-    try:
+    with reading(path):
         children = sorted(each for each in path.iterdir() if each.is_dir())
-    except OSError as error:
-        raise DumpError(f"{path}: cannot be read ({error.strerror})") from error
     return {each.name: each for each in children if find_steps(each)}
 
 

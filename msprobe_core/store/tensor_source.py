@@ -22,7 +22,7 @@ from msprobe_core.fingerprint.checksums import crc32
 from msprobe_core.model import TensorContent
 from msprobe_core.protocols.storage import TensorSource
 from msprobe_core.store.tensor_values import widen
-from msprobe_core.untrusted.files import most_unfolded, open_plain
+from msprobe_core.untrusted.files import most_unfolded, open_plain, reading
 
 Array: TypeAlias = NDArray[Any]
 
@@ -125,12 +125,9 @@ class StoredTensor:
         Raises:
             DumpError: the file cannot be read, has become shorter, or its bytes do not match their checksum.
         """
-        try:
-            with open_plain(self.storage.file) as file:
-                for values in self._stored_chunks(file, num_elements):
-                    yield self._values_of(values)
-        except OSError as error:
-            raise DumpError(f"{self.name}: cannot be read ({error.strerror or error})") from error
+        with reading(self.name), open_plain(self.storage.file) as file:
+            for values in self._stored_chunks(file, num_elements):
+                yield self._values_of(values)
 
     def read(self) -> Array:
         """Return the whole tensor.

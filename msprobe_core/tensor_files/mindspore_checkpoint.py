@@ -21,7 +21,7 @@ from msprobe_core.errors import DumpError, clip
 from msprobe_core.store.joined_tensor import JoinedTensor
 from msprobe_core.store.tensor_source import MAX_DIMS, Storage, StoredTensor, c_strides
 from msprobe_core.store.tensor_values import DTYPES
-from msprobe_core.untrusted.files import open_plain
+from msprobe_core.untrusted.files import open_plain, reading
 from msprobe_core.untrusted.malformed import MalformedError
 from msprobe_core.untrusted.protobuf_wire import Span, WireFile
 
@@ -101,11 +101,8 @@ def open_mindspore_checkpoint(path: Path) -> MindSporeCheckpoint:
     Raises:
         DumpError: it cannot be read, or not even its first value can.
     """
-    try:
-        with open_plain(path) as file:
-            parts, damage, position = _parts(file)
-    except OSError as error:
-        raise DumpError(f"{path}: cannot be read ({error.strerror or error})") from error
+    with reading(path), open_plain(path) as file:
+        parts, damage, position = _parts(file)
     if damage and not parts:
         raise DumpError(f"{path}: is no checkpoint of MindSpore: it {damage}", position=position)
     found: list[CheckpointValue] = []

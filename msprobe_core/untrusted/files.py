@@ -4,7 +4,8 @@ Only regular files are read. A pipe would block its reader for ever, a device ma
 have the name of a dump. No allocation trusts a number in a file: the expansion of its content, in memory or in steps,
 is bounded by `most_unfolded` of its size.
 
-Errors are `OSError` with a reason in ``strerror``, so that callers report them like those of any other unreadable file.
+Errors are `OSError` with a reason in ``strerror``, so that callers report them like those of any other unreadable file,
+as `reading` does.
 """
 
 from __future__ import annotations
@@ -12,8 +13,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Generator
+from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
+
+from msprobe_core.errors import DumpError, MsprobeError
 
 MAX_BYTES = 10 << 30
 """Largest file that is read whole, in bytes."""
@@ -80,6 +85,24 @@ def read_plain(path: Path, max_bytes: int = MAX_BYTES) -> bytes:
             raise TooLargeError(errno.EFBIG, f"it is larger than {_shown(max_bytes)}", str(path))
         # Files of the operating system's kernel report 0 bytes, and reading some of them blocks.
         return file.readall()[:size] if size else b""
+
+
+@contextmanager
+def reading(path: object, kind: type[MsprobeError] = DumpError, *, advice: str = "") -> Generator[None, None, None]:
+    """Raise an error of ours if what is read inside cannot be read.
+
+    Args:
+        path: What is read, for the message.
+        kind: Class of the error.
+        advice: What to do about it, for the end of the message.
+
+    Raises:
+        MsprobeError: of that class.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{path}: cannot be read ({error.strerror or error}){advice}") from error
 
 
 def _check_plain(path: Path, status: os.stat_result) -> None:
