@@ -11,11 +11,10 @@ from typing import Any
 from msprobe_core.capture import checks
 from msprobe_core.capture.custom_apis import CustomApis
 from msprobe_core.capture.manifests import Manifests
-from msprobe_core.capture.schedule import checked_step
 from msprobe_core.capture.session_parts import put_together
 from msprobe_core.capture.window import Model, Window
 from msprobe_core.config import Config
-from msprobe_core.errors import MsprobeError, SessionError
+from msprobe_core.errors import MsprobeError
 from msprobe_core.guard import described
 from msprobe_core.model import EndState
 from msprobe_core.protocols.framework import Framework
@@ -95,7 +94,7 @@ class Session:
     @property
     def is_between_steps(self) -> bool:
         """Whether nothing of the current step has been recorded yet."""
-        return not self._output.is_open and not self.is_running
+        return self._parts.is_between_steps
 
     @property
     def step_number(self) -> int:
@@ -121,18 +120,8 @@ class Session:
             self.monitor(targets, optimizer)
 
     def begin_at(self, step: int) -> None:
-        """Continue at ``step``.
-
-        Raises:
-            SessionError: ``step`` is not an integer >= 0, or the current step is being recorded.
-        """
-        step = checked_step(step)
-        if not self.is_between_steps:
-            raise SessionError(
-                f"set_init_step({step}) comes too late: step {self.step_number} is being recorded; "
-                "call it before start()"
-            )
-        self._schedule.begin_at(step, can_record=self._recorder.is_open)
+        """See `SessionParts.begin_at`."""
+        self._parts.begin_at(step)
 
     # --- windows ----------------------------------------------------------------------------------------------
 
@@ -245,10 +234,7 @@ class Session:
         window = self.running_window
         with self._guarded():
             self._end_step()
-        self._recorder.reader.report_failures(self.step_number)
-        self._recorder.next_step()
-        self._schedule.count_on()
-        self._output.has_recorded = False
+        self._parts.count_step()
         if window is not None:
             self.start(window.models, is_list=window.is_list, token_range=window.token_range, rank_id=window.rank_id)
 
@@ -264,8 +250,7 @@ class Session:
         for feature in self._features:
             feature.finish_step()
         self._stop()
-        if self._output.is_open and self._parts.saved is None:
-            self._parts.selection.report(self.step_number, self.directory, num_calls=self._recorder.clock)
+        self._parts.report_selection()
         self._output.close_unit(state)
         self._windows.release()
 

@@ -14,7 +14,7 @@ from msprobe_core.capture.features.feature import Feature, Host
 from msprobe_core.capture.features.manual_save import SavedValues
 from msprobe_core.capture.manifests import Manifests
 from msprobe_core.capture.recorder import Recorder
-from msprobe_core.capture.schedule import Schedule
+from msprobe_core.capture.schedule import Schedule, checked_step
 from msprobe_core.capture.selection import Selection
 from msprobe_core.capture.slices import Slices
 from msprobe_core.capture.unit_output import UnitOutput
@@ -57,6 +57,37 @@ class SessionParts:
     saved: SavedValues | None
     custom_apis: CustomApis
     windows: Windows
+
+    @property
+    def is_between_steps(self) -> bool:
+        """Whether nothing of the current step has been recorded yet."""
+        return not self.output.is_open and not self.windows.is_running
+
+    def begin_at(self, step: int) -> None:
+        """Continue at ``step``.
+
+        Raises:
+            SessionError: ``step`` is not an integer >= 0, or the current step is being recorded.
+        """
+        step = checked_step(step)
+        if not self.is_between_steps:
+            raise SessionError(
+                f"set_init_step({step}) comes too late: step {self.schedule.step} is being recorded; "
+                "call it before start()"
+            )
+        self.schedule.begin_at(step, can_record=self.recorder.is_open)
+
+    def count_step(self) -> None:
+        """Go on to the next step, after the files of this one were closed."""
+        self.recorder.reader.report_failures(self.schedule.step)
+        self.recorder.next_step()
+        self.schedule.count_on()
+        self.output.has_recorded = False
+
+    def report_selection(self) -> None:
+        """Say what of the selection matched no call of the current step."""
+        if self.output.is_open and self.saved is None:
+            self.selection.report(self.schedule.step, self.output.directory, num_calls=self.recorder.clock)
 
     def end_recording(self, reason: str) -> None:
         """Stop recording; entries so far are written when the window ends."""
