@@ -182,7 +182,7 @@ def check_modules(
         for each in checks
         if each.verdict.is_bad and any(path != each.path and _is_inside(path, each.path) for path in bad)
     }
-    modules = tuple(_explained(each) if each.path in explained else each for each in checks)
+    modules = tuple(replace(each, is_explained=True) if each.path in explained else each for each in checks)
     return CompileCheck(backend=backend, modules=modules, seconds=time.perf_counter() - begin)
 
 
@@ -231,10 +231,6 @@ def _checked(compiler: ModuleCompiler, module: RaisedModule, backend: str) -> Mo
         path=path, type_name=module.type_name, verdict=worst_of(judged), results=tuple(judged),
         num_graphs=results.num_graphs, graph_breaks=results.graph_breaks,
     )  # fmt: skip
-
-
-def _explained(check: ModuleCheck) -> ModuleCheck:
-    return replace(check, is_explained=True)
 
 
 def _is_wanted(module: RaisedModule, patterns: Sequence[str]) -> bool:

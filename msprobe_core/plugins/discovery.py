@@ -74,7 +74,7 @@ def registry() -> Registry:
     manager.add_hookspecs(hookspecs.HookSpecs)
     found = Registry(manager)
     for module in _BUILT_IN:
-        found.add(Plugin(_built_in_name(module), _version_of_core(), "msprobe-core"), _importer(module))
+        found.add(Plugin(_built_in_name(module), __version__, "msprobe-core"), _importer(module))
     shadow, disabled = shadowing_package(), disabled_names()
     for each in sorted(_discover(), key=lambda each: not _is_official(each.plugin)):
         if each.plugin.name in disabled:
@@ -113,10 +113,6 @@ def _importer(value: str) -> Callable[[], object]:
 
 def _built_in_name(module: str) -> str:
     return f"{CORE}:{module.rpartition('.')[2]}"
-
-
-def _version_of_core() -> str:
-    return __version__
 
 
 @dataclass(frozen=True)

@@ -217,7 +217,7 @@ def _placed(source: Path, kind: SourceKind, done: ForeignConversion) -> dict[tup
                 why = "" if tensor.damage is None else tensor.damage.text
                 done.damage.append(f"{file.path}#{clip(tensor.name)}: {why}")
             else:
-                placed.append(_place_of(file, content, tensor))
+                placed.append(_PLACES.get(content.format, _any_place)(file, content, tensor))
     if num_others:
         done.notes.append(f"{source}: files of other formats, which were left out: {num_others:,}")
     done.formats = list(formats)
@@ -253,10 +253,6 @@ def _with_ranks(placed: Iterable[_Placed]) -> list[_Placed]:
 
 
 # --- places -------------------------------------------------------------------------------------------------------
-
-
-def _place_of(file: SourceFile, content: FileContent, tensor: NamedTensor) -> _Placed:
-    return _PLACES.get(content.format, _any_place)(file, content, tensor)
 
 
 def _sglang_place(file: SourceFile, content: FileContent, tensor: NamedTensor) -> _Placed:

@@ -302,7 +302,7 @@ def culprits_of(found: Location, places: Places) -> list[Culprit]:
             step=suspect.step,
             ranks=suspect.ranks,
             kind=suspect.kind,
-            strength=_strength(suspect.strength),
+            strength=suspect.strength if suspect.strength in ("strong", "moderate", "weak") else "weak",
             score=suspect.score,
             limit=suspect.limit,
             reason=said_of(_known(suspect.reason, suspect.reason_finding)),
@@ -326,10 +326,6 @@ def _evidence(own: _Evidence) -> Evidence:
 
 def _frames(stack: Sequence[str]) -> list[str]:
     return [" ".join(frame.split()) for frame in frames_of_user(stack)]
-
-
-def _strength(text: str) -> str:
-    return text if text in ("strong", "moderate", "weak") else "weak"
 
 
 def _unit_of(places: Places, step: int | None, ranks: Sequence[int]) -> int | None:

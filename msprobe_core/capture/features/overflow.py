@@ -159,7 +159,7 @@ class OverflowWatch(Feature):
         if entry.phase is Phase.PARAMETERS_GRAD:
             healthy = names.backward_of_parameters(entry.name) in self._healthy_backwards
             return healthy and bool(_special_tensors(_made(entry)))
-        if entry.name in self._explained or _has_special(_inputs(entry)):
+        if entry.name in self._explained or any(_is_special(leaf) for leaf in _leaves(_inputs(entry))):
             return False
         is_culprit = bool(_special_tensors(_made(entry)))
         if entry.phase is Phase.BACKWARD and not is_culprit:
@@ -230,10 +230,6 @@ def _leaves(value: Value | list[Any]) -> Iterator[TensorValue | Argument]:
     elif isinstance(value, list | dict):
         for item in value.values() if isinstance(value, dict) else value:
             yield from _leaves(item)
-
-
-def _has_special(parts: list[Any]) -> bool:
-    return any(_is_special(leaf) for leaf in _leaves(parts))
 
 
 def _special_tensors(parts: list[Any]) -> list[tuple[int, int]]:

@@ -94,7 +94,7 @@ class ApiTable:
 
 def is_foreign_operator(function: Function) -> bool:
     """Whether an operator of ``torch.ops`` is not PyTorch's own; many take the output tensor as an argument."""
-    return isinstance(function, _OPERATORS_OF_TORCH) and _namespace_of(function) not in _OWN_NAMESPACES
+    return isinstance(function, _OPERATORS_OF_TORCH) and str(function).partition(".")[0] not in _OWN_NAMESPACES
 
 
 def written_by_schema(function: Function, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[torch.Tensor]:
@@ -116,10 +116,6 @@ def _written_places(operator: Function) -> tuple[tuple[int, str], ...]:
         if argument.alias_info is not None and argument.alias_info.is_write
     }
     return tuple(sorted(places))
-
-
-def _namespace_of(operator: object) -> str:
-    return str(operator).partition(".")[0]
 
 
 _OPERATORS_OF_TORCH = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
