@@ -35,8 +35,6 @@ def store_computed(
     directory: Path,
     devices: Sequence[str],
     *,
-    model: object | None = None,
-    max_elements: int = MAX_ELEMENTS,
     progress: Callable[[int, int, str], object] | None = None,
 ) -> int:
     """Compute calls of a dump on devices, and store them with their inputs and recorded results.
@@ -49,8 +47,6 @@ def store_computed(
         entries: The calls, in the order of the dump.
         directory: Where to.
         devices: As the framework names them; at least one.
-        model: The model that contains the calls, to compute modules.
-        max_elements: Calls with more elements are not computed.
         progress: Called with the number of finished calls, the number of all, and the last one's name.
 
     Returns: the number of calls that were stored now.
@@ -61,7 +57,7 @@ def store_computed(
         PluginError: nothing here replays calls of its framework.
         StoreError: the directory cannot be written, or has something else.
     """
-    calls = RecordedCalls(read_dump(dump), max_elements)
+    calls = RecordedCalls(read_dump(dump), MAX_ELEMENTS)
     framework = replaying_framework(calls.dump.header.framework)
     check_devices(framework, devices)
     header = Header(framework=calls.dump.header.framework, dump=_digest(calls.dump), devices=tuple(devices))
@@ -71,7 +67,7 @@ def store_computed(
             raise_if_interrupted()
             if entry not in writer.entries:
                 call = _read(calls, entry)
-                writer.add(call, position, [_computed(call, framework, model, each, max_elements) for each in devices])
+                writer.add(call, position, [_computed(call, framework, each) for each in devices])
                 num_stored += 1
             if progress is not None:
                 progress(position + 1, len(entries), entry)
@@ -99,13 +95,11 @@ def _read(calls: RecordedCalls, entry: str) -> RecordedCall:
         return RecordedCall(entry=entry, site=parse_entry(entry), missing=noted(str(error)))
 
 
-def _computed(
-    call: RecordedCall, framework: ReplayingFramework, model: object | None, device: str, max_elements: int
-) -> FreshResults:
+def _computed(call: RecordedCall, framework: ReplayingFramework, device: str) -> FreshResults:
     is_api = call.site.kind is SiteKind.API
     if call.missing is not None or (is_api and framework.why_not_replayed(call.site) is not None):
         return FreshResults(device=device)  # the other machine says why
-    return results_on(call, framework, model, device, max_elements)
+    return results_on(call, framework, None, device, MAX_ELEMENTS)
 
 
 def _digest(dump: Dump) -> str:

@@ -28,7 +28,6 @@ def manifest_of(
     rank: int | None,
     libraries: Iterable[Library],
     settings: Mapping[str, Mapping[str, Scalar]],
-    notes: Iterable[str] = (),
 ) -> Manifest:
     """Return the manifest of this process, without optimizers that are not known yet, and without data.
 
@@ -37,7 +36,6 @@ def manifest_of(
         rank: Rank in the job; ``None`` outside of a job.
         libraries: Installed libraries.
         settings: Settings of trainers, by the name of the trainer.
-        notes: What could not be found out.
     """
     program = _program()
     name = program.name if program is not None else ""
@@ -56,7 +54,6 @@ def manifest_of(
         libraries=tuple(libraries),
         environment=kept_variables(os.environ),
         settings=all_settings,
-        notes=tuple(notes),
     )
 
 

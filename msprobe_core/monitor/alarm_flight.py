@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 
 from msprobe_core.capture.ring_recorder import open_rings
 from msprobe_core.monitor.alarm_action import Answer
@@ -16,16 +15,14 @@ _logger = logging.getLogger(__name__)
 class AlarmFlight:
     """Has flight recorders write; see `msprobe_core.monitor.alarm_action.AlarmAction`."""
 
-    def __init__(self, plan: MonitorPlan, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, plan: MonitorPlan) -> None:
         """Begin with nothing written.
 
         Args:
             plan: Says how often alarms may write, and how far apart.
-            clock: In seconds.
         """
         self._room = plan.extensions.max_windows
         self._cooldown_s = plan.extensions.cooldown_s
-        self._clock = clock
         self._next_s = 0.0
         self._has_said = False
 
@@ -38,10 +35,10 @@ class AlarmFlight:
                 "an alarm should have a flight recorder write its steps, but the program has none: with "
                 "FlightRecorder(model, 'flight'), and its step() after that of the optimizer, there is one"
             )
-        if not rings or self._room <= 0 or self._clock() < self._next_s:
+        if not rings or self._room <= 0 or time.monotonic() < self._next_s:
             return None
         self._room -= 1
-        self._next_s = self._clock() + self._cooldown_s
+        self._next_s = time.monotonic() + self._cooldown_s
         written = [path for ring in rings if (path := ring.write("an alarm of the monitor")) is not None]
         if not written:
             return None

@@ -86,7 +86,7 @@ def precision_named(dtype: str) -> Precision:
     return Precision.FLOAT32 if found is None else found
 
 
-def log_prob_floor(precision: Precision, size: float, depth: int = DEFAULT_DEPTH) -> Floor:
+def log_prob_floor(precision: Precision, size: float) -> Floor:
     """Return the floor of log-probs, in nats.
 
     It consists of the error of logits of about 1 and the rounding of the log-probs, which are float32 or finer.
@@ -94,10 +94,9 @@ def log_prob_floor(precision: Precision, size: float, depth: int = DEFAULT_DEPTH
     Args:
         precision: Precision of the coarser engine.
         size: Root mean square of the log-probs, in nats.
-        depth: Number of calls before them.
     """
     own = UNIT_ROUNDOFF[min(precision, Precision.FLOAT32)] * size
-    return Floor(size=math.hypot(module_floor(precision, depth).size, own))
+    return Floor(size=math.hypot(module_floor(precision, DEFAULT_DEPTH).size, own))
 
 
 def log_prob_scores(

@@ -38,23 +38,20 @@ def tokenizer_of(run: RecordedRun, given: Path | None) -> TokenTexts:
     return TokenTexts(next((path for path in paths if path.is_dir()), paths[0]))
 
 
-def worst_tokens(
-    run: RecordedRun, table: pl.DataFrame, rollout: str, texts: TokenTexts | None, most: int | None = None
-) -> Iterator[RLToken]:
-    """Yield the worst tokens of each step.
+def worst_tokens(run: RecordedRun, table: pl.DataFrame, rollout: str, texts: TokenTexts | None) -> Iterator[RLToken]:
+    """Yield the worst tokens of each step, as many as fit.
 
     Args:
         run: The run.
         table: Its worst tokens, worst of each step first, as the comparison of log-probs has them.
         rollout: Name of the tensor that the trainer's log-probs were compared with.
         texts: The tokenizer; ``None`` to show numbers.
-        most: How many of each step; by default, as many as fit.
 
     Raises:
         DumpError: a batch cannot be read.
     """
     steps = table["step"].unique(maintain_order=True).to_list()
-    count = most or max(1, min(MOST_OF_A_STEP, MOST // max(1, len(steps))))
+    count = max(1, min(MOST_OF_A_STEP, MOST // max(1, len(steps))))
     for step in steps:
         _, tensors = run.batch(step)
         for row in table.filter(pl.col("step") == step).head(count).iter_rows(named=True):
