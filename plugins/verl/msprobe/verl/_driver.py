@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, cast
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from msprobe.verl._config import inherited_environment
 from msprobe.verl._probe import STEP_KEY, Probe
 from msprobe.verl._settings import container
+from msprobe.verl._wrapping import Method, wraps_method
 from msprobe_core.plugin import DumpError
 from msprobe_core.rl import (
     VERSION,
@@ -28,7 +28,6 @@ from msprobe_core.rl import (
 )
 from msprobe_core.store import sample_id
 
-Method = Callable[..., Any]
 Array = NDArray[Any]
 
 _LEFT = frozenset({"prompts"})
@@ -41,76 +40,59 @@ _NOT_KEPT = frozenset({"position_ids", "input_ids", "attention_mask", "loss_mask
 """Entries of batches without padding that are not saved: they are recomputed here, or of no use."""
 
 
-def driver_method(original: Method) -> Method:
+@wraps_method
+def driver_method(original: Method, self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
     """Wrap a trainer's method that makes workers compute something for a batch: passes them the trainer's step."""
-
-    @functools.wraps(original)
-    def call(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        probe = Probe.current()
-        if probe is not None:
-            with probe.guard("the trainer's step"):
-                _tell_step(probe, self, batch)
-        return original(self, batch, *args, **kwargs)
-
-    return call
+    return _with_step(original, self, batch, *args, **kwargs)
 
 
-def update_method(original: Method) -> Method:
+def _with_step(original: Method, self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+    probe = Probe.current()
+    if probe is not None:
+        with probe.guard("the trainer's step"):
+            _tell_step(probe, self, batch)
+    return original(self, batch, *args, **kwargs)
+
+
+@wraps_method
+def update_method(original: Method, self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
     """Wrap the method that updates a model: after it, the batch is complete, and is saved."""
-    tells = driver_method(original)
-
-    @functools.wraps(original)
-    def call(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        result = tells(self, batch, *args, **kwargs)
-        probe = Probe.current()
-        if probe is not None and probe.config.batch and probe.is_open:
-            with probe.guard(RLStage.TRAINER.value):
-                _save_batch(probe, self, batch)
-        return result
-
-    return call
+    result = _with_step(original, self, batch, *args, **kwargs)
+    probe = Probe.current()
+    if probe is not None and probe.config.batch and probe.is_open:
+        with probe.guard(RLStage.TRAINER.value):
+            _save_batch(probe, self, batch)
+    return result
 
 
-def log_method(original: Method) -> Method:
+@wraps_method
+def log_method(original: Method, self: Any, data: Any, step: Any, *args: Any, **kwargs: Any) -> Any:
     """Wrap the function that logs the metrics of a step: saves them with the step's batch."""
-
-    @functools.wraps(original)
-    def call(self: Any, data: Any, step: Any, *args: Any, **kwargs: Any) -> Any:
-        probe = Probe.current()
-        if probe is not None and probe.config.batch:
-            with probe.guard("metrics of the trainer"):
-                _add_metrics(probe, data, int(step))
-        return original(self, data, step, *args, **kwargs)
-
-    return call
+    probe = Probe.current()
+    if probe is not None and probe.config.batch:
+        with probe.guard("metrics of the trainer"):
+            _add_metrics(probe, data, int(step))
+    return original(self, data, step, *args, **kwargs)
 
 
-def environment_method(original: Method) -> Method:
+@wraps_method
+def environment_method(original: Method, *args: Any, **kwargs: Any) -> Any:
     """Wrap the function that makes the environment of all processes of the job: adds the switch to it."""
-
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
-        probe = Probe.current()
-        if probe is not None and isinstance(result, dict):
-            result.setdefault("env_vars", {}).update(inherited_environment())
-        return result  # pyright: ignore[reportUnknownVariableType]
-
-    return call
+    result = original(*args, **kwargs)
+    probe = Probe.current()
+    if probe is not None and isinstance(result, dict):
+        result.setdefault("env_vars", {}).update(inherited_environment())
+    return result  # pyright: ignore[reportUnknownVariableType]
 
 
-def fit_method(original: Method) -> Method:
+@wraps_method
+def fit_method(original: Method, self: Any, *args: Any, **kwargs: Any) -> Any:
     """Wrap the method that runs the whole training: describes the run before any process of it records a stage."""
-
-    @functools.wraps(original)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        probe = Probe.current()
-        if probe is not None:
-            with probe.guard("the run"):
-                _describe(probe, self)
-        return original(self, *args, **kwargs)
-
-    return call
+    probe = Probe.current()
+    if probe is not None:
+        with probe.guard("the run"):
+            _describe(probe, self)
+    return original(self, *args, **kwargs)
 
 
 def _describe(probe: Probe, trainer: Any) -> None:

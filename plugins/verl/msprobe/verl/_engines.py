@@ -7,19 +7,16 @@ not computed and so cannot be recorded.
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
-from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from msprobe.verl._probe import Probe
+from msprobe.verl._wrapping import Method, wraps_method
 from msprobe.verl.rollout import EngineProbe, Part, watch_engine
 from msprobe_core.rl import Parallel
 from msprobe_core.store import CallPhase
-
-Method = Callable[..., Any]
 
 _probes: WeakKeyDictionary[Any, EngineProbe] = WeakKeyDictionary()
 """By the engine's runner; a process may have several, for target and draft model."""
@@ -45,44 +42,36 @@ def _probe_of(runner: Any) -> EngineProbe:
 # --- vLLM ----------------------------------------------------------------------------------------------------------
 
 
-def vllm_execute_method(original: Method) -> Method:
+@wraps_method
+def vllm_execute_method(original: Method, self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
     """Wrap `GPUModelRunner.execute_model(scheduler_output)`: notes which requests have ended and are scheduled."""
-
-    @functools.wraps(original)
-    def call(self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        probe = Probe.current()
-        if probe is not None:
-            with probe.guard("vLLM's schedule"):
-                # Read their tokens before the call, which forgets finished requests.
-                for request in scheduler_output.finished_req_ids:
-                    state = self.requests.get(request)
-                    if state is not None:
-                        _probe_of(self).finish(request, state.prompt_token_ids, state.output_token_ids)
-                _scheduled[self] = scheduler_output
-        return original(self, scheduler_output, *args, **kwargs)
-
-    return call
+    probe = Probe.current()
+    if probe is not None:
+        with probe.guard("vLLM's schedule"):
+            # Read their tokens before the call, which forgets finished requests.
+            for request in scheduler_output.finished_req_ids:
+                state = self.requests.get(request)
+                if state is not None:
+                    _probe_of(self).finish(request, state.prompt_token_ids, state.output_token_ids)
+            _scheduled[self] = scheduler_output
+    return original(self, scheduler_output, *args, **kwargs)
 
 
-def vllm_forward_method(original: Method) -> Method:
+@wraps_method
+def vllm_forward_method(original: Method, self: Any, *args: Any, **kwargs: Any) -> Any:
     """Wrap `GPUModelRunner._model_forward`: at this point the runner's requests are in the order of their tokens."""
-
-    @functools.wraps(original)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        probe = Probe.current()
-        scheduled = _scheduled.pop(self, None)
-        parts: list[Part] = []
-        if probe is not None and scheduled is not None:  # warm-up and profiling run without a schedule
-            with probe.guard("vLLM's batch"):
-                parts = _vllm_parts(self, scheduled)
-        if not parts:
-            return original(self, *args, **kwargs)
-        has_prompt = any(part.length > 1 or part.start == 0 for part in parts)
-        phase = CallPhase.PREFILL if has_prompt else CallPhase.DECODE
-        with _probe_of(self).forward(parts, phase.value):
-            return original(self, *args, **kwargs)
-
-    return call
+    probe = Probe.current()
+    scheduled = _scheduled.pop(self, None)
+    parts: list[Part] = []
+    if probe is not None and scheduled is not None:  # warm-up and profiling run without a schedule
+        with probe.guard("vLLM's batch"):
+            parts = _vllm_parts(self, scheduled)
+    if not parts:
+        return original(self, *args, **kwargs)
+    has_prompt = any(part.length > 1 or part.start == 0 for part in parts)
+    phase = CallPhase.PREFILL if has_prompt else CallPhase.DECODE
+    with _probe_of(self).forward(parts, phase.value):
+        return original(self, *args, **kwargs)
 
 
 def _vllm_parts(runner: Any, scheduled: Any) -> list[Part]:
@@ -97,50 +86,38 @@ def _vllm_parts(runner: Any, scheduled: Any) -> list[Part]:
     return parts
 
 
-def vllm_update_method(original: Method) -> Method:
+@wraps_method
+def vllm_update_method(original: Method, self: Any, *args: Any, **kwargs: Any) -> Any:
     """Wrap `vLLMColocateWorkerExtension.update_weights_from_ipc`: when it returns, the model has its new weights."""
-
-    @functools.wraps(original)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
-        probe = Probe.current()
-        if probe is not None:
-            with probe.guard("weights received by vLLM"):
-                runner = self.model_runner
-                _probe_of(runner).weights_updated(None, runner.model.named_parameters(), _vllm_parallel())
-        return result
-
-    return call
+    result = original(self, *args, **kwargs)
+    probe = Probe.current()
+    if probe is not None:
+        with probe.guard("weights received by vLLM"):
+            runner = self.model_runner
+            _probe_of(runner).weights_updated(None, runner.model.named_parameters(), _vllm_parallel())
+    return result
 
 
-def vllm_arrival_method(original: Method) -> Method:
+@wraps_method
+def vllm_arrival_method(original: Method, self: Any, weights: Any, *args: Any, **kwargs: Any) -> Any:
     """Wrap `vLLMColocateWorkerExtension._update_weights(weights, …)`, called for each part of a transfer."""
-
-    @functools.wraps(original)
-    def call(self: Any, weights: Any, *args: Any, **kwargs: Any) -> Any:
-        probe = Probe.current()
-        if probe is not None:
-            with probe.guard("weights that arrive in vLLM"):
-                _probe_of(self.model_runner).weights_arrived(weights)
-        return original(self, weights, *args, **kwargs)
-
-    return call
+    probe = Probe.current()
+    if probe is not None:
+        with probe.guard("weights that arrive in vLLM"):
+            _probe_of(self.model_runner).weights_arrived(weights)
+    return original(self, weights, *args, **kwargs)
 
 
-def vllm_wake_method(original: Method) -> Method:
+@wraps_method
+def vllm_wake_method(original: Method, self: Any, *args: Any, **kwargs: Any) -> Any:
     """Wrap `Worker.wake_up(tags)`: when it returns, the model has its memory again."""
-
-    @functools.wraps(original)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
-        probe = Probe.current()
-        if probe is not None:
-            with probe.guard("weights after vLLM's sleep"):
-                runner = self.model_runner
-                _probe_of(runner).woke_up(runner.model.named_parameters(), _vllm_parallel())
-        return result
-
-    return call
+    result = original(self, *args, **kwargs)
+    probe = Probe.current()
+    if probe is not None:
+        with probe.guard("weights after vLLM's sleep"):
+            runner = self.model_runner
+            _probe_of(runner).woke_up(runner.model.named_parameters(), _vllm_parallel())
+    return result
 
 
 def _vllm_parallel() -> Parallel:
@@ -154,25 +131,21 @@ def _vllm_parallel() -> Parallel:
 # --- SGLang --------------------------------------------------------------------------------------------------------
 
 
-def sglang_forward_method(original: Method) -> Method:
+@wraps_method
+def sglang_forward_method(original: Method, self: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
     """Wrap `ModelRunner.forward(forward_batch)`: the batch has its requests, their lengths and cached lengths."""
-
-    @functools.wraps(original)
-    def call(self: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
-        probe = Probe.current()
-        parts: list[Part] = []
-        is_decode = False
-        if probe is not None:
-            with probe.guard("SGLang's batch"):
-                is_decode = bool(forward_batch.forward_mode.is_decode())
-                parts = _sglang_parts(forward_batch, is_decode=is_decode)
-        if not parts:
-            return original(self, forward_batch, *args, **kwargs)
-        phase = CallPhase.DECODE if is_decode else CallPhase.PREFILL
-        with _probe_of(self).forward(parts, phase.value):
-            return original(self, forward_batch, *args, **kwargs)
-
-    return call
+    probe = Probe.current()
+    parts: list[Part] = []
+    is_decode = False
+    if probe is not None:
+        with probe.guard("SGLang's batch"):
+            is_decode = bool(forward_batch.forward_mode.is_decode())
+            parts = _sglang_parts(forward_batch, is_decode=is_decode)
+    if not parts:
+        return original(self, forward_batch, *args, **kwargs)
+    phase = CallPhase.DECODE if is_decode else CallPhase.PREFILL
+    with _probe_of(self).forward(parts, phase.value):
+        return original(self, forward_batch, *args, **kwargs)
 
 
 def _sglang_parts(batch: Any, *, is_decode: bool) -> list[Part]:
@@ -189,26 +162,22 @@ def _sglang_parts(batch: Any, *, is_decode: bool) -> list[Part]:
     return parts
 
 
-def sglang_result_method(original: Method) -> Method:
+@wraps_method
+def sglang_result_method(original: Method, self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
     """Wrap `Scheduler.process_batch_result(batch, result)`: when it returns, requests are marked as finished.
 
     The scheduler runs in the model's process. If it works one batch ahead, a finished request is in one more batch, and
     its end is reported twice.
     """
-
-    @functools.wraps(original)
-    def call(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        requests = list(getattr(batch, "reqs", None) or ())  # the call may remove finished requests from the batch
-        returned = original(self, batch, *args, **kwargs)
-        probe = Probe.current()
-        if probe is not None and requests:
-            with probe.guard("SGLang's requests"):
-                for request in requests:
-                    if request.finished():
-                        _tell_end(str(request.rid), request.origin_input_ids, request.output_ids)
-        return returned
-
-    return call
+    requests = list(getattr(batch, "reqs", None) or ())  # the call may remove finished requests from the batch
+    returned = original(self, batch, *args, **kwargs)
+    probe = Probe.current()
+    if probe is not None and requests:
+        with probe.guard("SGLang's requests"):
+            for request in requests:
+                if request.finished():
+                    _tell_end(str(request.rid), request.origin_input_ids, request.output_ids)
+    return returned
 
 
 def _tell_end(request: str, prompt_ids: Any, response_ids: Any) -> None:

@@ -8,9 +8,9 @@ from types import ModuleType
 from typing import Any
 
 from msprobe.verl._probe import Probe
+from msprobe.verl._wrapping import Method
 from msprobe_core.rl import HookStatus, RLStage
 
-Method = Callable[..., Any]
 Wrap = Callable[[Method], Method]
 Loader = Callable[[], Wrap]
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import functools
 import os
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 from msprobe.verl._probe import Probe
 from msprobe.verl._samples import policy_version_of
+from msprobe.verl._wrapping import Method
 from msprobe_core.recording import ProcessManifest
 from msprobe_core.rl import Reward, RewardWriter, RLStage
 from msprobe_core.store import sample_id
-
-Method = Callable[..., Any]
 
 
 def score_method(original: Method) -> Method:

@@ -14,6 +14,7 @@ from typing import Any
 
 from msprobe.verl._probe import Probe
 from msprobe.verl._samples import layout_of, plain, policy_version_of, rows_of, slice_of, trainer_step_of
+from msprobe.verl._wrapping import Method, wraps_method
 from msprobe_core.recording import Stage as OpenStage
 from msprobe_core.rl import (
     VERSION,
@@ -32,23 +33,18 @@ from msprobe_core.rl import (
 )
 from msprobe_core.store import Row
 
-Method = Callable[..., Any]
-
 
 def stage_method(name: str) -> Callable[[Method], Method]:
     """Return a wrapper for a method that is a complete stage."""
 
-    def wrap(original: Method) -> Method:
-        @functools.wraps(original)
-        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            probe = Probe.current()
-            if probe is None:
-                return original(self, *args, **kwargs)
-            probe.note_worker(self)
-            with probe.stage(name):
-                return original(self, *args, **kwargs)
-
-        return call
+    @wraps_method
+    def wrap(original: Method, self: Any, *args: Any, **kwargs: Any) -> Any:
+        probe = Probe.current()
+        if probe is None:
+            return original(self, *args, **kwargs)
+        probe.note_worker(self)
+        with probe.stage(name):
+            return original(self, *args, **kwargs)
 
     return wrap
 
@@ -66,23 +62,20 @@ _OLDER_MODELS = {
 def older_stage_method(name: str) -> Callable[[Method], Method]:
     """Return a wrapper for a complete stage of workers before 0.8, which hold their models themselves."""
 
-    def wrap(original: Method) -> Method:
-        @functools.wraps(original)
-        def call(self: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
-            probe = Probe.current()
-            if probe is None:
-                return original(self, data, *args, **kwargs)
-            probe.note_worker(self)
-            with probe.stage(name) as stage:
-                if stage is not None:
-                    with probe.guard(name):
-                        found = [getattr(self, attribute, None) for attribute in _OLDER_MODELS[name]]
-                        model = next(model for model in found if model is not None)
-                        models = list(model) if isinstance(model, list | tuple) else [model]  # pyright: ignore[reportUnknownArgumentType]
-                        begin(probe, stage, models, getattr(data, "meta_info", {}))
-                return original(self, data, *args, **kwargs)
-
-        return call
+    @wraps_method
+    def wrap(original: Method, self: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
+        probe = Probe.current()
+        if probe is None:
+            return original(self, data, *args, **kwargs)
+        probe.note_worker(self)
+        with probe.stage(name) as stage:
+            if stage is not None:
+                with probe.guard(name):
+                    found = [getattr(self, attribute, None) for attribute in _OLDER_MODELS[name]]
+                    model = next(model for model in found if model is not None)
+                    models = list(model) if isinstance(model, list | tuple) else [model]  # pyright: ignore[reportUnknownArgumentType]
+                    begin(probe, stage, models, getattr(data, "meta_info", {}))
+            return original(self, data, *args, **kwargs)
 
     return wrap
 
@@ -90,24 +83,21 @@ def older_stage_method(name: str) -> Callable[[Method], Method]:
 def critic_method(name: str) -> Callable[[Method], Method]:
     """Return a wrapper for a method of a worker that is a critic of its own, or part of a worker with its own stage."""
 
-    def wrap(original: Method) -> Method:
-        @functools.wraps(original)
-        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            probe = Probe.current()
-            if probe is None:
-                return original(self, *args, **kwargs)
-            running = probe.open_stage
-            if running is not None:
-                _correct(running, args, kwargs)
-            # Within a stage this method is a part of it. Outside, only a critic begins one here.
-            is_critic = getattr(getattr(self, "config", None), "model_type", None) == "value_model"
-            if running is not None or not is_critic:
-                return original(self, *args, **kwargs)
-            probe.note_worker(self)
-            with probe.stage(name):
-                return original(self, *args, **kwargs)
-
-        return call
+    @wraps_method
+    def wrap(original: Method, self: Any, *args: Any, **kwargs: Any) -> Any:
+        probe = Probe.current()
+        if probe is None:
+            return original(self, *args, **kwargs)
+        running = probe.open_stage
+        if running is not None:
+            _correct(running, args, kwargs)
+        # Within a stage this method is a part of it. Outside, only a critic begins one here.
+        is_critic = getattr(getattr(self, "config", None), "model_type", None) == "value_model"
+        if running is not None or not is_critic:
+            return original(self, *args, **kwargs)
+        probe.note_worker(self)
+        with probe.stage(name):
+            return original(self, *args, **kwargs)
 
     return wrap
 
@@ -119,20 +109,16 @@ def _correct(stage: OpenStage, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         stage.name = RLStage.REF_LOG_PROB.value
 
 
-def batch_method(original: Method) -> Method:
+@wraps_method
+def batch_method(original: Method, self: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
     """Wrap `train_batch` or `infer_batch` of an engine: one mini-batch of the current stage."""
-
-    @functools.wraps(original)
-    def call(self: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
-        probe = Probe.current()
-        stage = None if probe is None else probe.open_stage
-        if probe is not None and stage is not None:
-            with probe.guard(stage.name):
-                begin(probe, stage, models_of(self), data)
-                stage.mini_batch()
-        return original(self, data, *args, **kwargs)
-
-    return call
+    probe = Probe.current()
+    stage = None if probe is None else probe.open_stage
+    if probe is not None and stage is not None:
+        with probe.guard(stage.name):
+            begin(probe, stage, models_of(self), data)
+            stage.mini_batch()
+    return original(self, data, *args, **kwargs)
 
 
 def begin(probe: Probe, stage: OpenStage, models: list[Any], data: Any) -> None:
@@ -156,23 +142,19 @@ def models_of(engine: Any) -> list[Any]:
     return list(module) if isinstance(module, list | tuple) else [module]
 
 
-def step_method(original: Method) -> Method:
+@wraps_method
+def step_method(original: Method, self: Any, micro_batch: Any, *args: Any, **kwargs: Any) -> Any:
     """Wrap `forward_step` of an engine, which gets one micro-batch, computes, and returns its loss."""
-
-    @functools.wraps(original)
-    def call(self: Any, micro_batch: Any, *args: Any, **kwargs: Any) -> Any:
-        probe = Probe.current()
-        stage = None if probe is None else probe.open_stage
-        if probe is None or stage is None or not stage.is_recording:
-            return original(self, micro_batch, *args, **kwargs)
-        with probe.guard(stage.name):
-            stage.micro_batch(_own_rows(self, micro_batch), layout_of(micro_batch))
-        result = original(self, micro_batch, *args, **kwargs)
-        with probe.guard(stage.name):
-            _take_loss(stage, result)
-        return result
-
-    return call
+    probe = Probe.current()
+    stage = None if probe is None else probe.open_stage
+    if probe is None or stage is None or not stage.is_recording:
+        return original(self, micro_batch, *args, **kwargs)
+    with probe.guard(stage.name):
+        stage.micro_batch(_own_rows(self, micro_batch), layout_of(micro_batch))
+    result = original(self, micro_batch, *args, **kwargs)
+    with probe.guard(stage.name):
+        _take_loss(stage, result)
+    return result
 
 
 def _own_rows(engine: Any, micro_batch: Any) -> list[Row]:
@@ -194,22 +176,18 @@ def _take_loss(stage: OpenStage, result: Any) -> None:
         stage.loss(output["loss"])  # pyright: ignore[reportUnknownArgumentType]
 
 
-def pipeline_step_method(original: Method) -> Method:
+@wraps_method
+def pipeline_step_method(original: Method, self: Any, batch_iter: Any, *args: Any, **kwargs: Any) -> Any:
     """Wrap `forward_step` of Megatron's engines, which gets an iterator over micro-batches and a model chunk."""
-
-    @functools.wraps(original)
-    def call(self: Any, batch_iter: Any, *args: Any, **kwargs: Any) -> Any:
-        probe = Probe.current()
-        stage = None if probe is None else probe.open_stage
-        if probe is None or stage is None or not stage.is_recording:
-            return original(self, batch_iter, *args, **kwargs)
-        model = args[0] if args else kwargs.get("model")
-        # Each chunk of a virtual pipeline has its own iterator over the same micro-batches, so only one is counted.
-        chunks = models_of(self)
-        counts = len(chunks) < 2 or model is chunks[0]
-        return original(self, _seen(batch_iter, probe, stage) if counts else batch_iter, *args, **kwargs)
-
-    return call
+    probe = Probe.current()
+    stage = None if probe is None else probe.open_stage
+    if probe is None or stage is None or not stage.is_recording:
+        return original(self, batch_iter, *args, **kwargs)
+    model = args[0] if args else kwargs.get("model")
+    # Each chunk of a virtual pipeline has its own iterator over the same micro-batches, so only one is counted.
+    chunks = models_of(self)
+    counts = len(chunks) < 2 or model is chunks[0]
+    return original(self, _seen(batch_iter, probe, stage) if counts else batch_iter, *args, **kwargs)
 
 
 def _seen(batches: Iterator[Any], probe: Probe, stage: OpenStage) -> Iterator[Any]:
@@ -219,20 +197,16 @@ def _seen(batches: Iterator[Any], probe: Probe, stage: OpenStage) -> Iterator[An
         yield batch
 
 
-def optimizer_method(original: Method) -> Method:
+@wraps_method
+def optimizer_method(original: Method, self: Any, *args: Any, **kwargs: Any) -> Any:
     """Wrap `optimizer_step` of an engine, which returns the gradient norm before clipping."""
-
-    @functools.wraps(original)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        norm = original(self, *args, **kwargs)
-        probe = Probe.current()
-        stage = None if probe is None else probe.open_stage
-        if probe is not None and stage is not None:
-            with probe.guard(stage.name):
-                stage.update(norm if isinstance(norm, int | float) else None)
-        return norm
-
-    return call
+    norm = original(self, *args, **kwargs)
+    probe = Probe.current()
+    stage = None if probe is None else probe.open_stage
+    if probe is not None and stage is not None:
+        with probe.guard(stage.name):
+            stage.update(norm if isinstance(norm, int | float) else None)
+    return norm
 
 
 class _Transfer:
@@ -265,19 +239,15 @@ def send_method(original: Method) -> Method:
     return call
 
 
-def export_method(original: Method) -> Method:
+@wraps_method
+def export_method(original: Method, self: Any, *args: Any, **kwargs: Any) -> Any:
     """Wrap `get_per_tensor_param` of an engine, which returns names, whole tensors, and an adapter's description."""
-
-    @functools.wraps(original)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
-        probe = Probe.current()
-        if probe is None or not _Transfer.is_running or not isinstance(result, tuple):
-            return result
-        parameters, *others = result  # pyright: ignore[reportUnknownVariableType]
-        return (_sent(self, probe, parameters), *others)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-
-    return call
+    result = original(self, *args, **kwargs)
+    probe = Probe.current()
+    if probe is None or not _Transfer.is_running or not isinstance(result, tuple):
+        return result
+    parameters, *others = result  # pyright: ignore[reportUnknownVariableType]
+    return (_sent(self, probe, parameters), *others)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
 
 
 def _log_shards(engine: Any, probe: Probe, step: int, rank: int) -> None:
