@@ -69,23 +69,6 @@ def time_stamp() -> str:
     return datetime.now().strftime("%Y%m%d%H%M%S")
 
 
-def write_report(
-    result: ComparisonResult[UnitResult], directory: Path, options: TableOptions | None = None
-) -> ReportFiles:
-    """Write a table for each unit, and the summary.
-
-    Args:
-        result: The result to write.
-        directory: Created if it is missing.
-        options: How to write tables; by default csv in our layout.
-
-    Raises:
-        StoreError: a file cannot be written.
-    """
-    options = options or TableOptions(stamp=time_stamp())
-    return write_summary(result, [write_tables(unit, directory, options).tables for unit in result.units], directory)
-
-
 def write_tables(unit: UnitResult, directory: Path, options: TableOptions) -> UnitFiles:
     """Write the tables of one unit; return their paths.
 

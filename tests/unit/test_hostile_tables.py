@@ -16,11 +16,12 @@ import pytest
 from dumps import api, tensor, write_dump
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from written_tables import write_report
 
 from msprobe_core.compare import compare_dumps
 from msprobe_core.errors import StoreError
 from msprobe_core.report.escape import MAX_CELL_UNITS, guarded
-from msprobe_core.report.files import TableForm, TableOptions, write_report
+from msprobe_core.report.files import TableForm, TableOptions
 from msprobe_core.report.sheet import Sheet, SheetColumn, SheetPart, write_book
 from msprobe_core.store.atomic_file import whole_file
 
@@ -154,13 +155,13 @@ def test_a_full_disk_leaves_no_table(tmp_path, form, limit):
         "from pathlib import Path\n"
         "from msprobe_core.compare import compare_dumps\n"
         "from msprobe_core.errors import StoreError\n"
-        "from msprobe_core.report.files import TableForm, TableOptions, write_report\n"
+        "from msprobe_core.report.files import TableForm, TableOptions, write_tables\n"
         f"path = Path({str(tmp_path / 'target' / 'dump.json')!r})\n"
         "result = compare_dumps(path, path)\n"
         f"resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n"
         "try:\n"
         f"    options = TableOptions(stamp='0', form=TableForm({form.value!r}))\n"
-        f"    write_report(result, Path({str(tmp_path / 'out')!r}), options)\n"
+        f"    write_tables(result.units[0], Path({str(tmp_path / 'out')!r}), options)\n"
         "except StoreError as error:\n"
         "    print(error)\n"
     )

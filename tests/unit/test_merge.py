@@ -6,12 +6,13 @@ import openpyxl
 import polars as pl
 import pytest
 from dumps import api, tensor, write_dump
+from written_tables import write_report
 
 from msprobe_core.cli.main import main
 from msprobe_core.compare import compare_dumps
 from msprobe_core.compat.merge import MergeRequest, merge_results, read_request
 from msprobe_core.errors import CompareError, ConfigError
-from msprobe_core.report.files import TableForm, TableOptions, write_report
+from msprobe_core.report.files import TableForm, TableOptions
 
 X = [[1.0, -2.0], [3.0, 4.0]]
 LINEAR, GELU = "Functional.linear.0.forward", "Functional.gelu.1.forward"

@@ -5,10 +5,10 @@ import io
 import pytest
 from dumps import api, tensor, write_dump
 from rich.console import Console
+from written_tables import write_report
 
 from msprobe_core.compare import compare_dumps
 from msprobe_core.errors import CompareError
-from msprobe_core.report.files import write_report
 from msprobe_core.report.terminal import print_summary
 
 X, W = [[1.0, -2.0], [3.0, 4.0]], [[0.5, 0.25], [-0.75, 2.0]]

@@ -6,9 +6,10 @@ import json
 import openpyxl
 import pytest
 from dumps import api, tensor, write_dump
+from written_tables import write_report
 
 from msprobe_core.compare import compare_dumps
-from msprobe_core.report.files import TableForm, TableOptions, write_report
+from msprobe_core.report.files import TableForm, TableOptions
 
 X, TWICE = [[1.0, -2.0], [3.0, 4.0]], [[2.0, -4.0], [6.0, 8.0]]
 NAN, INF = float("nan"), float("inf")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from dumps import api, tensor, write_dump
 from numpy_layers import ArrayFramework, Network, train_step
+from written_tables import write_report
 
 from msprobe_core.capture import Session
 from msprobe_core.compare import compare_dumps
@@ -17,7 +18,6 @@ from msprobe_core.fingerprint.arrays import NumpyArrays
 from msprobe_core.fingerprint.sketch import Sketcher
 from msprobe_core.model import Batch, Digest, Entry, Phase, RunHeader, TensorMeta, TensorValue
 from msprobe_core.plugins import registry
-from msprobe_core.report.files import write_report
 from msprobe_core.store.json_reader import read_json_dump
 from msprobe_core.store.json_writer import JsonWriterFactory
 

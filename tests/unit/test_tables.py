@@ -12,10 +12,11 @@ import polars as pl
 import pytest
 from dumps import api, tensor, write_dump
 from rich.console import Console
+from written_tables import write_report
 
 from msprobe_core.compare import compare_dumps
 from msprobe_core.protocols.presentation import TableChoices
-from msprobe_core.report.files import TableForm, TableOptions, format_called, write_report
+from msprobe_core.report.files import TableForm, TableOptions, format_called
 from msprobe_core.report.terminal import print_summary
 
 X, TWICE = [[1.0, -2.0], [3.0, 4.0]], [[2.0, -4.0], [6.0, 8.0]]

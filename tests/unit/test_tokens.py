@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from dumps import api, tensor, write_dump
 from rich.console import Console
+from written_tables import write_report
 
 from msprobe_core.compare import compare_dumps, tensor_pass
 from msprobe_core.compare.tokens import has_tokens, token_errors, worst_tokens
-from msprobe_core.report.files import TableOptions, write_report
+from msprobe_core.report.files import TableOptions
 from msprobe_core.report.terminal import print_summary
 from msprobe_core.store.tensor_source import HeldTensor
 from msprobe_core.view.heatmaps import axes_of, map_of
