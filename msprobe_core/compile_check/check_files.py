@@ -112,30 +112,5 @@ def _content(found: CompileCheck, part: Finding | None) -> dict[str, Any]:
         "seconds": found.seconds,
         "counts": {kind.value: count for kind, count in found.counts.items()},
         "culprits": [each.path for each in found.culprits],
-        "modules": list(map(_module, found.modules)),
-    }
-
-
-def _module(module: ModuleCheck) -> dict[str, Any]:
-    return {
-        "path": module.path,
-        "type_name": module.type_name,
-        "verdict": module.verdict.value,
-        "num_graphs": module.num_graphs,
-        "graph_breaks": list(module.graph_breaks),
-        "is_explained": module.is_explained,
-        **text_and_content("problem", module.problem),
-        "results": list(map(_result, module.results)),
-    }
-
-
-def _result(result: ResultVerdict) -> dict[str, Any]:
-    numbers = ("eager", "compiled", "bias", "max_abs_diff", "mean_abs_diff", "max_rel_diff")
-    return {
-        "name": result.name,
-        "verdict": result.verdict.value,
-        "dtype": result.dtype,
-        "shape": list(result.shape),
-        **{name: plain_result(getattr(result, name)) for name in numbers},
-        **text_and_content("reason", result.reason),
+        "modules": plain_result(found.modules, ("problem", "reason")),
     }

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from msprobe_core.findings import read_finding, text_and_content
+from msprobe_core.findings import read_finding
 from msprobe_core.free_benchmark.bisect import BisectResult, BisectVerdict, PartOfModules
 from msprobe_core.model import ReferenceFormat
 from msprobe_core.store.atomic_file import whole_file, write_json
@@ -24,10 +24,6 @@ COLUMNS = ("rank", "modules", "count", "share", "times_noise", "change", "loss",
 
 _COMMAND = "msprobe free_benchmark bisect"
 _MAX_BYTES = 1 << 28
-_NUMBERS = (
-    "num_modules", "value", "raised_value", "loss", "raised_loss", "difference", "repeat_difference", "noise",
-    "num_pairs", "num_steps", "seconds",
-)  # fmt: skip
 
 
 def refuse_foreign_bisect(directory: Path) -> None:
@@ -48,7 +44,7 @@ def write_bisect(found: BisectResult, directory: Path) -> list[Path]:
     """
     make_directory(directory)
     path, table = directory / BISECT_FILE, directory / BISECT_TABLE
-    write_json(path, _content(found))
+    write_json(path, {"version": VERSION, **plain_result(found, ("headline", "notes"))})
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([COLUMNS, *_rows(found.parts)])
     with whole_file(table) as file:
@@ -71,24 +67,6 @@ def _rows(parts: Sequence[PartOfModules]) -> list[tuple[object, ...]]:
         )
         for rank, part in enumerate(parts, 1)
     ]
-
-
-def _content(found: BisectResult) -> dict[str, Any]:
-    return {
-        "version": VERSION,
-        "target": found.target,
-        "reference": found.reference.value,
-        "verdict": found.verdict.value,
-        **text_and_content("headline", found.headline),
-        **text_and_content("notes", found.notes),
-        **{name: plain_result(getattr(found, name)) for name in _NUMBERS},
-        "parts": list(map(_part, found.parts)),
-        "measured": list(map(_part, found.measured)),
-    }
-
-
-def _part(part: PartOfModules) -> dict[str, Any]:
-    return {name: plain_result(getattr(part, name)) for name in PartOfModules.__struct_fields__}
 
 
 class _File(msgspec.Struct):
@@ -122,10 +100,8 @@ def read_bisect(path: Path) -> BisectResult:
         CompareError: it cannot be read, is damaged, or of a later version.
     """
     found = read_result(path, _File, _COMMAND, VERSION, max_bytes=_MAX_BYTES, has_texts=True)
+    known = {name: getattr(found, name) for name in BisectResult.__struct_fields__}
     contents = [*found.notes_finding, *([None] * len(found.notes))]
-    return BisectResult(
-        target=found.target, reference=found.reference, verdict=found.verdict,
-        headline=read_finding(found.headline, found.headline_finding),
-        notes=tuple(map(read_finding, found.notes, contents)), parts=found.parts, measured=found.measured,
-        **{name: getattr(found, name) for name in _NUMBERS},
-    )  # fmt: skip
+    known["headline"] = read_finding(found.headline, found.headline_finding)
+    known["notes"] = tuple(map(read_finding, found.notes, contents))
+    return BisectResult(**known)

@@ -102,21 +102,8 @@ def check_content(verdicts: Sequence[CallVerdict], dump: Path) -> dict[str, Any]
 
 
 def _call_content(call: CallVerdict) -> dict[str, Any]:
-    return {
-        "entry": call.entry,
-        "api": call.api,
-        "phase": call.phase.value,
-        "verdict": call.verdict.value,
-        "inputs": call.inputs.value,
-        "seed": call.seed,
-        "stage": call.stage,
-        "position": call.position,
-        "reach": call.reach,
-        "seconds": round(call.seconds, 4),
-        **text_and_content("reason", call.reason),
-        **text_and_content("notes", call.notes),
-        "outputs": [_output_content(output) for output in call.outputs],
-    }
+    own = msgspec.structs.replace(call, seconds=round(call.seconds, 4), outputs=())
+    return {**plain_result(own, ("reason", "notes")), "outputs": [_output_content(output) for output in call.outputs]}
 
 
 def _output_content(output: OutputVerdict) -> dict[str, Any]:

@@ -137,15 +137,14 @@ def plain_result(value: Any, texts: Collection[str] = ()) -> Any:
     """Return what a command has found in JSON's own types; numbers that JSON has not as text, as dumps have them.
 
     Args:
-        value: Dataclasses, mappings, sequences, enumerations, paths, numbers and texts, within each other.
+        value: Dataclasses, structs, mappings, sequences, enumerations, paths, numbers and texts, within each other.
         texts: Attributes that are findings: of these there are texts and codes, see `text_and_content`.
     """
-    if is_dataclass(value):
+    if is_dataclass(value) or isinstance(value, msgspec.Struct):
         found: dict[str, Any] = {}
-        for own in fields(value):
-            item = getattr(value, own.name)
-            is_text = own.name in texts
-            found |= text_and_content(own.name, item) if is_text else {own.name: plain_result(item, texts)}
+        for name in [own.name for own in fields(value)] if is_dataclass(value) else value.__struct_fields__:
+            item = getattr(value, name)
+            found |= text_and_content(name, item) if name in texts else {name: plain_result(item, texts)}
         return found
     if isinstance(value, Enum):
         return value.value
