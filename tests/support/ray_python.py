@@ -42,6 +42,9 @@ def ray_python(directory: Path, modules: Sequence[str], programs: Sequence[str])
         programs: Names of scripts, and modules, for which that is so; others run in a Python of their own.
     """
     with forked_python(directory, modules) as program:
+        if program == sys.executable:  # nothing can be forked here
+            yield program
+            return
         forked = Path(program).rename(directory / "forked")  # a process takes the other one for its own Python
         Path(program).write_text(_COMMAND.format(python=sys.executable, forked=str(forked), programs=programs))
         Path(program).chmod(0o700)
