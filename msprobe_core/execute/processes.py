@@ -29,7 +29,8 @@ class Processes:
     """Runs tasks in a pool of processes.
 
     If the operating system kills a process, for example because memory is short, the whole pool breaks. The tasks that
-    were running are then repeated, each in its own process, so that only the task that causes the failure is lost.
+    were under way are then repeated in another process, one after the other, so that only the task that causes the
+    failure is lost.
     """
 
     name = "processes"
@@ -45,11 +46,12 @@ class Processes:
         waiting = list(range(len(tasks)))[::-1]
         while waiting:
             suspects: list[int] = []
-            yield from _pooled(function, tasks, waiting, workers, suspects)
-            for number in suspects:
-                again: list[int] = []
-                yield from _pooled(function, tasks, [number], 1, again)
-                if again:
+            yield from _pooled(function, tasks, waiting, workers, workers * _AHEAD, suspects)
+            suspects.reverse()
+            while suspects:
+                lost: list[int] = []
+                yield from _pooled(function, tasks, suspects, 1, 1, lost)
+                for number in lost:
                     yield (
                         number,
                         TaskLost(
@@ -60,9 +62,17 @@ class Processes:
 
 
 def _pooled(
-    function: Callable[[T], R], tasks: Sequence[T], waiting: list[int], workers: int, suspects: list[int]
+    function: Callable[[T], R],
+    tasks: Sequence[T],
+    waiting: list[int],
+    workers: int,
+    most: int,
+    suspects: list[int],
 ) -> Iterator[tuple[int, R]]:
-    """Yield results until all tasks are done or the pool breaks; add the unfinished ones to ``suspects``."""
+    """Yield results until all tasks are done or the pool breaks; add the unfinished ones to ``suspects``.
+
+    No more than ``most`` are under way at a time; they are taken from the end of ``waiting``.
+    """
     threads = max(1, (os.cpu_count() or 1) // workers)
     # A forked child would copy locks that this process's threads hold, and could deadlock.
     context = multiprocessing.get_context("spawn")
@@ -70,7 +80,7 @@ def _pooled(
     under_way: dict[Future[R], int] = {}
     try:
         while waiting or under_way:
-            while waiting and len(under_way) < workers * _AHEAD:
+            while waiting and len(under_way) < most:
                 with _held_interrupts():  # submit may start a process, which inherits the signal mask
                     future = pool.submit(function, tasks[waiting[-1]])  # raises if the pool has just broken
                 under_way[future] = waiting.pop()

@@ -46,3 +46,9 @@ def transformers_python(tmp_path_factory):
 def has_torch_imported(torch_python, monkeypatch):
     """Let programs that a test starts have imported PyTorch."""
     monkeypatch.setattr(sys, "executable", torch_python)
+
+
+@pytest.fixture
+def has_transformers_imported(transformers_python, monkeypatch):
+    """Let programs that a test starts have imported PyTorch and transformers."""
+    monkeypatch.setattr(sys, "executable", transformers_python)

@@ -14,8 +14,6 @@ import pytest
 import torch
 from wrong_kernels import record
 
-MSPROBE = [sys.executable, "-m", "msprobe_core"]
-
 
 @pytest.fixture(scope="module")
 def dump(tmp_path_factory):
@@ -29,8 +27,9 @@ def dump(tmp_path_factory):
     return record(tmp_path_factory.mktemp("ended") / "dump", run, level="L1")
 
 
-def start(dump, out, *options):
-    command = [*MSPROBE, "acc_check", "-api_info", str(dump), "-o", str(out), *options]
+def start(dump, out, *options, python=sys.executable):
+    """Start a check; with another ``python`` it cannot be sent signals, and its workers cannot be found."""
+    command = [python, "-m", "msprobe_core", "acc_check", "-api_info", str(dump), "-o", str(out), *options]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
     )
@@ -61,7 +60,7 @@ def content_of(out):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_a_check_that_was_interrupted_says_how_to_go_on(workers, dump, tmp_path):
+def test_a_check_that_was_interrupted_says_how_to_go_on(workers, dump, torch_python, tmp_path):
     out = tmp_path / "out"
     with start(dump, out, "-n", workers) as process:
         wait_for_verdicts(out)
@@ -71,7 +70,9 @@ def test_a_check_that_was_interrupted_says_how_to_go_on(workers, dump, tmp_path)
     assert "interrupted" in said
     assert "Traceback" not in said
     command = shlex.split(said[said.index("  msprobe acc_check") :])
-    ended = subprocess.run([*MSPROBE, *command[1:]], capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [torch_python, "-m", "msprobe_core", *command[1:]], capture_output=True, text=True, check=False
+    )
     assert ended.returncode == 0, ended.stderr
     calls = [call["entry"] for call in content_of(out)["calls"]]
     assert len(calls) == len(set(calls)) >= 180
@@ -95,14 +96,14 @@ def test_a_worker_that_is_killed_costs_at_most_one_call(dump, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_check_in_two_processes_that_was_killed_goes_on(dump, tmp_path):
+def test_a_check_in_two_processes_that_was_killed_goes_on(dump, torch_python, tmp_path):
     out = tmp_path / "out"
-    with start(dump, out, "-n", "2") as process:
+    with start(dump, out, "-n", "2", python=torch_python) as process:
         wait_for_verdicts(out)
         process.kill()
         process.communicate(timeout=300)  # its workers end too, and close what it printed to
     (results,) = out.glob("accuracy_checking_result_*.csv")
-    with start(dump, out, "-n", "2", "-csv_path", str(results)) as process:
+    with start(dump, out, "-n", "2", "-csv_path", str(results), python=torch_python) as process:
         said, errors = process.communicate(timeout=300)
     assert process.returncode == 0, said + errors
     with results.open(encoding="utf-8-sig") as file:
@@ -111,11 +112,12 @@ def test_a_check_in_two_processes_that_was_killed_goes_on(dump, tmp_path):
 
 
 @pytest.mark.slow
-def test_checks_at_the_same_time_have_files_of_their_own(dump, tmp_path):
+def test_checks_at_the_same_time_have_files_of_their_own(dump, torch_python, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     (out / "few.yaml").write_text("white_list: [tanh]")
-    processes = [start(dump, out, "-n", "0", "-f", "-config", str(out / "few.yaml")) for _ in range(3)]
+    options = ("-n", "0", "-f", "-config", str(out / "few.yaml"))
+    processes = [start(dump, out, *options, python=torch_python) for _ in range(3)]
     for process in processes:
         with process:
             said, errors = process.communicate(timeout=300)

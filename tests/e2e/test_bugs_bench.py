@@ -1,12 +1,14 @@
 """The benchmark of published bugs: each has its report, is a bug here, and a sample of them is found."""
 
 import zlib
+from pathlib import Path
 
 import pytest
 import torch
 
 pytest.importorskip("transformers")
 
+from bench.bugs import checks, runner
 from bench.bugs.bug import Bug, Catalogue, Half, Kind, Side, half_of, url_of
 from bench.bugs.catalogue import bugs, subject_of, variants
 from bench.bugs.healthy import HEALTHY
@@ -15,6 +17,7 @@ from bench.bugs.record import Way, record
 from bench.bugs.releases import has
 from bench.bugs.runner import Asked, run, run_healthy
 from bench.bugs.table import render
+from bench.faults import answers
 from bench.faults.answers import Nesting, ask_locate
 from bench.faults.scoring import is_right
 from bench.faults.truth import Truth
@@ -78,9 +81,16 @@ def test_a_recreated_defect_changes_the_training(name):
     assert prints[0] == prints[1] != prints[2]
 
 
+@pytest.fixture
+def recordings_fork(has_transformers_imported, transformers_python, monkeypatch):
+    """Let each process of the benchmark have imported PyTorch, and transformers unless it has another release."""
+    for module in (answers, checks, runner):
+        monkeypatch.setattr(module, "MSPROBE", str(Path(transformers_python).with_name("msprobe")))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", QUICK)
-def test_a_defect_is_named_first_without_calibration(tmp_path, name):
+def test_a_defect_is_named_first_without_calibration(recordings_fork, tmp_path, name):
     bug = bugs()[name]
     sides = {side: tmp_path / side.value for side in Side}
     threads = torch.get_num_threads()
@@ -98,7 +108,7 @@ def test_a_defect_is_named_first_without_calibration(tmp_path, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SLOW)
-def test_the_place_is_named_first(tmp_path, name):
+def test_the_place_is_named_first(recordings_fork, tmp_path, name):
     bug = bugs()[name]
     if not (has(bug.defective) and has(bug.fixed)):
         pytest.skip("its releases can neither be found nor installed")
@@ -111,7 +121,7 @@ def test_the_place_is_named_first(tmp_path, name):
 
 
 @pytest.mark.slow
-def test_a_healthy_pair_agrees(tmp_path):
+def test_a_healthy_pair_agrees(recordings_fork, tmp_path):
     pair = next(pair for pair in HEALTHY if pair.name == "Llama on other kernels")
     result = run_healthy(pair, Asked(tmp_path, peers=True))
     assert result.changes

@@ -29,11 +29,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-# With other options, such as -W, or without a program, it is the usual one. Launchers of ranks give -u.
+# With other options, such as -W, without a program, or with other releases of the libraries in PYTHONPATH it is the
+# usual one. Launchers of ranks give -u.
 _COMMAND = """#!{python} -IS
 import os, sys
 arguments = sys.argv[2:] if sys.argv[1:2] == ["-u"] else sys.argv[1:]
-if not arguments or (arguments[0].startswith("-") and arguments[0] not in ("-c", "-m")):
+more = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+if (
+    not arguments
+    or (arguments[0].startswith("-") and arguments[0] not in ("-c", "-m"))
+    or any(place and os.path.exists(os.path.join(place, name)) for place in more for name in {names!r})
+):
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])
 import json, signal, socket
 connection = socket.socket(socket.AF_UNIX)
@@ -65,7 +71,8 @@ def forked_python(directory: Path, modules: Sequence[str]) -> Iterator[str]:
         yield sys.executable
         return
     program, address = directory / "python", str(directory / "socket")
-    program.write_text(_COMMAND.format(python=sys.executable, address=address))
+    names = sorted({name.partition(".")[0] for name in modules})
+    program.write_text(_COMMAND.format(python=sys.executable, address=address, names=names))
     program.chmod(0o700)
     (directory / "msprobe").write_text(f'#!/bin/sh\nexec {program} -m msprobe_core "$@"\n')
     (directory / "msprobe").chmod(0o700)

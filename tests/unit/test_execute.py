@@ -40,6 +40,13 @@ def square_or_die(number):
     return number * number
 
 
+def pid_after_one_death(place):
+    if not place.exists():
+        place.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return os.getpid()
+
+
 def threads_of(_task):
     return os.environ["POLARS_MAX_THREADS"]
 
@@ -62,6 +69,14 @@ def test_a_killed_process_costs_its_own_task_only():
     assert Counter(type(result) for result in results.values()) == {int: 7, TaskLost: 1}
     assert "want of memory" in results[3].reason
     assert [results[n] for n in (0, 1, 2, 4, 5, 6, 7)] == [0, 1, 4, 16, 25, 36, 49]
+
+
+@pytest.mark.slow
+def test_tasks_that_were_under_way_are_repeated_in_one_process(tmp_path):
+    """Each process may have a framework to import."""
+    results = dict(Processes().run(pid_after_one_death, [tmp_path / "died"] * 2, ExecutorOptions(workers=1)))
+    assert results.keys() == {0, 1}
+    assert len(set(results.values())) == 1
 
 
 def test_workers_share_the_cores(monkeypatch):

@@ -58,6 +58,14 @@ def test_a_program_has_the_imports_and_starts_its_own_kind(python):
     assert (done.stdout, done.stderr) == ("True\nTrue\n", "")
 
 
+def test_a_program_may_have_another_release(python, tmp_path):
+    (tmp_path / "json").mkdir()
+    (tmp_path / "json" / "__init__.py").write_text("")
+    code = "import json; print(json.__file__)"
+    done = run(python, "-c", code, env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert Path(done.stdout.strip()).parent.parent == tmp_path
+
+
 def test_a_program_is_killed_with_its_command(python):
     code = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
     with subprocess.Popen([python, "-c", code], stdout=subprocess.PIPE, text=True) as command:
