@@ -248,6 +248,7 @@ def test_several_processes_give_the_same(healthy):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("has_torch_imported")
 def test_a_check_that_was_killed_goes_on(tmp_path):
     dump = record(tmp_path / "dump", train(torch.float32))
     out = tmp_path / "out"

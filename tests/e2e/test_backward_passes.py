@@ -469,6 +469,7 @@ def test_view_shows_the_passes(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("has_torch_imported")
 def test_a_call_of_a_later_pass_can_be_confirmed(tmp_path):
     golden = record_faulty(tmp_path / "golden", task="tensor")
     done = subprocess.run(

@@ -323,6 +323,7 @@ def made():
 @pytest.mark.parametrize(
     "function", ["step", *(pytest.param(name, marks=pytest.mark.slow) for name in ("parts", "made"))]
 )
+@pytest.mark.usefixtures("has_torch_imported")
 def test_the_command_finds_what_the_step_uses(tmp_path, function):
     (tmp_path / "train.py").write_text(SCRIPT)
     command = [sys.executable, "-m", "msprobe_core", "free_benchmark", "bisect", f"train.py:{function}", "-o", "found"]
@@ -335,6 +336,7 @@ def test_the_command_finds_what_the_step_uses(tmp_path, function):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("has_torch_imported")
 def test_the_command_names_a_missing_function(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
     command = [sys.executable, "-m", "msprobe_core", "free_benchmark", "bisect", "train.py:steps"]

@@ -298,6 +298,7 @@ def run_command(*arguments):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("has_torch_imported")
 def test_a_whole_program_as_a_repetition(tmp_path, capsys):
     program, golden = tmp_path / "program.py", tmp_path / "golden"
     program.write_text(PROGRAM)

@@ -22,6 +22,7 @@ TIMEOUT_S = 600
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("megatron") is None, reason="megatron-core is not installed")
+@pytest.mark.usefixtures("has_torch_imported")
 def test_what_megatron_saves_of_a_converted_model_is_the_model(tmp_path):
     torch.manual_seed(0)
     model = LlamaForCausalLM(

@@ -236,6 +236,7 @@ def run(*arguments, cwd):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("has_torch_imported")
 def test_the_command_names_the_module_and_how_to_go_on(tmp_path):
     (tmp_path / "train.py").write_text(PROGRAM)
     done = run("check", "train.py:step", cwd=tmp_path)

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -18,11 +17,11 @@ PROGRAM = Path(msprobe_core.__file__).parents[1] / "tests" / "support" / "checke
 
 
 @pytest.fixture(scope="module")
-def packs(tmp_path_factory):
+def packs(torch_python, tmp_path_factory):
     """Packs of two trainings; the other one has its samples reversed, another eps, and draws more often."""
     directory = tmp_path_factory.mktemp("packs")
     for name, settings in {"golden": (), "target": ("flip=1", "eps=1e-6", "more=1")}.items():
-        command = [sys.executable, str(PROGRAM), "pytorch", str(directory / f"{name}.zip"), *settings]
+        command = [torch_python, str(PROGRAM), "pytorch", str(directory / f"{name}.zip"), *settings]
         subprocess.run(command, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
     return directory
 

@@ -268,6 +268,7 @@ def test_an_uncaught_exception_leaves_a_valid_dump(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("has_torch_imported")
 def test_forked_children_leave_the_parents_dump_alone(tmp_path):
     done = run_script(
         tmp_path,
@@ -288,6 +289,7 @@ def test_forked_children_leave_the_parents_dump_alone(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("has_torch_imported")
 def test_the_launchers_rank_names_the_directory(tmp_path):
     body = "with PrecisionDebugger(dump_path='run', rank=[3]).start():\n    torch.ones(2) + 1\n"
     assert run_script(tmp_path, body, RANK="3", WORLD_SIZE="8").returncode == 0

@@ -26,6 +26,7 @@ def browser(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("has_torch_imported")
 def test_the_planted_fault_is_located_and_its_page_opened(tmp_path, browser):
     program, opened = browser
     done = msprobe("demo", cwd=tmp_path, DISPLAY=":0", BROWSER=str(program))

@@ -39,6 +39,7 @@ for line in sys.stdin:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("has_torch_imported")
 def test_a_running_job_is_switched_on_and_off(tmp_path):
     run = tmp_path / "run"
     config = tmp_path / "config.json"

@@ -339,6 +339,7 @@ os._exit(0)  # when Python ends, gloo's threads sometimes abort the process, wit
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+@pytest.mark.usefixtures("has_torch_imported")
 def test_two_ranks(tmp_path, kind):
     program = tmp_path / "ranks.py"
     program.write_text(RANKS)

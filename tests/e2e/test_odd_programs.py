@@ -287,6 +287,7 @@ def test_a_failing_attachment_leaves_nothing_behind(probe, monkeypatch, caplog):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("has_torch_imported")
 def test_a_disk_that_fills_up_ends_recording_and_not_training(tmp_path):
     script = """
 import resource, sys, torch
@@ -557,6 +558,7 @@ def test_stop_before_backward_keeps_gradients_of_which_a_part_never_comes(probe,
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("has_torch_imported")
 def test_a_forked_child_may_make_its_own_debugger(tmp_path):
     script = """
 import os, sys, torch
@@ -589,6 +591,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 @pytest.mark.parametrize(
     "end", ["os.kill(os.getpid(), signal.SIGKILL)", "os.kill(os.getpid(), signal.SIGTERM)", "os._exit(3)"]
 )
+@pytest.mark.usefixtures("has_torch_imported")
 def test_a_process_that_dies_in_a_window_loses_a_second_of_it(tmp_path, end):
     script = f"""
 import os, sys, time, torch

@@ -113,6 +113,7 @@ def test_it_goes_together_with_seed_all_in_any_order(tmp_path, order):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("has_torch_imported")
 def test_a_process_that_is_killed_loses_no_row(tmp_path):
     script = (
         f"import sys; sys.path[:0] = [{str(REPOSITORY)!r}, {str(REPOSITORY / 'plugins' / 'pytorch')!r}]\n"

@@ -180,6 +180,7 @@ def test_the_core_saves_where_one_framework_is_installed(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("has_torch_imported")
 def test_what_was_saved_outlives_a_killed_process(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(

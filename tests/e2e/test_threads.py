@@ -88,6 +88,7 @@ def test_work_on_another_thread_is_recorded(level, tmp_path, close_debugger):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("has_torch_imported")
 def test_work_on_another_thread_without_a_model_is_missed_with_a_word(tmp_path):
     script = """
 import sys, threading, torch

@@ -66,6 +66,7 @@ def watch(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("has_torch_imported")
 def test_both_the_follower_and_the_command_name_the_call_while_the_leader_runs(job, tmp_path):
     watching = watch(tmp_path)
     leader, follower = job("leader", num_steps=3000), job("follower", "leader", fault_at=2)
@@ -86,6 +87,7 @@ def test_both_the_follower_and_the_command_name_the_call_while_the_leader_runs(j
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("has_torch_imported")
 def test_a_follower_outlives_its_leader_and_trains_as_it_does_alone(job, tmp_path):
     leader = job("leader", halts_at=1)
     assert leader.stdout.readline() == "0\n"
