@@ -2,12 +2,10 @@
 
 import json
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
+from bare_scripts import run_bare
 from torch.nn import functional
 from wrong_kernels import FAULTS, train
 from wrong_kernels import record as record_modules
@@ -55,22 +53,6 @@ def script(tmp_path, unit, api_name, propagation="forward", **fields):
     assert "pickle" not in text
     assert "msprobe" not in "\n".join(line for line in text.splitlines() if not line.startswith("#"))
     return path
-
-
-BARE = """
-import importlib.util, runpy, sys
-sys.path.append({packages!r})
-assert importlib.util.find_spec("msprobe_core") is None
-sys.argv = [{script!r}, *{arguments!r}]
-runpy.run_path({script!r}, run_name="__main__")
-"""
-
-
-def run_bare(path, *arguments):
-    """Run a script where only packages are importable that are not installed in place: PyTorch, and not msprobe."""
-    code = BARE.format(packages=str(Path(torch.__file__).parents[1]), script=str(path), arguments=arguments)
-    command = [sys.executable, "-I", "-S", "-W", "error", "-c", code]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def parts_of(text):

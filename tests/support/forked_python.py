@@ -5,7 +5,7 @@ each is a process of its own, with the arguments, variables, directory and strea
 program does, and the command ends as it did. If the command is killed, so is the process. Signals that a program is to
 handle are sent to its command in vain, though: what is tested with them runs in a Python of its own.
 
-    python forked_python.py SOCKET MODULE ...
+    python forked_python.py SOCKET PACKAGES MODULE ...
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import multiprocessing.spawn  # noqa: F401  # it keeps the sys.executable that i
 import os
 import runpy
 import selectors
+import shlex
 import signal
 import socket
 import subprocess
@@ -58,7 +59,9 @@ os._exit(status)
 
 
 @contextlib.contextmanager
-def forked_python(directory: Path, modules: Sequence[str]) -> Iterator[str]:
+def forked_python(
+    directory: Path, modules: Sequence[str], options: Sequence[str] = (), packages: Sequence[str] = ()
+) -> Iterator[str]:
     """Give the path of a ``python`` whose processes have imported ``modules``; without Linux of the usual one.
 
     Beside it is a program ``msprobe``, as usual.
@@ -66,11 +69,15 @@ def forked_python(directory: Path, modules: Sequence[str]) -> Iterator[str]:
     Args:
         directory: A new one, for the program.
         modules: What they have imported.
+        options: Of Python, for all processes.
+        packages: Further directories from which to import.
     """
-    if not hasattr(os, "pidfd_open"):
-        yield sys.executable
-        return
     program, address = directory / "python", str(directory / "socket")
+    if not hasattr(os, "pidfd_open"):
+        program.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, *options])} "$@"\n')
+        program.chmod(0o700)
+        yield str(program) if options else sys.executable
+        return
     names = sorted({name.partition(".")[0] for name in modules})
     program.write_text(_COMMAND.format(python=sys.executable, address=address, names=names))
     program.chmod(0o700)
@@ -80,7 +87,7 @@ def forked_python(directory: Path, modules: Sequence[str]) -> Iterator[str]:
     with (
         log.open("w") as errors,
         subprocess.Popen(
-            [sys.executable, "-W", "ignore", __file__, address, *modules],
+            [sys.executable, *(options or ("-W", "ignore")), __file__, address, os.pathsep.join(packages), *modules],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True,
         ) as server,
     ):  # fmt: skip
@@ -155,20 +162,22 @@ def _run(arguments: list[str], environment: dict[str, str], directory: str, prog
     os.environ.clear()
     os.environ.update(environment)
     sys.executable = program
-    sys.path[:1] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    is_isolated = sys.flags.isolated
+    if not is_isolated:
+        sys.path[:1] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     importlib.invalidate_caches()
     first, *rest = arguments
     if first == "-m":
         sys.argv = rest
-        sys.path.insert(0, directory)
+        sys.path[:0] = [] if is_isolated else [directory]
         runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
     elif first == "-c":
         sys.argv = ["-c", *rest[1:]]
-        sys.path.insert(0, "")
+        sys.path[:0] = [] if is_isolated else [""]
         exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
     else:
         sys.argv = arguments
-        sys.path.insert(0, str(Path(first).resolve().parent))
+        sys.path[:0] = [] if is_isolated else [str(Path(first).resolve().parent)]
         runpy.run_path(first, run_name="__main__")
 
 
@@ -181,7 +190,8 @@ def _end(status: int) -> NoReturn:
     os._exit(status)
 
 
-def _main(address: str, modules: Sequence[str]) -> NoReturn:
+def _main(address: str, packages: str, modules: Sequence[str]) -> NoReturn:
+    sys.path += filter(None, packages.split(os.pathsep))
     for name in modules:
         importlib.import_module(name)
     gc.freeze()
@@ -199,4 +209,4 @@ def _main(address: str, modules: Sequence[str]) -> NoReturn:
 
 
 if __name__ == "__main__":
-    _main(sys.argv[1], sys.argv[2:])
+    _main(sys.argv[1], sys.argv[2], sys.argv[3:])
