@@ -6,6 +6,7 @@ import json
 import logging
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 import torch
@@ -106,11 +107,17 @@ def train(kind, debugger, *, is_warm, given):
     return [*seen, torch.get_rng_state().tolist()], compiler.num_graphs, model
 
 
+@cache
+def trained_bare(kind, is_warm):
+    """Train without the probe, once for all levels."""
+    return train(kind, None, is_warm=is_warm, given=True)[:2]
+
+
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
 @pytest.mark.parametrize("is_warm", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_changes_and_nothing_is_compiled_anew(tmp_path, kind, is_warm, level, caplog):
-    bare, num_graphs, _ = train(kind, None, is_warm=is_warm, given=True)
+    bare, num_graphs = trained_bare(kind, is_warm)
     debugger = PrecisionDebugger(dump_path=tmp_path / "run", level=level)
     with caplog.at_level(logging.WARNING):
         probed, num_probed, model = train(kind, debugger, is_warm=is_warm, given=True)

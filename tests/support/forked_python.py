@@ -2,8 +2,9 @@
 
 A program that imports PyTorch spends more on that than most programs here on all that they do. All else is as usual:
 each is a process of its own, with the arguments, variables, directory and streams that its command had, it ends as any
-program does, and the command ends as it did. If the command is killed, so is the process. Signals that a program is to
-handle are sent to its command in vain, though: what is tested with them runs in a Python of its own.
+program does, and the command ends as it did. If the command is killed, so is the process. Not so usual: signals that a
+program is to handle are sent to its command in vain, this file is at the bottom of its stack, and nothing that it has
+imported is taken apart at its end. What is tested with any of these runs in a Python of its own.
 
     python forked_python.py SOCKET PACKAGES MODULE ...
 """
@@ -64,7 +65,7 @@ def forked_python(
 ) -> Iterator[str]:
     """Give the path of a ``python`` whose processes have imported ``modules``; without Linux of the usual one.
 
-    Beside it is a program ``msprobe``, as usual.
+    Beside it are programs ``msprobe`` and ``torchrun``, as usual.
 
     Args:
         directory: A new one, for the program.
@@ -81,8 +82,9 @@ def forked_python(
     names = sorted({name.partition(".")[0] for name in modules})
     program.write_text(_COMMAND.format(python=sys.executable, address=address, names=names))
     program.chmod(0o700)
-    (directory / "msprobe").write_text(f'#!/bin/sh\nexec {program} -m msprobe_core "$@"\n')
-    (directory / "msprobe").chmod(0o700)
+    for command, module in (("msprobe", "msprobe_core"), ("torchrun", "torch.distributed.run")):
+        (directory / command).write_text(f'#!/bin/sh\nexec {program} -m {module} "$@"\n')
+        (directory / command).chmod(0o700)
     log = directory / "log"
     with (
         log.open("w") as errors,

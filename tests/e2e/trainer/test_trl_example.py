@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from forked_python import forked_python
 from safetensors.numpy import load_file
 
 from msprobe_core.cli import main
@@ -30,21 +31,29 @@ def install(place):
 
 
 @pytest.fixture(scope="module")
+def python(tmp_path_factory):
+    """Return a Python whose processes have imported TRL, which takes longer than to train."""
+    libraries = ["trl.trainer.grpo_trainer", "torch._dynamo"]
+    with forked_python(tmp_path_factory.mktemp("python"), libraries) as python:
+        yield python
+
+
+@pytest.fixture(scope="module")
 def site(tmp_path_factory):
     return install(tmp_path_factory.mktemp("wheel"))
 
 
-def run_with(site, *command):
+def run_with(python, site, *command):
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", *command], capture_output=True, text=True, check=False,
+        [python, *command], capture_output=True, text=True, check=False,
         env={**os.environ, "PYTHONPATH": str(site), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
 
-def train(site, place, *arguments):
-    run_with(site, EXAMPLE / "train.py", place, *arguments)
+def train(python, site, place, *arguments):
+    run_with(python, site, EXAMPLE / "train.py", place, *arguments)
     return place / "run"
 
 
@@ -54,13 +63,13 @@ def status_of(*arguments):
     return ended.value.code
 
 
-def test_the_package_is_found_by_its_entry_point(site):
-    listed = run_with(site, "-c", "from msprobe_core.cli import main; main(['plugins'])")
+def test_the_package_is_found_by_its_entry_point(python, site):
+    listed = run_with(python, site, "-c", "from msprobe_core.cli import main; main(['plugins'])")
     assert "stages: trl, verl" in listed
 
 
-def test_a_healthy_run_agrees(site, tmp_path, capsys):
-    run = train(site, tmp_path)
+def test_a_healthy_run_agrees(python, site, tmp_path, capsys):
+    run = train(python, site, tmp_path)
     assert status_of("rl", "check", run, "-o", tmp_path) == 0, capsys.readouterr().out
     assert status_of("rl", "compare", "onpolicy", run, "-o", tmp_path) == 0
     assert "equal to the bit" in capsys.readouterr().out
@@ -68,21 +77,22 @@ def test_a_healthy_run_agrees(site, tmp_path, capsys):
     assert capsys.readouterr().out.startswith("Nothing is out of its limits in 2 steps.")
 
 
-def test_a_fault_is_named(tmp_path, capsys):
+def test_a_fault_is_named(python, tmp_path, capsys):
     site = install(tmp_path)
     source = site / "msprobe_trl" / "_trainer.py"
     text = source.read_text()
     assert text.count(FOUND) == 1
     source.write_text(text.replace(FOUND, f'{FOUND}\n        batch["advantages"] = -batch["advantages"]'))
-    run = train(site, tmp_path / "faulty")
+    run = train(python, site, tmp_path / "faulty")
     assert status_of("rl", "check", run, "-o", tmp_path) == 1
     assert "with the other sign" in capsys.readouterr().out
 
 
-def test_the_training_is_the_same_without_the_recording(site, tmp_path):
+def test_the_training_is_the_same_without_the_recording(python, site, tmp_path):
     """With dropout, so that random numbers that were drawn for the recording would change it."""
     runs = [
-        train(site, tmp_path / name, "--dropout", "0.1", *more) for name, more in (("own", ()), ("plain", ("--plain",)))
+        train(python, site, tmp_path / name, "--dropout", "0.1", *more)
+        for name, more in (("own", ()), ("plain", ("--plain",)))
     ]
     assert [run.exists() for run in runs] == [True, False]
     own, other = (load_file(run.parent / "trained" / "model.safetensors") for run in runs)
