@@ -171,8 +171,11 @@ def test_no_cluster_is_started_that_others_reach():
 ENDED = """
 import sys, time
 from msprobe_core.errors import PluginError
+from msprobe_core.execute import ray_cluster
 from msprobe_core.execute.ray_cluster import RayCluster
 from msprobe_core.model import ExecutorOptions
+
+ray_cluster._PATIENCE_S = 0.5  # between two looks; a head that has ended refuses each at once
 
 def slow(number):
     time.sleep(1 if number else 0)
@@ -188,19 +191,15 @@ except PluginError as error:
 
 
 @pytest.mark.slow
-def test_a_cluster_that_ends_is_a_sentence_and_no_difference():
-    """Ray would end the process with exit status 1 after a minute."""
-    cluster = start_cluster()
+def test_a_cluster_that_ends_is_a_sentence_and_no_difference(cluster):
+    """Ray would end the process with exit status 1 after a minute. No later test has the cluster."""
     address = cluster.address  # which it forgets
-    try:
-        with subprocess.Popen(
-            [sys.executable, "-c", ENDED, cluster.address], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        ) as process:
-            assert process.stdout.readline() == "0\n"
-            cluster.head_node.kill_gcs_server()
-            said, errors = process.communicate(timeout=300)
-    finally:
-        cluster.shutdown()
+    with subprocess.Popen(
+        [sys.executable, "-c", ENDED, address], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "0\n"
+        cluster.head_node.kill_gcs_server()
+        said, errors = process.communicate(timeout=300)
     assert process.returncode == 2, errors
     assert f"the Ray cluster at {address} ended before all pairs were compared" in said
 
