@@ -41,7 +41,9 @@ def test_its_tests_pass_at_once_and_nothing_is_wrong(tmp_path, kind):
     tests = finished(environment, tmp_path, "pytest", "-q", "-p", "no:cacheprovider", "tests")
     assert tests.returncode == 0, tests.stdout
     check = finished(environment, tmp_path, "msprobe_core", "plugins", "check", "tried_out")
-    assert (check.returncode, check.stderr) == (0, "")
+    # How long a hook of any plugin takes says more about what else the machine does.
+    said = [line for line in check.stderr.splitlines() if "has a slow hook" not in line]
+    assert (check.returncode, said) == (0, [])
     assert "nothing is wrong" in check.stdout
 
 
