@@ -134,6 +134,7 @@ class FlightRecorder(ABC):
             return
         with self._framework.quiet(self._ring.note_failure):
             self._ring.write(f"{kind.__name__} in the training", waits=True)
+        self._ring.retire()
         self._detach()
 
 

@@ -224,9 +224,13 @@ class FlightRing:
             writer.close()
         return True
 
+    def retire(self) -> None:
+        """Leave `open_rings`: nothing more is recorded."""
+        _open.discard(self)
+
     def finish(self) -> None:
         """Check all steps a last time, and wait for their extremes: the training has ended."""
-        _open.discard(self)
+        self.retire()
         self.step.tape.seal()
         self._look(waits=True)
 

@@ -6,6 +6,7 @@ from msprobe.pytorch import FlightRecorder
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from msprobe_core.capture.ring_recorder import open_rings
 from msprobe_core.overflow import Kind, search
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -173,8 +174,10 @@ def test_a_training_that_raises_leaves_its_last_steps(tmp_path):
             model(torch.randn(5, 16))
             raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ZeroDivisionError) as failure:  # its frames hold the recorder
         fail()
+    assert open_rings() == []
+    assert failure.traceback
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step0", "step1", "step2"]
     assert search(tmp_path).first is None
     assert not model.head._forward_hooks

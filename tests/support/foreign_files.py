@@ -128,9 +128,9 @@ def _request(path):
 
 
 def _compare_request(path):
-    from msprobe_core.cli.compare import _read_request
+    from msprobe_core.cli.compare import _request
 
-    _read_request(path)
+    _request(None, None, path)
 
 
 def _monitor_plan(path):

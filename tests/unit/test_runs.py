@@ -16,6 +16,7 @@ from msprobe_core.compare.post_processing import Factors, PostProcessing
 from msprobe_core.compare.run import RunOptions, compare_run
 from msprobe_core.errors import CompareError, ConfigError
 from msprobe_core.execute.kept import KEPT_DIRECTORY, num_kept
+from msprobe_core.findings import worded
 from msprobe_core.hookspecs import hookimpl
 from msprobe_core.plugins import Plugin, registry
 from msprobe_core.report.files import ResultFiles, TableOptions, time_stamp
@@ -192,7 +193,7 @@ def test_a_layout_is_advised_for_ranks_that_hold_parts(tmp_path, golden, recorde
         write_dump(tmp_path / "target" / f"rank{rank}", {FIRST: api(part, output=part)})
     write_dump(tmp_path / "golden" / golden, {FIRST: api(tensor(X), output=tensor(X))})
     try:
-        said = find_pairs(tmp_path / "target", tmp_path / "golden").missing[-1]
+        said = worded(find_pairs(tmp_path / "target", tmp_path / "golden").missing[-1])
     except CompareError as error:
         said = str(error)
     advice = f"tensors of {tmp_path / 'target'} are parts that --layout auto puts together"
