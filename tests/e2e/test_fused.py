@@ -1,7 +1,8 @@
-"""The kernel for GPUs, by Triton's interpreter: right for every dtype and layout, and trusted only once it has been.
+"""The kernels for GPUs: compiled for one, and run by Triton's interpreter: right for every dtype and layout, and trusted
+only once they have been.
 
-It has not run on a GPU yet; what the interpreter does not show is whether compilers and devices agree with it, which is
-why a window is held against the operators first.
+Whether devices agree with the interpreter is shown by ``bench/device`` only, which is why a window is held against the
+operators first.
 """
 
 import json
@@ -130,3 +131,12 @@ def test_hashes_of_the_kernel_are_those_of_the_host():
     assert "tensors of 2 bytes for an element are hashed by several operators: the kernel is wrong" in complaint
     assert [window["launches"] for window in refused] == [1, 0, 0]
     assert refusal.count("no such architecture") == 1
+
+
+def test_compilers_take_the_kernels_which_the_interpreter_does_not_show(tmp_path):
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    env["TRITON_CACHE_DIR"] = str(tmp_path)
+    command = [sys.executable, "-W", "ignore", SUPPORT / "fused_compiler.py"]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert len(done.stdout.splitlines()) == 3 * (4 + 4)

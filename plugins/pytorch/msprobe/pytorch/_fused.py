@@ -11,8 +11,6 @@ Not imported if Triton is not installed.
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false, reportCallIssue=false, reportIndexIssue=false
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -33,7 +31,7 @@ _CHUNK = 64
 
 
 @triton.jit
-def _moments(pointer: Any, count: Any, rows: Any, WIDE: tl.constexpr, BLOCK: tl.constexpr) -> None:  # noqa: N803
+def _moments(pointer, count, rows, WIDE: tl.constexpr, BLOCK: tl.constexpr):  # noqa: ANN001, ANN202, N803
     program = tl.program_id(0).to(tl.int64)
     high = tl.full([BLOCK], -float("inf"), WIDE)
     low = tl.full([BLOCK], float("inf"), WIDE)
@@ -69,7 +67,7 @@ _FIRST, _SECOND = tl.constexpr(0xBF58476D1CE4E5B9), tl.constexpr(0x94D049BB13311
 
 
 @triton.jit
-def _hashed(pointer: Any, count: Any, rows: Any, BLOCK: tl.constexpr) -> None:  # noqa: N803
+def _hashed(pointer, count, rows, BLOCK: tl.constexpr):  # noqa: ANN001, ANN202, N803
     program = tl.program_id(0).to(tl.int64)
     total = tl.zeros([BLOCK], tl.uint64)
     for begin in range(program * BLOCK, count, tl.num_programs(0) * BLOCK):
