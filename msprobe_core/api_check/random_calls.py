@@ -5,7 +5,7 @@ element; gradients in the same way. Which elements are dropped is tested: how ma
 Smirnov), and if neighbours in any dimension are dropped together more or less often than by chance. Numbers drawn from
 a distribution are tested against it, and against their neighbours.
 
-All tests (`msprobe_core.api_check.random_tests`) reject at a p-value of `LEVEL`. A healthy output is called wrong with
+All tests (`msprobe_core.api_check.draw_tests`) reject at a p-value of `LEVEL`. A healthy output is called wrong with
 a probability below `LEVEL` times the number of its tests, which is at most `MOST_TESTS`: 6e-7.
 """
 
@@ -19,10 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from msprobe_core.api_check import random_tests
+from msprobe_core.api_check import draw_tests
 from msprobe_core.api_check.call_check import RECORDED, api_of, unchecked
-from msprobe_core.api_check.random_codes import RandomCode
-from msprobe_core.api_check.random_tests import (
+from msprobe_core.api_check.draw_tests import (
     LEVEL,
     TOLERANCE,
     binomial_bound,
@@ -31,6 +30,7 @@ from msprobe_core.api_check.random_tests import (
     pairs,
     places_bound,
 )
+from msprobe_core.api_check.random_codes import RandomCode
 from msprobe_core.api_check.verdict import CallVerdict, OutputVerdict, Verdict
 from msprobe_core.findings import Finding
 from msprobe_core.model import Argument, Phase, ReplayTensor, SiteKind
@@ -276,7 +276,7 @@ def _tests_of_mask(is_dropped: Array, counts: Array, chance: float) -> Iterator[
 # --- draws ------------------------------------------------------------------------------------------------------
 
 _DISTRIBUTIONS: Mapping[str, Callable[[Any, float, float], Any]] = {
-    "uniform": random_tests.uniform, "normal": random_tests.normal, "exponential": random_tests.exponential,
+    "uniform": draw_tests.uniform, "normal": draw_tests.normal, "exponential": draw_tests.exponential,
 }  # fmt: skip
 
 

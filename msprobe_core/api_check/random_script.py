@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from msprobe_core.api_check import draw_tests as tests
 from msprobe_core.api_check import random_script_parts as parts
-from msprobe_core.api_check import random_tests as tests
 from msprobe_core.api_check.random_calls import LEAST_ELEMENTS, TINY, Drawn, Dropped, drawn_of, dropped_of
 from msprobe_core.errors import ReplayError
 from msprobe_core.interception import literal, source_of

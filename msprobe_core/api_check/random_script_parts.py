@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from msprobe_core.api_check.random_tests import binomial_bound, distance_bound, distance_of, pairs, places_bound
+from msprobe_core.api_check.draw_tests import binomial_bound, distance_bound, distance_of, pairs, places_bound
 
 
 def distribution(values: Any, first: float, second: float) -> Any:
-    """Return the cumulative distribution function; a script has one of `random_tests`."""
+    """Return the cumulative distribution function; a script has one of `draw_tests`."""
     raise NotImplementedError
 
 

@@ -71,9 +71,9 @@ def bisect_steps(
 
     Exit status: 0 if rounding explains every difference, 1 if a step has a fault, 2 if that cannot be decided.
     """
+    from msprobe_core.bisect_steps.answer_report import check_result, write_result
     from msprobe_core.bisect_steps.journal import Journal
     from msprobe_core.bisect_steps.replays import Replays
-    from msprobe_core.bisect_steps.result import check_result, write_result
     from msprobe_core.bisect_steps.search import Outcome, Search
     from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT, EXIT_FAILED
     from msprobe_core.report.locate_file import check_location
@@ -121,7 +121,7 @@ def _say(sentence: str) -> None:
 def _print(answer: Answer, end: int, journal: Journal, replays: Replays, directory: Path, console: Console) -> None:
     from rich.text import Text
 
-    from msprobe_core.bisect_steps.result import cost_in_words, cost_of, headline_of, rows_of, table_lines
+    from msprobe_core.bisect_steps.answer_report import cost_in_words, cost_of, headline_of, rows_of, table_lines
     from msprobe_core.report.locate_file import write_location
     from msprobe_core.report.locate_text import print_location
 

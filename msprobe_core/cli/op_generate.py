@@ -30,7 +30,7 @@ def op_generate(*, config: Path, directory: Path) -> int:
     """
     # numpy, polars and the framework are not needed for --help.
     from msprobe_core.api_check.op_config import read_op_config
-    from msprobe_core.api_check.op_script import write_op_script
+    from msprobe_core.api_check.op_generate_script import write_op_script
     from msprobe_core.cli.main import EXIT_AGREES
 
     given = read_op_config(config)

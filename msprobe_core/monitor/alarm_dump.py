@@ -25,7 +25,7 @@ from msprobe_core.guard import kept
 from msprobe_core.model import EndState, Level, Task
 from msprobe_core.monitor.alarm_action import Answer
 from msprobe_core.monitor.plan import MonitorPlan
-from msprobe_core.monitor.window_board import WindowBoard
+from msprobe_core.monitor.recording_requests import RecordingRequests
 from msprobe_core.plugins import registry
 from msprobe_core.protocols.framework import Framework
 
@@ -93,7 +93,7 @@ class AlarmDump:
         self._framework = framework
         self._models = models
         self._on_failure = on_failure
-        self._board = WindowBoard(
+        self._requests = RecordingRequests(
             self._config.directory,
             most=most,
             cooldown_s=cooldown_s,
@@ -123,7 +123,7 @@ class AlarmDump:
         if not self._models or _other_recording() is not None:
             return None
         if not self._due:
-            step = self._board.ask(self._step + 1)
+            step = self._requests.ask(self._step + 1)
             self._due |= set() if step is None else {step}
         if not self._due:
             return None
@@ -136,7 +136,7 @@ class AlarmDump:
         """Begin a step: open a window if it is due."""
         self._step = step
         try:
-            self._follow(self._board.poll())
+            self._follow(self._requests.poll())
             if step in self._due:
                 self._open(step)
         except Exception as error:  # noqa: BLE001  # the training has nothing to do with it

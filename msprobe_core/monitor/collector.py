@@ -21,11 +21,11 @@ from msprobe_core.monitor.directories import directory_of, step_after
 from msprobe_core.monitor.parameters import LiveParameters
 from msprobe_core.monitor.parts import Parts
 from msprobe_core.monitor.plan import MonitorPlan
+from msprobe_core.monitor.plan_switch import Switch
 from msprobe_core.monitor.readings import Step
 from msprobe_core.monitor.readout import Readout
 from msprobe_core.monitor.sinks import Written
 from msprobe_core.monitor.sources import Source
-from msprobe_core.monitor.switch import Switch
 from msprobe_core.monitor.targets import Targets
 from msprobe_core.monitor.training import Training
 from msprobe_core.protocols.capabilities import MonitoringFramework

@@ -13,8 +13,8 @@ from msprobe_core.capture.framework_choice import find_framework, listed
 from msprobe_core.errors import SessionError
 from msprobe_core.monitor.collector import Collector
 from msprobe_core.monitor.plan_file import load_plan, ops_of
+from msprobe_core.monitor.plan_switch import is_switched
 from msprobe_core.monitor.readout import Metrics
-from msprobe_core.monitor.switch import is_switched
 from msprobe_core.monitoring.quantities import Quantity
 from msprobe_core.protocols.monitoring import MonitorWriter
 

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import msprobe_core
 from msprobe_core.cli import main
 from msprobe_core.errors import ConfigError
-from msprobe_core.monitor.window_board import NOTICE, WindowBoard
+from msprobe_core.monitor.recording_requests import NOTICE, RecordingRequests
 
 REPOSITORY = Path(msprobe_core.__file__).parents[1]
 STEPS, AT = 52, 45
@@ -207,7 +207,9 @@ def test_all_ranks_record_the_step_that_one_of_them_asks_for(tmp_path):
 def test_ranks_agree_on_steps_through_a_directory(tmp_path):
     (tmp_path / "step7").mkdir()  # of an earlier training
     now = [100.0]
-    one, other = (WindowBoard(tmp_path, most=2, cooldown_s=300, is_shared=True, clock=lambda: now[0]) for _ in range(2))
+    one, other = (
+        RecordingRequests(tmp_path, most=2, cooldown_s=300, is_shared=True, clock=lambda: now[0]) for _ in range(2)
+    )
     assert one.poll() == []
     assert one.ask(5) == 5 + NOTICE + 1  # step7 is taken
     assert (one.ask(9), one.poll(), other.poll(), other.poll()) == (None, [], [8], [])

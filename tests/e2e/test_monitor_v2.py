@@ -376,7 +376,7 @@ def test_an_edit_that_cannot_be_used_is_said_once_and_changes_nothing(tmp_path, 
 @pytest.mark.parametrize(("ranks", "first"), [([], 0), ([3, 2], 2)])
 def test_only_one_rank_writes_to_the_file(ranks, first, tmp_path):
     from msprobe_core.monitor.plan_file import load_plan
-    from msprobe_core.monitor.switch import Switch
+    from msprobe_core.monitor.plan_switch import Switch
 
     path = written(tmp_path / "v1.json", wg_distribution=True, dynamic_on=True, module_ranks=ranks)
     switches = [Switch(load_plan(path), rank) for rank in (first + 1, first)]

@@ -10,7 +10,7 @@ from torch.nn import functional
 from wrong_kernels import FAULTS, train
 from wrong_kernels import record as record_modules
 
-from msprobe_core.api_check.op_script import MOST_LINES
+from msprobe_core.api_check.op_generate_script import MOST_LINES
 from msprobe_core.cli import main
 
 FIELDS = [

@@ -324,7 +324,7 @@ def _alarms(directory: Path) -> None:
 
 def _use_switch(directory: Path) -> None:
     from msprobe_core.monitor.plan import MonitorPlan
-    from msprobe_core.monitor.switch import Switch
+    from msprobe_core.monitor.plan_switch import Switch
 
     switch = Switch(MonitorPlan(source=directory / "switched.json", dynamic_on=True), 0)
     for _ in range(5):

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from msprobe_core.bisect_steps.answer_report import cost_of, headline_of, rows_of, table_lines, write_result
 from msprobe_core.bisect_steps.checkpoint_pairs import checkpoints_of, distance_of
 from msprobe_core.bisect_steps.journal import Journal
 from msprobe_core.bisect_steps.replays import last_line
-from msprobe_core.bisect_steps.result import cost_of, headline_of, rows_of, table_lines, write_result
 from msprobe_core.bisect_steps.search import Judgement, Outcome, Search
 from msprobe_core.config import load_config
 from msprobe_core.config.window_order import ORDER_VARIABLE, WindowOrder

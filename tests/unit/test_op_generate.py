@@ -9,7 +9,7 @@ from dumps import api, tensor, write_dump
 from msprobe_core.api_check import op_script_parts as parts
 from msprobe_core.api_check.op_config import InputMode, OpConfig, Propagation, read_op_config
 from msprobe_core.api_check.op_extract import api_of_config, dump_of
-from msprobe_core.api_check.op_script import _standard
+from msprobe_core.api_check.op_generate_script import _standard
 from msprobe_core.api_check.published import published_columns
 from msprobe_core.errors import ConfigError
 from msprobe_core.model import ReplayTensor

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from msprobe_core.api_check.draw_tests import LEVEL, binomial_bound, distance_bound
 from msprobe_core.api_check.dtype_values import rounded
 from msprobe_core.api_check.random_calls import (
     LEAST_ELEMENTS,
@@ -12,7 +13,6 @@ from msprobe_core.api_check.random_calls import (
     check_random,
 )
 from msprobe_core.api_check.random_codes import RandomCode
-from msprobe_core.api_check.random_tests import LEVEL, binomial_bound, distance_bound
 from msprobe_core.api_check.verdict import Verdict
 from msprobe_core.model import Argument, ReplayTensor
 from msprobe_core.names import parse_entry

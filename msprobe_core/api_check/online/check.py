@@ -25,9 +25,9 @@ from msprobe_core.api_check.online.files import VERDICTS_FILE, verdict_line, wri
 from msprobe_core.api_check.online.held_copies import HeldCopies
 from msprobe_core.api_check.online.held_dump import HeldDump
 from msprobe_core.api_check.online.kinds import CallSample, Kind
-from msprobe_core.api_check.online.online_codes import OnlineCode
 from msprobe_core.api_check.online.step_budget import StepBudget
 from msprobe_core.api_check.online.tally import Tally
+from msprobe_core.api_check.online.unchecked_codes import UncheckedCode
 from msprobe_core.api_check.verdict import CallVerdict
 from msprobe_core.capture.features.feature import Feature, Host
 from msprobe_core.capture.processors import StatisticsProcessor
@@ -209,7 +209,7 @@ class OnlineCheck(Feature):
     def _check_step(self, step: int) -> Batch:
         kinds = self._sample.look_at(self._entries.values())
         for name in self.copies.refused & kinds.keys():
-            reason = Finding(OnlineCode.TOO_LARGE, fields={"most": self.copies.max_bytes >> 20})
+            reason = Finding(UncheckedCode.TOO_LARGE, fields={"most": self.copies.max_bytes >> 20})
             kinds[name].note_unsampled(reason, was_chosen=not self._sample.is_survey)
         sampled = {name: kind for name, kind in kinds.items() if name in self.copies and not kind.is_closed}
         calls = self._opened(sampled)
@@ -262,7 +262,7 @@ class OnlineCheck(Feature):
             error = kept(caught)
             _logger.debug("%s: %s", self._task, name, exc_info=caught)
         self._tally.count_failure(error)
-        found = unchecked(call, Finding(OnlineCode.FAILED, fields={"why": reason_of(error)}))
+        found = unchecked(call, Finding(UncheckedCode.FAILED, fields={"why": reason_of(error)}))
         return call, msgspec.structs.replace(found, seconds=time.perf_counter() - begin)
 
     # --- what is kept -----------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 
 from msprobe_core import names
 from msprobe_core.api_check.check_codes import CheckCode
-from msprobe_core.api_check.online.online_codes import OnlineCode
+from msprobe_core.api_check.online.unchecked_codes import UncheckedCode
 from msprobe_core.api_check.verdict import CallVerdict, Verdict
 from msprobe_core.errors import EntryNameError
 from msprobe_core.findings import Finding
@@ -79,7 +79,7 @@ class Kind:
     @property
     def why_not(self) -> Finding | None:
         """Why no call of this kind has been judged; ``None`` if one has."""
-        return None if self.num_checked else self.reason or Finding(OnlineCode.WAITS)
+        return None if self.num_checked else self.reason or Finding(UncheckedCode.WAITS)
 
     def note(self, verdict: CallVerdict, step: int) -> None:
         """Note the verdict on a call."""

@@ -12,7 +12,7 @@ from mindspore import nn, ops
 from msprobe.mindspore._quiet import executor
 from msprobe.mindspore.graph.attempts import Attempts
 from msprobe.mindspore.graph.collector import station
-from msprobe.mindspore.graph.compiling import compilation
+from msprobe.mindspore.graph.point_installation import compilation
 from msprobe.mindspore.graph.tensordump import Arrivals, Kind
 
 from tests.support.graph_nets import Net, dense, filled, record, step_of

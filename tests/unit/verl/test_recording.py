@@ -16,7 +16,7 @@ from msprobe.verl._config import check_verl_config, inherited_environment, load_
 from msprobe.verl._doctor import check
 from msprobe.verl._hooks import HOOK_POINTS, HookPoint, attach_all
 from msprobe.verl._import_hooks import after_import
-from msprobe.verl._probe import Probe
+from msprobe.verl._process_recording import ProcessRecording
 from msprobe.verl._profiler import StageProfiler
 from msprobe.verl._versions import installed_versions
 from msprobe.verl.boot import boot
@@ -33,12 +33,12 @@ from msprobe_core.store.training_metrics import load_updates
 @pytest.fixture
 def switch_on(tmp_path):
     def switch(**fields):
-        return Probe.switch_on(
+        return ProcessRecording.switch_on(
             check_verl_config({"out": str(tmp_path / "run"), **fields}, "probe.yaml"), ArrayFramework()
         )
 
     yield switch
-    Probe.switch_off()
+    ProcessRecording.switch_off()
 
 
 # --- stand-ins -------------------------------------------------------------------------------------------------------
@@ -94,7 +94,7 @@ def put_hooks(module, **classes):
     for name, cls in classes.items():
         cls.__module__ = module
         setattr(patch, name, cls)
-    attach_all(Probe.current(), [point for point in HOOK_POINTS if point.module == module], patch)
+    attach_all(ProcessRecording.current(), [point for point in HOOK_POINTS if point.module == module], patch)
 
 
 def workers(engine):
@@ -353,7 +353,7 @@ class TestWorkers:
     def test_without_a_switch_hooks_only_pass_through(self, tmp_path, switch_on):
         switch_on()
         worker = workers(Fsdp)[0]()
-        Probe.switch_off()
+        ProcessRecording.switch_off()
         assert len(worker.update_actor({"minis": [batch(*SAMPLES)]})) == 1
         assert not (tmp_path / "run").exists()
 
@@ -452,7 +452,7 @@ class TestEngines:
     def test_every_hop_in_vllm(self, tmp_path):
         torch = pytest.importorskip("torch")
         fields = {"out": str(tmp_path / "run"), "hops": ["received", "loaded", "awake"], "batch": False}
-        Probe.switch_on(check_verl_config(fields, "probe.yaml"))
+        ProcessRecording.switch_on(check_verl_config(fields, "probe.yaml"))
         model = torch.nn.Sequential(torch.nn.Linear(4, 4))
 
         class Runner:
@@ -488,7 +488,7 @@ class TestEngines:
             extension.update_weights_from_ipc([[item] for item in sent.items()])
             worker.wake_up()
         finally:
-            Probe.switch_off()
+            ProcessRecording.switch_off()
         outcome = compare_chain(tmp_path / "run", [Hop.RECEIVED, Hop.LOADED, Hop.AWAKE])
         assert outcome.headline == "DIFFERENT: sync 0, loaded to awake: 0.bias, freed memory."
         assert outcome.numbers["hops"] == 2
@@ -541,7 +541,7 @@ class TestEngines:
         mode = SimpleNamespace(is_decode=lambda: False)
         batch = SimpleNamespace(forward_mode=mode, rids=["a"], seq_lens_cpu=[5], extend_seq_lens_cpu=[5])
         ModelRunner().forward(batch)
-        Probe.switch_off()
+        ProcessRecording.switch_off()
         assert [row.id for row in rollouts(tmp_path)[0].rows] == ["request a"]
 
     def test_limits_on_what_is_recorded(self, tmp_path, switch_on):
@@ -731,13 +731,13 @@ class TestSwitch:
         watch = boot({})
         assert list(watch.waiting) in ([], ["verl.utils.profiler.precision_debugger_profile"])
         watch.remove()
-        assert Probe.current() is None
+        assert ProcessRecording.current() is None
 
     def test_a_file_that_is_wrong_is_said(self, tmp_path, caplog):
         assert boot({"MSPROBE_VERL": str(tmp_path / "none.yaml")}) is None
         assert "nothing is recorded" in caplog.text
         assert "none.yaml: cannot be read" in caplog.text
-        assert Probe.current() is None
+        assert ProcessRecording.current() is None
 
     def test_the_switch_is_handed_on_as_an_absolute_path(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
@@ -752,7 +752,7 @@ class TestSwitch:
         )
         settings = {"config_path": str(tmp_path / "debugger.json"), "stages": ["actor_update"], "strict": True}
         profiler = StageProfiler(settings, rank=0, save_path=str(tmp_path / "profile"))
-        probe = Probe.current()
+        probe = ProcessRecording.current()
         try:
             config = probe.config.stages
             assert (config.out, config.stages, config.strict, config.steps) == (
@@ -769,7 +769,7 @@ class TestSwitch:
             assert not probe.is_open
             assert profiler.annotate(role="train_batch")(len) is len
         finally:
-            Probe.switch_off()
+            ProcessRecording.switch_off()
 
     @pytest.mark.parametrize(
         ("fields", "message"),

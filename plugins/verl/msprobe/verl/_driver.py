@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msprobe.verl._config import inherited_environment
-from msprobe.verl._probe import STEP_KEY, Probe
+from msprobe.verl._process_recording import STEP_KEY, ProcessRecording
 from msprobe.verl._settings import container
 from msprobe.verl._wrapping import Method, wraps_method
 from msprobe_core.plugin import DumpError
@@ -47,10 +47,10 @@ def driver_method(original: Method, self: Any, batch: Any, *args: Any, **kwargs:
 
 
 def _with_step(original: Method, self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-    probe = Probe.current()
-    if probe is not None:
-        with probe.guard("the trainer's step"):
-            _tell_step(probe, self, batch)
+    recording = ProcessRecording.current()
+    if recording is not None:
+        with recording.guard("the trainer's step"):
+            _tell_step(recording, self, batch)
     return original(self, batch, *args, **kwargs)
 
 
@@ -58,20 +58,20 @@ def _with_step(original: Method, self: Any, batch: Any, *args: Any, **kwargs: An
 def update_method(original: Method, self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
     """Wrap the method that updates a model: after it, the batch is complete, and is saved."""
     result = _with_step(original, self, batch, *args, **kwargs)
-    probe = Probe.current()
-    if probe is not None and probe.config.batch and probe.is_open:
-        with probe.guard(RLStage.TRAINER.value):
-            _save_batch(probe, self, batch)
+    recording = ProcessRecording.current()
+    if recording is not None and recording.config.batch and recording.is_open:
+        with recording.guard(RLStage.TRAINER.value):
+            _save_batch(recording, self, batch)
     return result
 
 
 @wraps_method
 def log_method(original: Method, self: Any, data: Any, step: Any, *args: Any, **kwargs: Any) -> Any:
     """Wrap the function that logs the metrics of a step: saves them with the step's batch."""
-    probe = Probe.current()
-    if probe is not None and probe.config.batch:
-        with probe.guard("metrics of the trainer"):
-            _add_metrics(probe, data, int(step))
+    recording = ProcessRecording.current()
+    if recording is not None and recording.config.batch:
+        with recording.guard("metrics of the trainer"):
+            _add_metrics(recording, data, int(step))
     return original(self, data, step, *args, **kwargs)
 
 
@@ -79,8 +79,8 @@ def log_method(original: Method, self: Any, data: Any, step: Any, *args: Any, **
 def environment_method(original: Method, *args: Any, **kwargs: Any) -> Any:
     """Wrap the function that makes the environment of all processes of the job: adds the switch to it."""
     result = original(*args, **kwargs)
-    probe = Probe.current()
-    if probe is not None and isinstance(result, dict):
+    recording = ProcessRecording.current()
+    if recording is not None and isinstance(result, dict):
         result.setdefault("env_vars", {}).update(inherited_environment())
     return result  # pyright: ignore[reportUnknownVariableType]
 
@@ -88,22 +88,22 @@ def environment_method(original: Method, *args: Any, **kwargs: Any) -> Any:
 @wraps_method
 def fit_method(original: Method, self: Any, *args: Any, **kwargs: Any) -> Any:
     """Wrap the method that runs the whole training: describes the run before any process of it records a stage."""
-    probe = Probe.current()
-    if probe is not None:
-        with probe.guard("the run"):
-            _describe(probe, self)
+    recording = ProcessRecording.current()
+    if recording is not None:
+        with recording.guard("the run"):
+            _describe(recording, self)
     return original(self, *args, **kwargs)
 
 
-def _describe(probe: Probe, trainer: Any) -> None:
-    if probe.role == "process":
-        probe.act_as("driver")
-    probe.describe_run(container(trainer.config), sampling_of(trainer.config))
+def _describe(recording: ProcessRecording, trainer: Any) -> None:
+    if recording.role == "process":
+        recording.act_as("driver")
+    recording.describe_run(container(trainer.config), sampling_of(trainer.config))
 
 
-def _tell_step(probe: Probe, trainer: Any, batch: Any) -> None:
+def _tell_step(recording: ProcessRecording, trainer: Any, batch: Any) -> None:
     step = int(trainer.global_steps)
-    _describe(probe, trainer)
+    _describe(recording, trainer)
     for name in ("extra_info", "meta_info"):  # key metadata of TransferQueue, and DataProto
         info = getattr(batch, name, None)
         if isinstance(info, dict):
@@ -124,9 +124,9 @@ def sampling_of(config: Any) -> Sampling:
     )  # fmt: skip
 
 
-def _save_batch(probe: Probe, trainer: Any, batch: Any) -> None:
+def _save_batch(recording: ProcessRecording, trainer: Any, batch: Any) -> None:
     step = int(trainer.global_steps)
-    if not probe.config.stages.selects(RLStage.TRAINER.value, step, 0):
+    if not recording.config.stages.selects(RLStage.TRAINER.value, step, 0):
         return
     if hasattr(batch, "keys") and hasattr(batch, "partition_id"):
         tensors, others = _queued(batch)
@@ -138,7 +138,7 @@ def _save_batch(probe: Probe, trainer: Any, batch: Any) -> None:
         version=VERSION, step=step, rows=len(samples), sampling=sampling_of(trainer.config),
         policy_version=versions, samples=tuple(samples),
     )  # fmt: skip
-    save_batch(trainer_directory(probe.out, step), file, tensors)
+    save_batch(trainer_directory(recording.out, step), file, tensors)
 
 
 def _queued(batch: Any) -> tuple[dict[str, Array], dict[str, Any]]:
@@ -244,9 +244,9 @@ def _versions(others: Mapping[str, Any]) -> PolicyVersions | None:
     return PolicyVersions(min=min(oldest, default=None), max=max(newest, default=None))
 
 
-def _add_metrics(probe: Probe, data: Any, step: int) -> None:
-    directory = trainer_directory(probe.out, step)
-    if not probe.config.stages.selects(RLStage.TRAINER.value, step, 0) or not directory.is_dir():
+def _add_metrics(recording: ProcessRecording, data: Any, step: int) -> None:
+    directory = trainer_directory(recording.out, step)
+    if not recording.config.stages.selects(RLStage.TRAINER.value, step, 0) or not directory.is_dir():
         return
     try:
         batch, tensors = load_batch(directory)

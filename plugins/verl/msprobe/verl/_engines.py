@@ -12,7 +12,7 @@ import sys
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from msprobe.verl._probe import Probe
+from msprobe.verl._process_recording import ProcessRecording
 from msprobe.verl._wrapping import Method, wraps_method
 from msprobe.verl.rollout import EngineProbe, Part, watch_engine
 from msprobe_core.rl import Parallel
@@ -45,9 +45,9 @@ def _probe_of(runner: Any) -> EngineProbe:
 @wraps_method
 def vllm_execute_method(original: Method, self: Any, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
     """Wrap `GPUModelRunner.execute_model(scheduler_output)`: notes which requests have ended and are scheduled."""
-    probe = Probe.current()
-    if probe is not None:
-        with probe.guard("vLLM's schedule"):
+    recording = ProcessRecording.current()
+    if recording is not None:
+        with recording.guard("vLLM's schedule"):
             # Read their tokens before the call, which forgets finished requests.
             for request in scheduler_output.finished_req_ids:
                 state = self.requests.get(request)
@@ -60,11 +60,11 @@ def vllm_execute_method(original: Method, self: Any, scheduler_output: Any, *arg
 @wraps_method
 def vllm_forward_method(original: Method, self: Any, *args: Any, **kwargs: Any) -> Any:
     """Wrap `GPUModelRunner._model_forward`: at this point the runner's requests are in the order of their tokens."""
-    probe = Probe.current()
+    recording = ProcessRecording.current()
     scheduled = _scheduled.pop(self, None)
     parts: list[Part] = []
-    if probe is not None and scheduled is not None:  # warm-up and profiling run without a schedule
-        with probe.guard("vLLM's batch"):
+    if recording is not None and scheduled is not None:  # warm-up and profiling run without a schedule
+        with recording.guard("vLLM's batch"):
             parts = _vllm_parts(self, scheduled)
     if not parts:
         return original(self, *args, **kwargs)
@@ -90,9 +90,9 @@ def _vllm_parts(runner: Any, scheduled: Any) -> list[Part]:
 def vllm_update_method(original: Method, self: Any, *args: Any, **kwargs: Any) -> Any:
     """Wrap `vLLMColocateWorkerExtension.update_weights_from_ipc`: when it returns, the model has its new weights."""
     result = original(self, *args, **kwargs)
-    probe = Probe.current()
-    if probe is not None:
-        with probe.guard("weights received by vLLM"):
+    recording = ProcessRecording.current()
+    if recording is not None:
+        with recording.guard("weights received by vLLM"):
             runner = self.model_runner
             _probe_of(runner).weights_updated(None, runner.model.named_parameters(), _vllm_parallel())
     return result
@@ -101,9 +101,9 @@ def vllm_update_method(original: Method, self: Any, *args: Any, **kwargs: Any) -
 @wraps_method
 def vllm_arrival_method(original: Method, self: Any, weights: Any, *args: Any, **kwargs: Any) -> Any:
     """Wrap `vLLMColocateWorkerExtension._update_weights(weights, …)`, called for each part of a transfer."""
-    probe = Probe.current()
-    if probe is not None:
-        with probe.guard("weights that arrive in vLLM"):
+    recording = ProcessRecording.current()
+    if recording is not None:
+        with recording.guard("weights that arrive in vLLM"):
             _probe_of(self.model_runner).weights_arrived(weights)
     return original(self, weights, *args, **kwargs)
 
@@ -112,9 +112,9 @@ def vllm_arrival_method(original: Method, self: Any, weights: Any, *args: Any, *
 def vllm_wake_method(original: Method, self: Any, *args: Any, **kwargs: Any) -> Any:
     """Wrap `Worker.wake_up(tags)`: when it returns, the model has its memory again."""
     result = original(self, *args, **kwargs)
-    probe = Probe.current()
-    if probe is not None:
-        with probe.guard("weights after vLLM's sleep"):
+    recording = ProcessRecording.current()
+    if recording is not None:
+        with recording.guard("weights after vLLM's sleep"):
             runner = self.model_runner
             _probe_of(runner).woke_up(runner.model.named_parameters(), _vllm_parallel())
     return result
@@ -134,11 +134,11 @@ def _vllm_parallel() -> Parallel:
 @wraps_method
 def sglang_forward_method(original: Method, self: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
     """Wrap `ModelRunner.forward(forward_batch)`: the batch has its requests, their lengths and cached lengths."""
-    probe = Probe.current()
+    recording = ProcessRecording.current()
     parts: list[Part] = []
     is_decode = False
-    if probe is not None:
-        with probe.guard("SGLang's batch"):
+    if recording is not None:
+        with recording.guard("SGLang's batch"):
             is_decode = bool(forward_batch.forward_mode.is_decode())
             parts = _sglang_parts(forward_batch, is_decode=is_decode)
     if not parts:
@@ -171,9 +171,9 @@ def sglang_result_method(original: Method, self: Any, batch: Any, *args: Any, **
     """
     requests = list(getattr(batch, "reqs", None) or ())  # the call may remove finished requests from the batch
     returned = original(self, batch, *args, **kwargs)
-    probe = Probe.current()
-    if probe is not None and requests:
-        with probe.guard("SGLang's requests"):
+    recording = ProcessRecording.current()
+    if recording is not None and requests:
+        with recording.guard("SGLang's requests"):
             for request in requests:
                 if request.finished():
                     _tell_end(str(request.rid), request.origin_input_ids, request.output_ids)

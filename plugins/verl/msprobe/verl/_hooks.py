@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from msprobe.verl._probe import Probe
+from msprobe.verl._process_recording import ProcessRecording
 from msprobe.verl._wrapping import Method
 from msprobe_core.rl import HookStatus, RLStage
 
@@ -75,8 +75,8 @@ class HookPoint:
         return [] if owner is None else [owner]
 
 
-def attach_all(probe: Probe, points: Sequence[HookPoint], module: ModuleType) -> None:
-    """Attach all hooks of one module; raises nothing, and records the status of each in the probe."""
+def attach_all(recording: ProcessRecording, points: Sequence[HookPoint], module: ModuleType) -> None:
+    """Attach all hooks of one module; raises nothing, and records the status of each in the recording."""
     for point in points:
         try:
             status, reason = point.attach(module)
@@ -84,7 +84,7 @@ def attach_all(probe: Probe, points: Sequence[HookPoint], module: ModuleType) ->
             status, reason = HookStatus.FAILED, f"{type(error).__name__}: {error}"
         if status is HookStatus.ABSENT and point.is_optional:
             continue
-        probe.note_hook(point.hook, point.target, status, reason)
+        recording.note_hook(point.hook, point.target, status, reason)
 
 
 def _worker(name: str, *args: Any) -> Loader:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from msprobe.verl._config import check_verl_config
-from msprobe.verl._probe import Probe
+from msprobe.verl._process_recording import ProcessRecording
 from msprobe.verl._switch import switch_on
 from msprobe_core.plugin import ConfigError
 from msprobe_core.recording import read_fields
@@ -29,25 +29,25 @@ class StageProfiler:
 
     def __init__(self, precision_cfg: Any, rank: int | None = None, save_path: str | None = None) -> None:  # noqa: ARG002
         settings = _settings(precision_cfg)
-        probe = Probe.current()
-        if probe is None:
+        recording = ProcessRecording.current()
+        if recording is None:
             config = check_verl_config(_fields(settings, save_path or _DEFAULT_OUT), "precision_debugger")
             switch_on(config)
-            probe = Probe.current()
-            assert probe is not None
-            probe.is_open = False
-        self._probe = probe
+            recording = ProcessRecording.current()
+            assert recording is not None
+            recording.is_open = False
+        self._recording = recording
 
     def start(self, **kwargs: Any) -> bool:
         """Begin a step that is to be recorded."""
         step = kwargs.get("profile_step", kwargs.get("global_step"))
-        self._probe.trainer_step = None if step is None else int(step)
-        self._probe.is_open = True
+        self._recording.trainer_step = None if step is None else int(step)
+        self._recording.is_open = True
         return True
 
     def stop(self, **_: Any) -> None:
         """End the step."""
-        self._probe.is_open = False
+        self._recording.is_open = False
 
     def annotate(self, **_: Any) -> Callable[[Any], Any]:
         """Return a decorator that changes nothing: hooks find the stages without it."""

@@ -8,7 +8,7 @@ import platform
 from collections.abc import Mapping
 from typing import Any, cast
 
-from msprobe.verl._probe import Probe
+from msprobe.verl._process_recording import ProcessRecording
 from msprobe.verl._samples import policy_version_of
 from msprobe.verl._wrapping import Method
 from msprobe_core.recording import ProcessManifest
@@ -23,32 +23,32 @@ def score_method(original: Method) -> Method:
     @functools.wraps(original)
     async def call(self: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
         result = await original(self, data, *args, **kwargs)
-        probe = Probe.current()
-        if probe is not None and probe.is_open:
-            with probe.guard(RLStage.REWARD.value):
-                _save(probe, writers, data, result)
+        recording = ProcessRecording.current()
+        if recording is not None and recording.is_open:
+            with recording.guard(RLStage.REWARD.value):
+                _save(recording, writers, data, result)
         return result
 
     return call
 
 
-def _save(probe: Probe, writers: dict[int, RewardWriter], data: Any, result: Mapping[str, Any]) -> None:
+def _save(recording: ProcessRecording, writers: dict[int, RewardWriter], data: Any, result: Mapping[str, Any]) -> None:
     others = data.non_tensor_batch
     step = _last(others.get("global_steps"))
     if step is None:
         version = policy_version_of({"extra_fields": others.get("tool_extra_fields")})
         step = 0 if version is None else version + 1
-    if not probe.config.stages.selects(RLStage.REWARD.value, int(step), 0):
+    if not recording.config.stages.selects(RLStage.REWARD.value, int(step), 0):
         return
-    if probe.role == "process":
-        probe.act_as("reward")
+    if recording.role == "process":
+        recording.act_as("reward")
     writer = writers.get(int(step))
     if writer is None:
         name = f"{platform.node() or 'host'}-{os.getpid()}"
         is_first = not writers
-        writer = writers[int(step)] = RewardWriter(probe.out, int(step), name)
+        writer = writers[int(step)] = RewardWriter(recording.out, int(step), name)
         if is_first:  # of this process, which computes no model: there is no dump that it could be beside
-            ProcessManifest(writer.path.with_suffix(""), probe.framework)
+            ProcessManifest(writer.path.with_suffix(""), recording.framework)
     writer.add(_reward(data, others, result))
 
 

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from msprobe.verl._probe import STEP_KEY
+from msprobe.verl._process_recording import STEP_KEY
 from msprobe_core.store import BatchLayout, Row, sample_id
 
 Integers = NDArray[np.int64]

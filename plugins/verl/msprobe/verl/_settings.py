@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from msprobe.verl._probe import Probe
+from msprobe.verl._process_recording import ProcessRecording
 from msprobe_core.manifest import Scalar, flattened
 from msprobe_core.rl import recorded_config
 
@@ -16,12 +16,12 @@ def settings_of_process() -> Mapping[str, Scalar] | None:
     The trainer's settings have verl's own names. Those that a worker has are below the name of its role, ``actor`` or
     ``critic``: they are what the engine was made with, after verl has filled in defaults.
     """
-    probe = Probe.current()
-    if probe is None:
+    recording = ProcessRecording.current()
+    if recording is None:
         return None
-    found: dict[str, Scalar] = {"msprobe.role": probe.role}
-    found |= flattened(recorded_config(probe.out))
-    for role, config in probe.workers.items():
+    found: dict[str, Scalar] = {"msprobe.role": recording.role}
+    found |= flattened(recorded_config(recording.out))
+    for role, config in recording.workers.items():
         found |= flattened(container(config), prefix=f"workers.{role}")
     return found
 

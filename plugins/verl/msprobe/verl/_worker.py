@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from msprobe.verl._probe import Probe
+from msprobe.verl._process_recording import ProcessRecording
 from msprobe.verl._samples import layout_of, plain, policy_version_of, rows_of, slice_of, trainer_step_of
 from msprobe.verl._wrapping import Method, wraps_method
 from msprobe_core.recording import Stage as OpenStage
@@ -39,11 +39,11 @@ def stage_method(name: str) -> Callable[[Method], Method]:
 
     @wraps_method
     def wrap(original: Method, self: Any, *args: Any, **kwargs: Any) -> Any:
-        probe = Probe.current()
-        if probe is None:
+        recording = ProcessRecording.current()
+        if recording is None:
             return original(self, *args, **kwargs)
-        probe.note_worker(self)
-        with probe.stage(name):
+        recording.note_worker(self)
+        with recording.stage(name):
             return original(self, *args, **kwargs)
 
     return wrap
@@ -64,17 +64,17 @@ def older_stage_method(name: str) -> Callable[[Method], Method]:
 
     @wraps_method
     def wrap(original: Method, self: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
-        probe = Probe.current()
-        if probe is None:
+        recording = ProcessRecording.current()
+        if recording is None:
             return original(self, data, *args, **kwargs)
-        probe.note_worker(self)
-        with probe.stage(name) as stage:
+        recording.note_worker(self)
+        with recording.stage(name) as stage:
             if stage is not None:
-                with probe.guard(name):
+                with recording.guard(name):
                     found = [getattr(self, attribute, None) for attribute in _OLDER_MODELS[name]]
                     model = next(model for model in found if model is not None)
                     models = list(model) if isinstance(model, list | tuple) else [model]  # pyright: ignore[reportUnknownArgumentType]
-                    begin(probe, stage, models, getattr(data, "meta_info", {}))
+                    begin(recording, stage, models, getattr(data, "meta_info", {}))
             return original(self, data, *args, **kwargs)
 
     return wrap
@@ -85,18 +85,18 @@ def critic_method(name: str) -> Callable[[Method], Method]:
 
     @wraps_method
     def wrap(original: Method, self: Any, *args: Any, **kwargs: Any) -> Any:
-        probe = Probe.current()
-        if probe is None:
+        recording = ProcessRecording.current()
+        if recording is None:
             return original(self, *args, **kwargs)
-        running = probe.open_stage
+        running = recording.open_stage
         if running is not None:
             _correct(running, args, kwargs)
         # Within a stage this method is a part of it. Outside, only a critic begins one here.
         is_critic = getattr(getattr(self, "config", None), "model_type", None) == "value_model"
         if running is not None or not is_critic:
             return original(self, *args, **kwargs)
-        probe.note_worker(self)
-        with probe.stage(name):
+        recording.note_worker(self)
+        with recording.stage(name):
             return original(self, *args, **kwargs)
 
     return wrap
@@ -112,27 +112,27 @@ def _correct(stage: OpenStage, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 @wraps_method
 def batch_method(original: Method, self: Any, data: Any, *args: Any, **kwargs: Any) -> Any:
     """Wrap `train_batch` or `infer_batch` of an engine: one mini-batch of the current stage."""
-    probe = Probe.current()
-    stage = None if probe is None else probe.open_stage
-    if probe is not None and stage is not None:
-        with probe.guard(stage.name):
-            begin(probe, stage, models_of(self), data)
+    recording = ProcessRecording.current()
+    stage = None if recording is None else recording.open_stage
+    if recording is not None and stage is not None:
+        with recording.guard(stage.name):
+            begin(recording, stage, models_of(self), data)
             stage.mini_batch()
     return original(self, data, *args, **kwargs)
 
 
-def begin(probe: Probe, stage: OpenStage, models: list[Any], data: Any) -> None:
+def begin(recording: ProcessRecording, stage: OpenStage, models: list[Any], data: Any) -> None:
     """Begin to record a stage, unless it has begun, at the step that the data belongs to."""
     if stage.has_begun:
         return
     version, step = policy_version_of(data), trainer_step_of(data)
     if step is None:
-        step = probe.trainer_step
+        step = recording.trainer_step
     if step is None:
         # A script that calls workers directly has no trainer: use the data's policy version, or count the calls.
-        step = version + 1 if version is not None else probe.next_step(stage.name)
-    if probe.role == "process":
-        probe.act_as("worker", probe.framework.rank())
+        step = version + 1 if version is not None else recording.next_step(stage.name)
+    if recording.role == "process":
+        recording.act_as("worker", recording.framework.rank())
     stage.begin(models, step=step, policy_version=version)
 
 
@@ -145,14 +145,14 @@ def models_of(engine: Any) -> list[Any]:
 @wraps_method
 def step_method(original: Method, self: Any, micro_batch: Any, *args: Any, **kwargs: Any) -> Any:
     """Wrap `forward_step` of an engine, which gets one micro-batch, computes, and returns its loss."""
-    probe = Probe.current()
-    stage = None if probe is None else probe.open_stage
-    if probe is None or stage is None or not stage.is_recording:
+    recording = ProcessRecording.current()
+    stage = None if recording is None else recording.open_stage
+    if recording is None or stage is None or not stage.is_recording:
         return original(self, micro_batch, *args, **kwargs)
-    with probe.guard(stage.name):
+    with recording.guard(stage.name):
         stage.micro_batch(_own_rows(self, micro_batch), layout_of(micro_batch))
     result = original(self, micro_batch, *args, **kwargs)
-    with probe.guard(stage.name):
+    with recording.guard(stage.name):
         _take_loss(stage, result)
     return result
 
@@ -179,20 +179,20 @@ def _take_loss(stage: OpenStage, result: Any) -> None:
 @wraps_method
 def pipeline_step_method(original: Method, self: Any, batch_iter: Any, *args: Any, **kwargs: Any) -> Any:
     """Wrap `forward_step` of Megatron's engines, which gets an iterator over micro-batches and a model chunk."""
-    probe = Probe.current()
-    stage = None if probe is None else probe.open_stage
-    if probe is None or stage is None or not stage.is_recording:
+    recording = ProcessRecording.current()
+    stage = None if recording is None else recording.open_stage
+    if recording is None or stage is None or not stage.is_recording:
         return original(self, batch_iter, *args, **kwargs)
     model = args[0] if args else kwargs.get("model")
     # Each chunk of a virtual pipeline has its own iterator over the same micro-batches, so only one is counted.
     chunks = models_of(self)
     counts = len(chunks) < 2 or model is chunks[0]
-    return original(self, _seen(batch_iter, probe, stage) if counts else batch_iter, *args, **kwargs)
+    return original(self, _seen(batch_iter, recording, stage) if counts else batch_iter, *args, **kwargs)
 
 
-def _seen(batches: Iterator[Any], probe: Probe, stage: OpenStage) -> Iterator[Any]:
+def _seen(batches: Iterator[Any], recording: ProcessRecording, stage: OpenStage) -> Iterator[Any]:
     for batch in batches:
-        with probe.guard(stage.name):
+        with recording.guard(stage.name):
             stage.micro_batch(rows_of(batch), layout_of(batch))
         yield batch
 
@@ -201,10 +201,10 @@ def _seen(batches: Iterator[Any], probe: Probe, stage: OpenStage) -> Iterator[An
 def optimizer_method(original: Method, self: Any, *args: Any, **kwargs: Any) -> Any:
     """Wrap `optimizer_step` of an engine, which returns the gradient norm before clipping."""
     norm = original(self, *args, **kwargs)
-    probe = Probe.current()
-    stage = None if probe is None else probe.open_stage
-    if probe is not None and stage is not None:
-        with probe.guard(stage.name):
+    recording = ProcessRecording.current()
+    stage = None if recording is None else recording.open_stage
+    if recording is not None and stage is not None:
+        with recording.guard(stage.name):
             stage.update(norm if isinstance(norm, int | float) else None)
     return norm
 
@@ -222,15 +222,15 @@ def send_method(original: Method) -> Method:
 
     @functools.wraps(original)
     async def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        probe = Probe.current()
-        if probe is None or not probe.config.weights or not probe.is_open:
+        recording = ProcessRecording.current()
+        if recording is None or not recording.config.weights or not recording.is_open:
             return await original(self, *args, **kwargs)
         _Transfer.step = args[0] if args else kwargs.get("global_steps")
         _Transfer.is_running = True
-        with probe.guard("the policy's version"):
+        with recording.guard("the policy's version"):
             # One rank is enough: engines read the version from the run's directory.
-            if _Transfer.step is not None and not probe.framework.rank():
-                announce_policy_version(probe.out, _Transfer.step)
+            if _Transfer.step is not None and not recording.framework.rank():
+                announce_policy_version(recording.out, _Transfer.step)
         try:
             return await original(self, *args, **kwargs)
         finally:
@@ -243,69 +243,69 @@ def send_method(original: Method) -> Method:
 def export_method(original: Method, self: Any, *args: Any, **kwargs: Any) -> Any:
     """Wrap `get_per_tensor_param` of an engine, which returns names, whole tensors, and an adapter's description."""
     result = original(self, *args, **kwargs)
-    probe = Probe.current()
-    if probe is None or not _Transfer.is_running or not isinstance(result, tuple):
+    recording = ProcessRecording.current()
+    if recording is None or not _Transfer.is_running or not isinstance(result, tuple):
         return result
     parameters, *others = result  # pyright: ignore[reportUnknownVariableType]
-    return (_sent(self, probe, parameters), *others)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    return (_sent(self, recording, parameters), *others)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
 
 
-def _log_shards(engine: Any, probe: Probe, step: int, rank: int) -> None:
+def _log_shards(engine: Any, recording: ProcessRecording, step: int, rank: int) -> None:
     """Log the parameters that this process holds, if they know which parts of whole ones they are."""
     models = models_of(engine)
     named = [(name, each) for model in models for name, each in model.named_parameters()]
     if not named or not all(hasattr(each, "placements") for _, each in named):
         return
-    log = WeightLog(probe.out, Hop.SHARD, rank=rank, model=models[0])
+    log = WeightLog(recording.out, Hop.SHARD, rank=rank, model=models[0])
     log.sync(step)
     for name, parameter in named:
         log.add(name, parameter)
     log.close()
 
 
-def _first_export(engine: Any, probe: Probe, step: int, rank: int) -> WeightLog | None:
+def _first_export(engine: Any, recording: ProcessRecording, step: int, rank: int) -> WeightLog | None:
     """Return the log of what is exported first; the checkpoint that the model was loaded from is logged here."""
-    if Hop.EXPORTED not in probe.config.hops or _Transfer.has_exported or rank:
+    if Hop.EXPORTED not in recording.config.hops or _Transfer.has_exported or rank:
         return None
     _Transfer.has_exported = True
     model = models_of(engine)[0]
     path = getattr(getattr(model, "config", None), "name_or_path", "")
-    if Hop.DISK in probe.config.hops and path and Path(path).is_dir():
-        log_checkpoint(probe.out, Path(path), step)
-    log = WeightLog(probe.out, Hop.EXPORTED, rank=rank, model=model)
+    if Hop.DISK in recording.config.hops and path and Path(path).is_dir():
+        log_checkpoint(recording.out, Path(path), step)
+    log = WeightLog(recording.out, Hop.EXPORTED, rank=rank, model=model)
     log.sync(step)
     return log
 
 
-def _sent(engine: Any, probe: Probe, parameters: Any) -> Any:
-    step = _Transfer.step if _Transfer.step is not None else probe.next_step(RLStage.WEIGHTS_SENT.value)
+def _sent(engine: Any, recording: ProcessRecording, parameters: Any) -> Any:
+    step = _Transfer.step if _Transfer.step is not None else recording.next_step(RLStage.WEIGHTS_SENT.value)
     digests: WeightDigests | None = None
     first: WeightLog | None = None
     rank = 0
-    with probe.guard(RLStage.WEIGHTS_SENT.value):
-        rank = probe.framework.rank() or 0
-        if probe.config.selects_hop(Hop.SHARD, step, rank):
-            _log_shards(engine, probe, step, rank)
-        first = _first_export(engine, probe, step, rank)
-        if probe.config.selects_weights(RLStage.WEIGHTS_SENT.value, step, rank):
+    with recording.guard(RLStage.WEIGHTS_SENT.value):
+        rank = recording.framework.rank() or 0
+        if recording.config.selects_hop(Hop.SHARD, step, rank):
+            _log_shards(engine, recording, step, rank)
+        first = _first_export(engine, recording, step, rank)
+        if recording.config.selects_weights(RLStage.WEIGHTS_SENT.value, step, rank):
             models = models_of(engine)
-            digests = WeightDigests(probe.framework, sizes_of(models), placements_of(models), is_sender=True)
+            digests = WeightDigests(recording.framework, sizes_of(models), placements_of(models), is_sender=True)
     if digests is None:
         yield from parameters
         return
     taken = digests
 
     def take(name: str, tensor: Any) -> None:
-        with probe.guard(f"{RLStage.WEIGHTS_SENT.value}, {name}"):
+        with recording.guard(f"{RLStage.WEIGHTS_SENT.value}, {name}"):
             taken.take(name, tensor)
             if first is not None:
                 first.add(name, tensor)
 
     yield from tee(parameters, take)
-    with probe.guard(RLStage.WEIGHTS_SENT.value):
+    with recording.guard(RLStage.WEIGHTS_SENT.value):
         if first is not None:
             first.close()
         save_weights(
-            rank_directory(probe.out, RLStage.WEIGHTS_SENT.value, step, rank),
+            rank_directory(recording.out, RLStage.WEIGHTS_SENT.value, step, rank),
             WeightsFile(version=VERSION, step=step, rank=rank, policy_version=step, parameters=digests.finish()),
         )

@@ -42,7 +42,7 @@ def msprobe_register_run_settings() -> Sequence[RunSettings]:
 
 
 def _settings() -> Mapping[str, Scalar] | None:
-    if "msprobe.verl._probe" not in sys.modules:  # nothing of verl is recorded here
+    if "msprobe.verl._process_recording" not in sys.modules:  # nothing of verl is recorded here
         return None
     from msprobe.verl._settings import settings_of_process
 

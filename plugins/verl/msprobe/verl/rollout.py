@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from msprobe.verl._config import RolloutConfig
-from msprobe.verl._probe import Probe
+from msprobe.verl._process_recording import ProcessRecording
 from msprobe_core.recording import Stage as OpenStage
 from msprobe_core.rl import (
     VERSION,
@@ -93,10 +93,10 @@ class EngineProbe:
     @contextmanager
     def forward(self, parts: Sequence[Part], phase: str = CallPhase.PREFILL.value) -> Generator[None, None, None]:
         """Record the forward that runs in the block, if the configuration selects it."""
-        probe = Probe.current()
-        if probe is not None:
-            with probe.guard(RLStage.ROLLOUT.value):
-                self._before(probe, parts, CallPhase(phase))
+        recording = ProcessRecording.current()
+        if recording is not None:
+            with recording.guard(RLStage.ROLLOUT.value):
+                self._before(recording, parts, CallPhase(phase))
         yield
 
     def runs(self, request: str) -> bool:
@@ -105,10 +105,10 @@ class EngineProbe:
 
     def finish(self, request: str, prompt_ids: Sequence[int], response_ids: Sequence[int]) -> None:
         """End a request; its token ids identify it in the recorded files from now on."""
-        probe = Probe.current()
-        if probe is None:
+        recording = ProcessRecording.current()
+        if recording is None:
             return
-        with probe.guard(RLStage.ROLLOUT.value):
+        with recording.guard(RLStage.ROLLOUT.value):
             self._running.discard(request)
             self._num_decoded.pop(request, None)
             prompt, tokens = list(prompt_ids), [*prompt_ids, *response_ids]
@@ -125,15 +125,15 @@ class EngineProbe:
             parameters: Names and tensors, or some of them: it may be called for each part of a transfer.
             version: See `weights_updated`, which ends the transfer.
         """
-        probe = Probe.current()
-        if probe is None or Hop.RECEIVED not in probe.config.hops:
+        recording = ProcessRecording.current()
+        if recording is None or Hop.RECEIVED not in recording.config.hops:
             return
-        with probe.guard(Hop.RECEIVED.value):
-            coming = self._next_version(probe, version)
-            if not probe.config.selects_hop(Hop.RECEIVED, coming, self._replica):
+        with recording.guard(Hop.RECEIVED.value):
+            coming = self._next_version(recording, version)
+            if not recording.config.selects_hop(Hop.RECEIVED, coming, self._replica):
                 return
             if self._arriving is None:
-                self._arriving = WeightLog(probe.out, Hop.RECEIVED, rank=self._replica, model=self._model)
+                self._arriving = WeightLog(recording.out, Hop.RECEIVED, rank=self._replica, model=self._model)
                 self._arriving.sync(coming)
             for name, tensor in parameters:
                 self._arriving.add(name, tensor)
@@ -145,26 +145,31 @@ class EngineProbe:
             parameters: Names and tensors of the engine's own model.
             parallel: How the engine shares the model among processes.
         """
-        probe = Probe.current()
-        if probe is None or self._policy_version is None:  # it has no weights of the trainer yet
+        recording = ProcessRecording.current()
+        if recording is None or self._policy_version is None:  # it has no weights of the trainer yet
             return
-        with probe.guard(Hop.AWAKE.value):
-            self._log(probe, Hop.AWAKE, self._policy_version, parameters, parallel)
+        with recording.guard(Hop.AWAKE.value):
+            self._log(recording, Hop.AWAKE, self._policy_version, parameters, parallel)
 
     def _log(
-        self, probe: Probe, hop: Hop, version: int, parameters: Iterable[tuple[str, Any]], parallel: Parallel | None
+        self,
+        recording: ProcessRecording,
+        hop: Hop,
+        version: int,
+        parameters: Iterable[tuple[str, Any]],
+        parallel: Parallel | None,
     ) -> None:
-        if not probe.config.selects_hop(hop, version, self._replica):
+        if not recording.config.selects_hop(hop, version, self._replica):
             return
-        log = WeightLog(probe.out, hop, rank=self._replica, model=self._model, parallel=parallel)
+        log = WeightLog(recording.out, hop, rank=self._replica, model=self._model, parallel=parallel)
         log.sync(version)
         for name, tensor in parameters:
             log.add(name, tensor)
         log.close()
 
-    def _next_version(self, probe: Probe, version: int | None) -> int:
+    def _next_version(self, recording: ProcessRecording, version: int | None) -> int:
         if version is None:
-            version = announced_policy_version(probe.out)
+            version = announced_policy_version(recording.out)
         if version is None:
             version = 0 if self._policy_version is None else self._policy_version + 1
         return version
@@ -181,42 +186,42 @@ class EngineProbe:
             parameters: Names and tensors of the engine's own model.
             parallel: How the engine shares the model among processes; for the hop ``loaded``.
         """
-        probe = Probe.current()
-        if probe is None:
+        recording = ProcessRecording.current()
+        if recording is None:
             return
-        with probe.guard(RLStage.WEIGHTS_RECEIVED.value):
-            version = self._next_version(probe, version)
+        with recording.guard(RLStage.WEIGHTS_RECEIVED.value):
+            version = self._next_version(recording, version)
             self.set_policy_version(version)
-            self._introduce(probe)
+            self._introduce(recording)
             arriving, self._arriving = self._arriving, None
             if arriving is not None:
                 arriving.close()
             parameters = list(parameters)
-            self._log(probe, Hop.LOADED, version, parameters, parallel)
+            self._log(recording, Hop.LOADED, version, parameters, parallel)
             stage = RLStage.WEIGHTS_RECEIVED.value
-            if not probe.config.selects_weights(stage, version, self._replica):
+            if not recording.config.selects_weights(stage, version, self._replica):
                 return
             given = list(parameters)
-            shapes = {name: probe.framework.describe(tensor).shape for name, tensor in given}
-            digests = WeightDigests(probe.framework, sizes_of([self._model], shapes))
+            shapes = {name: recording.framework.describe(tensor).shape for name, tensor in given}
+            digests = WeightDigests(recording.framework, sizes_of([self._model], shapes))
             for name, tensor in given:
                 digests.take(name, tensor)
             save_weights(
-                rank_directory(probe.out, stage, version, self._replica),
+                rank_directory(recording.out, stage, version, self._replica),
                 WeightsFile(
                     version=VERSION, step=version, rank=self._replica, policy_version=version,
                     parameters=digests.finish(),
                 ),
             )  # fmt: skip
 
-    def _introduce(self, probe: Probe) -> None:
-        if probe.role == "process":
-            probe.act_as("rollout", self._replica)
+    def _introduce(self, recording: ProcessRecording) -> None:
+        if recording.role == "process":
+            recording.act_as("rollout", self._replica)
 
-    def _before(self, probe: Probe, parts: Sequence[Part], phase: CallPhase) -> None:
-        self._introduce(probe)
+    def _before(self, recording: ProcessRecording, parts: Sequence[Part], phase: CallPhase) -> None:
+        self._introduce(recording)
         self._running.update(part.request for part in parts)
-        is_wanted = self._wants(probe.config.rollout, parts, phase)
+        is_wanted = self._wants(recording.config.rollout, parts, phase)
         if not is_wanted:
             if self._stage is not None and not self._is_paused:
                 self._stage.pause()
@@ -225,7 +230,10 @@ class EngineProbe:
         # The step of these responses, as long as nothing runs ahead: the one after the last update.
         step = 1 if self._policy_version is None else self._policy_version + 1
         if self._stage is None:
-            self._stage, self._is_paused = probe.recorder.open(RLStage.ROLLOUT.value, has_fixed_parameters=True), False
+            self._stage, self._is_paused = (
+                recording.recorder.open(RLStage.ROLLOUT.value, has_fixed_parameters=True),
+                False,
+            )
             self._stage.begin([self._model], step=step, policy_version=self._policy_version, rank=self._replica)
         elif self._is_paused:
             self._stage.resume([self._model])

@@ -12,7 +12,7 @@ from msprobe.mindspore._cells import PREFIX, cells_of, own_parameters
 from msprobe.mindspore._compiling import api
 from msprobe.mindspore._quiet import executor
 from msprobe.mindspore.graph.collector import station
-from msprobe.mindspore.graph.compiling import compilation
+from msprobe.mindspore.graph.point_installation import compilation
 from msprobe.mindspore.graph.recording import Recording
 from msprobe.mindspore.graph.tensordump import arrivals
 from msprobe_core.interception import Function, FunctionPatch, module_stem

@@ -26,10 +26,10 @@ _PACKAGES = ("verl", "torch", "ray", "transformers", "tensordict", "vllm", "sgla
              "msprobe-core", "msprobe-verl")  # fmt: skip
 
 
-class Probe:
+class ProcessRecording:
     """The recording in this process; each recording process has one."""
 
-    _instance: ClassVar[Probe | None] = None
+    _instance: ClassVar[ProcessRecording | None] = None
 
     def __init__(self, config: VerlConfig, framework: Framework | None = None) -> None:
         """Prepare; nothing is created until a stage begins.
@@ -55,13 +55,13 @@ class Probe:
         self._has_described = False
 
     @classmethod
-    def current(cls) -> Probe | None:
-        """Return the probe of this process; ``None`` if nothing is recorded."""
+    def current(cls) -> ProcessRecording | None:
+        """Return the recording of this process; ``None`` if there is none."""
         return cls._instance
 
     @classmethod
-    def switch_on(cls, config: VerlConfig, framework: Framework | None = None) -> Probe:
-        """Return the probe of this process; create it from these arguments if there is none."""
+    def switch_on(cls, config: VerlConfig, framework: Framework | None = None) -> ProcessRecording:
+        """Return the recording of this process; create it from these arguments if there is none."""
         if cls._instance is None:
             cls._instance = cls(config, framework)
         return cls._instance
@@ -69,9 +69,9 @@ class Probe:
     @classmethod
     def switch_off(cls) -> None:
         """Stop recording in this process."""
-        probe, cls._instance = cls._instance, None
-        if probe is not None and probe._recorder is not None:
-            probe._recorder.close()
+        recording, cls._instance = cls._instance, None
+        if recording is not None and recording._recorder is not None:
+            recording._recorder.close()
 
     @property
     def out(self) -> Path:

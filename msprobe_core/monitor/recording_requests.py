@@ -21,7 +21,7 @@ NOTICE = 2
 _STEP = re.compile(r"step([0-9]{1,12})")
 
 
-class WindowBoard:
+class RecordingRequests:
     """The requests of one training."""
 
     def __init__(

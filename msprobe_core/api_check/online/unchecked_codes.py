@@ -5,7 +5,7 @@ from __future__ import annotations
 from msprobe_core.findings import Code
 
 
-class OnlineCode(Code):
+class UncheckedCode(Code):
     """Why a kind of call was not checked."""
 
     WAITS = "check.online.waits"
