@@ -1,5 +1,5 @@
-"""The kernels for GPUs: compiled for one, and run by Triton's interpreter: right for every dtype and layout, and trusted
-only once they have been.
+"""The kernels for GPUs, compiled for one, and run by Triton's interpreter: right for every dtype and layout, and
+trusted only once they have been.
 
 Whether devices agree with the interpreter is shown by ``bench/device`` only, which is why a window is held against the
 operators first.

@@ -2,8 +2,8 @@
 
 import triton.language as tl
 from msprobe.pytorch import _fused
+from triton import compiler
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource, compile
 
 HOPPER = GPUTarget("cuda", 90, 32)
 COUNTS = {"one": ("constexpr", {(1,): 1}), "few": ("i32", {}), "many": ("i64", {})}
@@ -15,8 +15,8 @@ def compiled(kernel, pointer, rows, count, constants):
     names = kernel.arg_names[3:]
     signature = {"pointer": pointer, "count": kind, "rows": rows, **dict.fromkeys(names, "constexpr")}
     values = {(index,): value for index, value in enumerate(constants, 3)}
-    source = ASTSource(fn=kernel, signature=signature, constexprs={**one, **values})
-    return "cubin" in compile(source, target=HOPPER, options={"num_warps": _fused._WARPS}).asm
+    source = compiler.ASTSource(fn=kernel, signature=signature, constexprs={**one, **values})
+    return "cubin" in compiler.compile(source, target=HOPPER, options={"num_warps": _fused._WARPS}).asm
 
 
 for count in COUNTS:
