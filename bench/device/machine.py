@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import time
 from abc import ABC, abstractmethod
@@ -111,6 +112,7 @@ class Cuda(Machine):
 
     def peak_bytes(self, step: Step) -> int:
         """See `Machine`."""
+        gc.collect()  # graphs of earlier steps
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         step()

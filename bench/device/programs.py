@@ -116,7 +116,10 @@ def llama(size: Size, dtype: torch.dtype, machine: Machine) -> Training:
         num_attention_heads=size.heads, num_key_value_heads=size.heads, vocab_size=size.vocabulary,
         max_position_embeddings=size.length, use_cache=False,
     )  # fmt: skip
-    model: Any = transformers.LlamaForCausalLM(config)
+    with torch.device(
+        machine.kind if machine.kind == "cuda" else "cpu"
+    ):  # a host takes half a minute for the large one
+        model: Any = transformers.LlamaForCausalLM(config)
     model = model.to(dtype).to(machine.kind).train()
     tokens = torch.randint(size.vocabulary, (size.batch, size.length)).to(machine.kind)
     return Training(model, machine, [{"input_ids": tokens, "labels": tokens}])

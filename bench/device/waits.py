@@ -37,7 +37,8 @@ def _compare(kind: Kind, proof: Proof) -> Outcome:
         with around():
             peaks.append(machine.peak_bytes(training.step))
     machine.release()
-    return Outcome((*map(_said, waits), *_memory(peaks)), holds=_holds(waits))
+    # Copies for md5 may be larger than what is held until the window ends; then the host waits, as is documented.
+    return Outcome((*map(_said, waits), *_memory(peaks)), holds=None if kind.mode == "md5" else _holds(waits))
 
 
 def _said(waits: Sequence[str] | None) -> str:
