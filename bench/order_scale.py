@@ -106,7 +106,7 @@ def main() -> None:
             asking = time.process_time() - start
             assert found
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-            notes = "" if not order.notes else f"  {order.notes[0][:80]}"
+            notes = "" if not order.notes else f"  {order.notes[0].text[:80]}"
             print(f"{num_ranks:6} {given.calls:6} {share:14.0%} {ordering:7.1f}s {asking:8.1f}s {peak:8.0f} MiB{notes}")
 
 

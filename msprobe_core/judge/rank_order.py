@@ -16,6 +16,7 @@ import polars as pl
 
 from msprobe_core import names
 from msprobe_core.errors import CompareError, DumpError
+from msprobe_core.findings import Finding
 from msprobe_core.judge.origins import MARGINAL_EXCESS
 from msprobe_core.order import Node, Order, order_of
 from msprobe_core.protocols.storage import Dump
@@ -73,8 +74,8 @@ class RankOrder:
             _give_up(error)
 
     @property
-    def notes(self) -> Sequence[str]:
-        """What communication could not be matched, as messages for the user."""
+    def notes(self) -> Sequence[Finding]:
+        """What communication could not be matched."""
         return () if self._order is None else self._order.notes
 
     def sorted(

@@ -21,7 +21,7 @@ from msprobe_core.compare.result import Mode, UnitResult
 from msprobe_core.compare.unit import CompareOptions, compare_unit
 from msprobe_core.errors import CompareError
 from msprobe_core.execute.units import run_units
-from msprobe_core.findings import Field, Finding, each_once, noted
+from msprobe_core.findings import Field, Finding, each_once
 from msprobe_core.judge.columns import Match
 from msprobe_core.judge.evidence import Evidence
 from msprobe_core.judge.nodes import entry_beside
@@ -239,7 +239,7 @@ def suspects_of(findings: Sequence[UnitFindings], options: LocateOptions) -> tup
     found += broken
     order = RankOrder([(unit.pair.rank, unit.pair.target) for unit in findings] if found else ())
     suspects = ordered(found, {unit.pair.rank: unit.given_wrong for unit in findings}, order)
-    notes = list(map(noted, order.notes))
+    notes = list(order.notes)
     divergences = find_divergences([unit.pair.target for unit in findings], [unit.pair.golden for unit in findings])
     suspects = with_divergences(suspects, divergences, step)
     if all(suspect.kind in OF_STATE for suspect in suspects[:1]):

@@ -21,8 +21,10 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from msprobe_core.errors import DumpError, MissingDumpError
+from msprobe_core.findings import Finding
 from msprobe_core.order.calls import RankCalls, calls_of
 from msprobe_core.order.matching import Exchanges, Trace
+from msprobe_core.order.order_codes import OrderCode
 from msprobe_core.protocols.storage import Dump
 
 if TYPE_CHECKING:
@@ -65,16 +67,13 @@ class Order:
         self.absent: Sequence[int] = exchanges.absent()
         """Ranks that participated in the communication and have no dump here."""
         if self._run.num_forced:
-            self._notes.append(
-                f"calls of communication that wait for each other in a circle: {self._run.num_forced:,}; their order "
-                "was cut there"
-            )
+            self._notes.append(Finding(OrderCode.CIRCLE, fields={"count": self._run.num_forced}))
         self._positions = lru_cache(maxsize=64)(self._index)
         self._reach = lru_cache(maxsize=64)(self._reach_of)
 
     @property
-    def notes(self) -> Sequence[str]:
-        """What could not be matched, as messages for the user; empty if everything was."""
+    def notes(self) -> Sequence[Finding]:
+        """What could not be matched; empty if everything was."""
         return self._notes
 
     def depth(self, rank: int, entry: str) -> int:

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from msprobe_core.findings import Finding
 from msprobe_core.order.calls import COLLECTIVE, POINT_TO_POINT, Communication, Integers, Message, RankCalls
+from msprobe_core.order.order_codes import OrderCode
 
 _UNKNOWN = -1
 
@@ -85,14 +87,14 @@ class Exchanges:
         self._num_exchanges = 0
         self._sent: list[Integers] = []
         self._num_unknown = 0
-        self._first_unknown = ""
+        self._first_unknown: dict[str, str | int] = {}
 
     def add(self, rank: int, calls: RankCalls) -> None:
         """Add the calls of a rank."""
         self.ranks.append(rank)
         self._groups.update(calls.groups)
         if calls.num_unknown and not self._num_unknown:
-            self._first_unknown = f"{calls.unknown} of rank {rank}"
+            self._first_unknown = {"first": calls.unknown, "rank": rank}
         self._num_unknown += calls.num_unknown
         self.traces.append(self._trace(rank, calls.communication))
 
@@ -167,24 +169,19 @@ class Exchanges:
         """Return the ranks that participated and have not been added."""
         return sorted({rank for group in self._groups.values() for rank in group} - set(self.ranks))
 
-    def notes(self) -> Iterator[str]:
+    def notes(self) -> Iterator[Finding]:
         """Yield a note for each kind of call without counterpart."""
         if missing := self.absent():
-            yield (
-                f"{_named(missing)} took part in the communication and {'has' if len(missing) == 1 else 'have'} no "
-                "dump here: what came from there cannot be followed"
-            )
+            code = OrderCode.ABSENT_RANK if len(missing) == 1 else OrderCode.ABSENT_RANKS
+            yield Finding(code, fields={"ranks": _shown(missing)})
         if self._num_unknown:
-            yield (
-                f"calls of communication whose peer the dumps do not say: {self._num_unknown:,}, the first is "
-                f"{self._first_unknown}"
-            )
+            yield Finding(OrderCode.UNKNOWN_PEER, fields={"count": self._num_unknown, **self._first_unknown})
         if found := list(self._unmatched()):
-            more = f"; and {len(found) - _MAX_NOTES:,} more channels" if len(found) > _MAX_NOTES else ""
-            first = "; ".join(found[:_MAX_NOTES])
-            yield f"communication without counterpart, after which the order across ranks may be wrong: {first}{more}"
+            left_out = len(found) - _MAX_NOTES
+            more = [Finding(OrderCode.MORE, fields={"count": left_out})] if left_out > 0 else []
+            yield Finding(OrderCode.UNMATCHED, fields={"channels": [*found[:_MAX_NOTES], *more]})
 
-    def _unmatched(self) -> Iterator[str]:
+    def _unmatched(self) -> Iterator[Finding]:
         known = set(self.ranks)
         for (kind, *where), channel in self._channels.items():
             if None in where:
@@ -193,7 +190,8 @@ class Exchanges:
                 source, destination = int(str(where[0])), int(str(where[1]))
                 sent, received = channel.counts.get((source, True), 0), channel.counts.get((destination, False), 0)
                 if sent != received and {source, destination} <= known:
-                    yield f"rank {source} sends {sent:,} times to rank {destination}, which receives {received:,}"
+                    ends = {"source": source, "sent": sent, "destination": destination, "received": received}
+                    yield Finding(OrderCode.MESSAGES, fields=ends)
             elif kind == COLLECTIVE:
                 members = self._groups.get(str(where[0]), ())
                 counts = {rank: 0 for rank in members if rank in known}
@@ -201,10 +199,9 @@ class Exchanges:
                     counts[rank] = max(count, counts.get(rank, 0))
                 few, many = min(counts, key=counts.__getitem__), max(counts, key=counts.__getitem__)
                 if counts[few] != counts[many]:
-                    yield (
-                        f"{where[1]} of {_named(members)}: rank {few} calls it {counts[few]:,} times, rank {many} "
-                        f"{counts[many]:,}"
-                    )
+                    calls = {"few": few, "fewest": counts[few], "many": many, "most": counts[many]}
+                    fields = {"call": str(where[1]), "ranks": _shown(members), **calls}
+                    yield Finding(OrderCode.COLLECTIVES, fields=fields)
 
 
 def _grouped(keys: Integers, wanted: NDArray[np.bool_]) -> Iterator[tuple[int, Integers]]:
@@ -244,6 +241,5 @@ def _flat(numbers: Integers) -> array[int]:
     return array("q", numbers.astype(np.int64, copy=False).tobytes())  # faster than NumPy where one is read at a time
 
 
-def _named(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:_MAX_RANKS_NAMED])) + (", …" if len(ranks) > _MAX_RANKS_NAMED else "")
-    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
+def _shown(ranks: Sequence[int]) -> list[int | str]:
+    return [*ranks[:_MAX_RANKS_NAMED], *(["…"] if len(ranks) > _MAX_RANKS_NAMED else [])]

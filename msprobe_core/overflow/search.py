@@ -135,7 +135,7 @@ def _search_step(step: Step) -> StepResult:
         harmless=[_harmless(origin, describer) for origin in harmless[:MAX_HARMLESS]],
         num_harmless=len(harmless),
         near_end=near[:_MAX_NEAR],
-        notes=[*read.notes, *map(noted, order.notes if order is not None else ())],
+        notes=[*read.notes, *(order.notes if order is not None else ())],
         incomplete=[*broken.values(), *read.unread],
         dumps=step.ranks,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from msprobe_core.errors import CompareError, DumpError
-from msprobe_core.findings import Finding, noted
+from msprobe_core.findings import Finding
 from msprobe_core.order.calls import RECEIVES, SENDS, RankCalls, calls_of, kind_of
 from msprobe_core.order.causality import Order
 from msprobe_core.protocols.storage import Dump
@@ -45,7 +45,7 @@ class Communication:
         if sum(bool(own.communicating()) for own in calls.values()) < 2:
             return
         order = Order(list(calls), calls.values())
-        self.notes += map(noted, order.notes)
+        self.notes += order.notes
         for rank, own in calls.items():
             for entry in own.communicating():
                 if len(units) <= _MANY_RANKS or kind_of(entry) in _ONE_TO_ONE:

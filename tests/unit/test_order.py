@@ -8,8 +8,10 @@ from limited import grows_linearly
 from rank_dumps import Rank, group, make_ranks, value, write_ranks
 
 from msprobe_core.errors import DumpError
+from msprobe_core.findings import Finding
 from msprobe_core.order import order_of
 from msprobe_core.order.calls import is_communication, kind_of
+from msprobe_core.order.order_codes import OrderCode
 from msprobe_core.store.reading import read_dump
 
 
@@ -294,9 +296,11 @@ def test_ranks_without_a_dump_and_calls_without_counterpart_are_said(tmp_path):
     order = check_consistent(ordered(tmp_path, ranks), ranks)
     assert order.precedes((0, "Torch.log.0.forward"), (1, "Torch.exp.0.forward"))
     missing, unmatched = order.notes
-    assert missing.startswith("ranks 2, 3 took part")
-    assert "all_gather of ranks 0, 1: rank 1 calls it 0 times, rank 0 1" in unmatched
-    assert "rank 0 sends 1 times to rank 1, which receives 0" in unmatched
+    assert missing == Finding(OrderCode.ABSENT_RANKS, fields={"ranks": [2, 3]})
+    calls = {"call": "all_gather", "ranks": [0, 1], "few": 1, "fewest": 0, "many": 0, "most": 1}
+    messages = {"source": 0, "sent": 1, "destination": 1, "received": 0}
+    channels = [Finding(OrderCode.COLLECTIVES, fields=calls), Finding(OrderCode.MESSAGES, fields=messages)]
+    assert unmatched == Finding(OrderCode.UNMATCHED, fields={"channels": channels})
 
 
 def test_circles_are_cut(tmp_path):
@@ -306,8 +310,7 @@ def test_circles_are_cut(tmp_path):
         rank.call("Torch.exp")
         rank.send(1 - number)
     order = ordered(tmp_path, ranks)
-    (note,) = order.notes
-    assert "in a circle: 1" in note
+    assert order.notes == [Finding(OrderCode.CIRCLE, fields={"count": 1})]
     assert order.depth(0, "Torch.exp.0.forward") > 0
 
 
@@ -320,9 +323,8 @@ def test_calls_of_other_groups_and_unknown_peers_are_passed_over(tmp_path):
     ranks = make_ranks(2, work)
     order = ordered(tmp_path, ranks)
     assert not order.precedes((0, "Distributed.all_reduce.0.forward"), (1, "Torch.exp.0.forward"))
-    assert any(
-        "peer the dumps do not say: 2, the first is Distributed.recv.0.forward of rank 0" in n for n in order.notes
-    )
+    first = {"first": "Distributed.recv.0.forward", "rank": 0}
+    assert Finding(OrderCode.UNKNOWN_PEER, fields={"count": 2, **first}) in order.notes
 
 
 def test_what_is_not_there_is_an_error_in_a_sentence(tmp_path):
