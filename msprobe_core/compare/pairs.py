@@ -46,7 +46,7 @@ class UnitPair:
     golden: Path
     target_parts: tuple[Path, ...] = ()
     golden_parts: tuple[Path, ...] = ()
-    notes: tuple[str | Finding, ...] = ()
+    notes: tuple[Finding, ...] = field(default=(), hash=False)  # findings have none
     is_first_step: bool = True
     joins_calls: bool = False
 
@@ -134,7 +134,7 @@ def _find_pairs(target: Path, golden: Path, chosen: Chosen | None, layouts: Layo
     return _noted(_pair_steps(target, golden, steps, chosen, layouts), [*own_notes, *other_notes])
 
 
-def _noted(pairing: Pairing, notes: Sequence[str | Finding]) -> Pairing:
+def _noted(pairing: Pairing, notes: Sequence[Finding]) -> Pairing:
     """Return a pairing with the notes added to its first pair only, since they apply to all."""
     if not notes or not pairing.pairs:
         return pairing

@@ -20,7 +20,7 @@ import polars as pl
 from msprobe_core import names
 from msprobe_core.errors import MissingDumpError
 from msprobe_core.execute.units import files_of, run_units
-from msprobe_core.findings import noted
+from msprobe_core.findings import Finding, noted
 from msprobe_core.model import ExecutorOptions, Phase, Site, SiteKind
 from msprobe_core.monitoring.history import SCHEMA, Monitored
 from msprobe_core.store.frame import RowKind
@@ -85,14 +85,14 @@ def trends_of_dumps(
         workers=ExecutorOptions(workers=num_processes),
         progress=None if progress is None else lambda done, label: progress(done, len(units), label),
     )
-    notes += [f"{units[number].path}: was left out: {why}" for number, why in failed.items()]
+    notes += [noted(f"{units[number].path}: was left out: {why}") for number, why in failed.items()]
     if not frames:
-        raise MissingDumpError(notes[-1] if notes else f"{directory}: holds no dump")
+        raise MissingDumpError(notes[-1].text if notes else f"{directory}: holds no dump")
     frame = pl.concat([frames[number] for number in sorted(frames)])
-    return Monitored(frame=frame, statistics=STATISTICS, notes=[noted(note) for note in notes])
+    return Monitored(frame=frame, statistics=STATISTICS, notes=notes)
 
 
-def _units_in(directory: Path) -> tuple[list[DumpUnit], list[str]]:
+def _units_in(directory: Path) -> tuple[list[DumpUnit], list[Finding]]:
     if is_dump(directory):
         step = directory.parent.name.removeprefix("step")
         rank = directory.name.removeprefix("rank")

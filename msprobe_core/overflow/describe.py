@@ -49,7 +49,7 @@ class Step:
     ranks: Mapping[int, Path]
     is_job: bool
     run: Path | None
-    notes: Sequence[str] = ()
+    notes: Sequence[Finding] = ()
 
     def shown(self, rank: int) -> int | None:
         """Return the number of a rank for reports."""

@@ -147,7 +147,7 @@ def _read(step: Step) -> _Read:
     Raises:
         DumpError: none could be read, or none shows whether its values are finite.
     """
-    read = _Read(notes=list(map(noted, step.notes)))
+    read = _Read(notes=list(step.notes))
     errors: list[Finding] = []
     for rank, directory in step.ranks.items():
         try:

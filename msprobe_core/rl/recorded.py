@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msprobe_core.errors import CompareError, DumpError
-from msprobe_core.findings import Finding, noted
+from msprobe_core.findings import Finding
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.rl.detail_codes import RunNoteCode
 from msprobe_core.rl.files import (
@@ -83,7 +83,7 @@ class RecordedRun:
         if not directory.is_dir():
             return {}
         found = units_of_step(directory)
-        self._note(map(noted, found.notes))
+        self._note(found.notes)
         return {unit.rank: unit.directory for unit in found.units if unit.rank is not None}
 
     def batch(self, step: int) -> tuple[BatchFile, dict[str, Array]]:

@@ -19,9 +19,11 @@ import msgspec
 
 from msprobe_core.config.ranges import format_ranges
 from msprobe_core.errors import DumpError, MissingDumpError
+from msprobe_core.findings import Finding
 from msprobe_core.model import RunIdentity
 from msprobe_core.store import layout
 from msprobe_core.store.layout import Unit
+from msprobe_core.store.run_codes import RunCode
 from msprobe_core.untrusted.files import open_plain
 
 RUN_VARIABLE = "MSPROBE_RUN_ID"
@@ -110,12 +112,12 @@ def are_of_one_run(one: Recorder, other: Recorder) -> bool:
     return one.ended + slack_s >= b.started and other.ended + slack_s >= a.started
 
 
-def described(recorder: Recorder) -> str:
-    """Describe in words the run of a dump."""
-    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(recorder.began))
-    if recorder.identity is None:
-        return f"written at {at} by who does not say it"
-    return f"begun at {at} as process {recorder.identity.process} on {recorder.identity.host}"
+def described(recorder: Recorder) -> Finding:
+    """Describe the run of a dump."""
+    at, own = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(recorder.began)), recorder.identity
+    if own is None:
+        return Finding(RunCode.WRITTEN, fields={"at": at})
+    return Finding(RunCode.BEGUN, fields={"at": at, "process": own.process, "host": own.host})
 
 
 class Found(NamedTuple):
@@ -123,11 +125,11 @@ class Found(NamedTuple):
 
     Attributes:
         units: Units of the step.
-        notes: What was left out, in words.
+        notes: What was left out.
     """
 
     units: Sequence[Unit]
-    notes: Sequence[str]
+    notes: Sequence[Finding]
 
 
 def units_of_step(step_directory: Path) -> Found:
@@ -146,22 +148,19 @@ def units_of_step(step_directory: Path) -> Found:
     others = [unit for unit in units if unit not in own]
     if not others:
         return Found(units, [])
-    note = (
-        f"{step_directory}: {_names(others)} left out, as of an earlier run ({described(recorders[others[0]])}) than "
-        f"{latest.label} ({described(recorders[latest])}); where they are of one job that was started by hand, give "
-        f"all of its processes the same {RUN_VARIABLE}"
-    )
-    return Found(own, [note])
+    runs = {"run": described(recorders[others[0]]), "latest_run": described(recorders[latest])}
+    fields = {"path": str(step_directory), "units": _names(others), "latest": latest.label, **runs}
+    return Found(own, [Finding(RunCode.UNITS_LEFT_OUT, fields={**fields, "variable": RUN_VARIABLE})])
 
 
-def _names(units: Sequence[Unit]) -> str:
+def _names(units: Sequence[Unit]) -> Finding | list[str]:
     ranks = [unit.rank for unit in units if unit.rank is not None]
     if len(ranks) == len(units):
-        return f"rank{'s' * (len(ranks) > 1)} {', '.join(format_ranges(ranks))}"
-    return ", ".join(unit.label for unit in units)
+        return Finding(RunCode.RANKS if len(ranks) > 1 else RunCode.RANK, fields={"ranks": format_ranges(ranks)})
+    return [unit.label for unit in units]
 
 
-def steps_of_run(run_directory: Path) -> tuple[Mapping[int, Path], list[str]]:
+def steps_of_run(run_directory: Path) -> tuple[Mapping[int, Path], list[Finding]]:
     """Return the steps of a run by number, without later steps that an earlier run has left.
 
     Earlier steps from a previous run are kept: a training may have continued from a checkpoint.
@@ -178,19 +177,19 @@ def steps_of_run(run_directory: Path) -> tuple[Mapping[int, Path], list[str]]:
     own = {number for number, recorder in known.items() if are_of_one_run(recorder, known[newest])}
     former = {number for number in known if number not in own}
     left_over = {number for number in former if number > min(own)}
-    notes: list[str] = []
+    notes: list[Finding] = []
+    place = {"path": str(run_directory)}
     if left_over:
-        notes.append(
-            f"{run_directory}: {_steps(left_over)} left out, as of an earlier run ({described(known[max(left_over)])}) "
-            f"than {_steps([newest])} ({described(known[newest])})"
-        )
+        runs = {"run": described(known[max(left_over)]), "latest_run": described(known[newest])}
+        fields = {**place, "steps": _steps(left_over), "latest": _steps([newest]), **runs}
+        notes.append(Finding(RunCode.STEPS_LEFT_OUT, fields=fields))
     if before := former - left_over:
-        notes.append(f"{run_directory}: {_steps(before)} of an earlier run than {_steps(own)}")
+        notes.append(Finding(RunCode.EARLIER_STEPS, fields={**place, "steps": _steps(before), "later": _steps(own)}))
     return {number: path for number, path in steps.items() if number not in left_over}, notes
 
 
-def _steps(numbers: Collection[int]) -> str:
-    return f"step{'s' * (len(numbers) > 1)} {', '.join(format_ranges(numbers))}"
+def _steps(numbers: Collection[int]) -> Finding:
+    return Finding(RunCode.STEPS if len(numbers) > 1 else RunCode.STEP, fields={"steps": format_ranges(numbers)})
 
 
 def _latest_in(step_directory: Path) -> Recorder | None:
@@ -204,7 +203,7 @@ def _latest_in(step_directory: Path) -> Recorder | None:
     return max(known, key=lambda recorder: recorder.began, default=None)
 
 
-def find_unit(step_directory: Path, rank: int | None) -> tuple[Unit, Sequence[str]]:
+def find_unit(step_directory: Path, rank: int | None) -> tuple[Unit, Sequence[Finding]]:
     """Return the unit of an earlier run that corresponds to this process, and notes on the choice.
 
     A process outside of a job is rank 0 in both runs; of several such processes, the last writer is used.
@@ -229,10 +228,8 @@ def find_unit(step_directory: Path, rank: int | None) -> tuple[Unit, Sequence[st
         raise MissingDumpError(f"{step_directory}: holds no rank{rank}, but processes outside of a job")
     units.sort(key=lambda unit: _time_of(unit.directory))
     if len(units) > 1:
-        others = ", ".join(unit.label for unit in units[:-1])
-        notes.append(
-            f"{step_directory}: several processes wrote here; the last is taken, {units[-1].label}: not {others}"
-        )
+        fields = {"path": str(step_directory), "last": units[-1].label, "others": [unit.label for unit in units[:-1]]}
+        notes.append(Finding(RunCode.SEVERAL_PROCESSES, fields=fields))
     return units[-1], notes
 
 

@@ -164,7 +164,7 @@ class _Builder:
 
     def of_run(self, target: Path) -> ViewData:
         tasks, notes = tasks_of_run(target, self._options.locate.chosen)
-        self._notes += map(noted, notes)
+        self._notes += notes
         self._read_all([DumpTask(task.label or str(task.target), task.target) for task in tasks])
         self._add_all(tasks)
         found = self._overflow(target) if self._counts.flagged else None

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from msprobe_core.compare.pairs import Chosen, UnitPair
 from msprobe_core.errors import CompareError
+from msprobe_core.findings import Finding
 from msprobe_core.store.kernel_files import find_kernel_units
 from msprobe_core.store.reading import check_exists, is_dump
 from msprobe_core.store.runs import steps_of_run, units_of_step
@@ -24,7 +25,7 @@ class UnitTask:
     pair: UnitPair | None = None
 
 
-def tasks_of_run(target: Path, chosen: Chosen) -> tuple[list[UnitTask], Sequence[str]]:
+def tasks_of_run(target: Path, chosen: Chosen) -> tuple[list[UnitTask], Sequence[Finding]]:
     """Return the units of a run, and messages about parts of the run that were skipped.
 
     Raises:
@@ -34,7 +35,7 @@ def tasks_of_run(target: Path, chosen: Chosen) -> tuple[list[UnitTask], Sequence
     check_exists(target)
     if is_dump(target):
         return [UnitTask("", None, None, target)], []
-    notes: list[str] = []
+    notes: list[Finding] = []
     if kernels := find_kernel_units(target):
         tasks = [
             UnitTask(f"step{unit.iteration}/rank{unit.rank}", unit.iteration, unit.rank, unit.directory)

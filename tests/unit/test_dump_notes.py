@@ -6,6 +6,7 @@ from wording import worded_samples
 
 from msprobe_core.findings import Finding, with_fields_of
 from msprobe_core.order.order_codes import OrderCode
+from msprobe_core.store.run_codes import RunCode
 
 CALLS = {"few": 1, "fewest": 0, "many": 0, "most": 1234}
 MESSAGES = {"source": 0, "sent": 1234, "destination": 1, "received": 0}
@@ -14,12 +15,24 @@ ORDER = {
     "channels": [Finding(OrderCode.MESSAGES, fields=MESSAGES), Finding(OrderCode.MORE, fields={"count": 3})],
     **CALLS, **MESSAGES,
 }  # fmt: skip
+RUN = {
+    "path": "run", "units": Finding(RunCode.RANKS, fields={"ranks": ["1-3", "5"]}), "latest": "rank0",
+    "steps": Finding(RunCode.STEP, fields={"steps": ["1"]}), "later": Finding(RunCode.STEPS, fields={"steps": ["2-3"]}),
+    "run": Finding(RunCode.WRITTEN, fields={"at": "2026-01-02 03:04:05"}), "variable": "MSPROBE_RUN_ID",
+    "latest_run": Finding(RunCode.BEGUN, fields={"at": "2026-01-02 04:05:06", "process": 7, "host": "h"}),
+    "last": "proc4", "others": ["proc30", "proc9"], "ranks": ["1-3", "5"], "at": "2026-01-02 03:04:05", "process": 7,
+    "host": "h",
+}  # fmt: skip
+SHORT = {
+    RunCode.STEPS_LEFT_OUT: {"latest": Finding(RunCode.STEP, fields={"steps": ["2"]})},
+    RunCode.STEP: {"steps": ["1"]}, RunCode.STEPS: {"steps": ["1-3", "5"]},
+}  # fmt: skip
 
 
 def test_notes_are_worded(wording_snapshot):
-    kinds = {OrderCode: ORDER}
+    kinds = {OrderCode: ORDER, RunCode: RUN}
     texts = [
-        worded_samples(kind, {code: with_fields_of(values, code).fields for code in kind})
+        worded_samples(kind, {code: with_fields_of({**values, **SHORT.get(code, {})}, code).fields for code in kind})
         for kind, values in kinds.items()
     ]
     wording_snapshot.check("dump_notes", *texts)

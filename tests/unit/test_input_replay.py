@@ -12,6 +12,8 @@ from recorded import Recorded
 
 from msprobe_core.config import load_config
 from msprobe_core.errors import ConfigError, DumpError, PluginError, SessionError
+from msprobe_core.findings import Finding
+from msprobe_core.store.run_codes import RunCode
 from msprobe_core.store.runs import find_unit
 
 LAST = "Module.last.Dense.forward.0"
@@ -206,7 +208,8 @@ def test_ranks_are_paired_by_number_and_of_processes_the_last_is_taken(tmp_path)
     for rank in (None, 0):
         unit, (note,) = find_unit(tmp_path, rank)
         assert unit.label == "proc4"
-        assert "several processes wrote here; the last is taken, proc4: not proc30, proc9" in note
+        fields = {"path": str(tmp_path), "last": "proc4", "others": ["proc30", "proc9"]}
+        assert note == Finding(RunCode.SEVERAL_PROCESSES, fields=fields)
     with pytest.raises(DumpError, match="holds no rank1, but processes"):
         find_unit(tmp_path, 1)
     for name in ("rank0", "rank10"):

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 
 import pytest
 from dumps import api, tensor, write_dump
@@ -16,10 +17,14 @@ from msprobe_core.capture.identity import job_of, own_identity
 from msprobe_core.capture.place import RunPlace
 from msprobe_core.compare import compare_dumps
 from msprobe_core.errors import StoreError
+from msprobe_core.findings import Finding
 from msprobe_core.model import RunIdentity
 from msprobe_core.overflow import search
 from msprobe_core.store.reading import read_dump
+from msprobe_core.store.run_codes import RunCode
 from msprobe_core.store.runs import Recorder, are_of_one_run, recorder_of, steps_of_run, units_of_step
+from msprobe_core.view.build import build
+from msprobe_core.view.graph_cache import GraphCache
 
 NOW = 1_800_000_000.0
 HOUR = 3600.0
@@ -127,26 +132,38 @@ class TestLeftovers:
         assert not result.differs
         assert not result.agrees
         assert result.missing == [f"rank1 is in {golden / 'step0'} only"]
-        (note,) = result.units[0].notes
-        assert note.startswith(f"{target / 'step0'}: rank 1 left out, as of an earlier run (begun at ")
-        assert "MSPROBE_RUN_ID" in note
+        (note,) = result.units[0].note_findings
+        assert note.code is RunCode.UNITS_LEFT_OUT
+        units, run = note.fields["units"], note.fields["run"]
+        assert (note.fields["path"], note.fields["latest"]) == (str(target / "step0"), "rank0")
+        assert (units, note.fields["variable"]) == (Finding(RunCode.RANK, fields={"ranks": ["1"]}), "MSPROBE_RUN_ID")
+        assert (run.code, run.fields["process"], run.fields["host"]) == (RunCode.BEGUN, 7, "h")
 
     def test_later_steps_are_left_out(self, runs):
         target, golden = runs
         steps, notes = steps_of_run(target)
         assert list(steps) == [0]
-        assert notes[0].startswith(f"{target}: step 1 left out, as of an earlier run (begun at ")
+        (note,) = notes
+        assert (note.code, note.fields["path"]) == (RunCode.STEPS_LEFT_OUT, str(target))
+        assert note.fields["steps"] == Finding(RunCode.STEP, fields={"steps": ["1"]})
         result = compare_dumps(target, golden)
         assert not result.differs
         assert f"step1 is in {golden} only" in result.missing
-        assert search(target).steps[0].notes[0].text == notes[0]
+        assert search(target).steps[0].notes[0] == note
+
+    def test_a_page_of_both_runs_says_so_too(self, runs):
+        with closing(GraphCache()) as cache:
+            notes = build(*runs, cache).notes
+        assert RunCode.STEPS_LEFT_OUT.value in [note.code for note in notes]
 
     def test_earlier_steps_stay_as_of_a_training_that_went_on(self, tmp_path):
         for step, begun in ((0, NOW), (1, NOW), (2, NOW + HOUR), (3, NOW + HOUR)):
             write(tmp_path / f"step{step}" / "rank0", begun=begun)
         steps, notes = steps_of_run(tmp_path)
         assert list(steps) == [0, 1, 2, 3]
-        assert notes == [f"{tmp_path}: steps 0-1 of an earlier run than steps 2-3"]
+        steps, later = (Finding(RunCode.STEPS, fields={"steps": [own]}) for own in ("0-1", "2-3"))
+        fields = {"path": str(tmp_path), "steps": steps, "later": later}
+        assert notes == [Finding(RunCode.EARLIER_STEPS, fields=fields)]
 
     def test_processes_outside_of_a_job_too(self, tmp_path):
         for side in ("t", "g"):
@@ -154,7 +171,7 @@ class TestLeftovers:
         write(tmp_path / "t" / "step0" / "proc99", job="", begun=NOW + HOUR)
         result = compare_dumps(tmp_path / "t" / "step0", tmp_path / "g" / "step0")
         assert result.agrees
-        assert "proc12 left out" in result.units[0].notes[0]
+        assert result.units[0].note_findings[0].fields["units"] == ["proc12"]
 
     def test_ranks_of_one_job_stay_together(self, tmp_path):
         for rank in range(4):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from msprobe_core.errors import DumpError
+from msprobe_core.findings import Finding
 from msprobe_core.store.following import Growth, Progress, growth_of
 from msprobe_core.store.layout import Unit
 from msprobe_core.store.runs import find_unit, steps_of_run
@@ -37,7 +38,7 @@ class ReferenceRun:
         """Return the directory of the other run's step, which may not exist yet."""
         return self.root / f"step{step + self.offset}"
 
-    def unit(self, step: int, rank: int | None) -> tuple[Unit, Sequence[str]]:
+    def unit(self, step: int, rank: int | None) -> tuple[Unit, Sequence[Finding]]:
         """Return the unit that corresponds to this process, and notes on the choice; see `find_unit`.
 
         Raises:
