@@ -40,6 +40,7 @@ from msprobe_core.store.arrow_columns import FORMAT_VERSION, Cell, FileHeader, t
 from msprobe_core.store.arrow_reader import BatchReader
 from msprobe_core.store.arrow_writer import ArrowStream
 from msprobe_core.store.atomic_file import whole_path
+from msprobe_core.store.stored_dump import notes_of
 from msprobe_core.store.tensor_values import DTYPES
 
 SUFFIX = ".fingerprint.arrow"
@@ -290,7 +291,7 @@ def read_fingerprint(path: Path) -> CheckpointPrint:
                 f"{path}: has a row that is no fingerprint ({error}); the file is damaged"
             ) from error
     step = reader.header.others.get("step")
-    notes = [noted(note) for note in reader.notes]
+    notes = notes_of(path, reader.damage)
     return CheckpointPrint(path=path, prints=prints, step=step if isinstance(step, int) else None, notes=notes)
 
 

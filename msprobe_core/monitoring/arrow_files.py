@@ -35,7 +35,7 @@ def read_table(path: Path, notes: list[Finding]) -> pl.DataFrame:
         stream = read_stream(path, KEY_COLUMNS, needed=(), others=Cell.NUMBER)
     except PluginError as error:
         raise DumpError(f"{path}: {error}") from error
-    if stream.notes:
+    if stream.damage:
         fields = {"file": path.name, "directory": path.parent.name}
         notes.append(Finding(MonitoringCode.CUT_TABLE, fields=fields))
     try:

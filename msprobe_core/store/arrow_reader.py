@@ -10,6 +10,7 @@ import msgspec
 import polars as pl
 
 from msprobe_core.errors import DamagedDumpError, DumpError, NewerDumpError
+from msprobe_core.findings import Finding
 from msprobe_core.model import Phase, Role, RunHeader
 from msprobe_core.store import frame, layout
 from msprobe_core.store.arrow_columns import (
@@ -28,7 +29,8 @@ from msprobe_core.store.arrow_columns import (
     types,
 )
 from msprobe_core.store.ending import ending_in
-from msprobe_core.store.stored_dump import StoredDump, read_content
+from msprobe_core.store.reading_codes import DamageCode
+from msprobe_core.store.stored_dump import StoredDump, notes_of, read_content
 from msprobe_core.untrusted.arrow import unpacked
 from msprobe_core.untrusted.files import most_unfolded
 from msprobe_core.untrusted.malformed import MalformedError
@@ -63,7 +65,7 @@ class ArrowDump(StoredDump):
 
     def _columns_of(self, path: Path, columns: Mapping[str, Cell]) -> list[list[Any]]:
         stream = read_stream(path, columns, needed=columns)
-        self.notes.extend(stream.notes)
+        self.notes += notes_of(path, stream.damage)
         return stream.columns()
 
 
@@ -109,9 +111,8 @@ def read_arrow_dump(path: Path) -> ArrowDump:
         rows = _frame_of(stream.table)
     except Exception as error:  # untrusted content may fail in any way
         raise DamagedDumpError(f"{path}: is not a sound dump ({error or type(error).__name__})") from error
-    damage = [note.removeprefix(f"{path}: ") for note in stream.notes]
-    ending = ending_in(stream.header, stream.mark, rows["entry"].n_unique(), damage)
-    return ArrowDump(path, stream.header, rows, stream.notes, ending)
+    ending = ending_in(stream.header, stream.mark, rows["entry"].n_unique(), stream.damage)
+    return ArrowDump(path, stream.header, rows, stream.damage, ending)
 
 
 # --- the file -----------------------------------------------------------------------------------------------------
@@ -122,7 +123,7 @@ class Stream(NamedTuple):
 
     header: RunHeader
     table: PyArrow
-    notes: list[str]
+    damage: list[Finding]
     mark: Any
 
     def columns(self) -> list[list[Any]]:
@@ -136,7 +137,7 @@ class BatchReader:
     Attributes:
         path: Path of the file.
         header: Header of the file.
-        notes: After iteration, what was lost at its end.
+        damage: After iteration, what was lost at its end.
         mark: After iteration, its end mark, decoded; ``None`` if it has none.
     """
 
@@ -174,7 +175,7 @@ class BatchReader:
             reason = f"is not an Arrow stream ({_said(error)}); the file is damaged or of another kind"
             raise DumpError(f"{path}: {reason}") from error
         self.schema: PyArrow = pyarrow.schema([self._stream.schema.field(name) for name in self._known])
-        self.notes: list[str] = []
+        self.damage: list[Finding] = []
         self.mark: Any = None
         self._has_end = content.endswith(END_OF_STREAM)
 
@@ -210,10 +211,8 @@ class BatchReader:
         if problem is not None and not num_batches:
             raise DamagedDumpError(f"{self.path}: is cut off or damaged before its first whole batch ({problem})")
         if problem is not None:
-            self.notes.append(
-                f"{self.path}: the file is cut off or damaged after {num_batches} whole batches of together "
-                f"{num_rows:,} rows, which were recovered; later rows are missing ({problem})"
-            )
+            fields = {"batches": num_batches, "rows": num_rows, "why": problem}
+            self.damage.append(Finding(DamageCode.BATCHES, fields=fields))
 
 
 def _check_unpacked(pyarrow: PyArrow, content: bytes, most: int) -> None:
@@ -256,7 +255,7 @@ def read_stream(path: Path, columns: Mapping[str, Cell], needed: Collection[str]
     """
     reader = BatchReader(path, columns, needed, others)
     table = import_pyarrow().Table.from_batches(list(reader), reader.schema)
-    return Stream(reader.header.run, table.unify_dictionaries(), reader.notes, reader.mark)
+    return Stream(reader.header.run, table.unify_dictionaries(), reader.damage, reader.mark)
 
 
 def _said(error: Exception) -> str:

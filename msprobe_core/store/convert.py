@@ -7,7 +7,7 @@ import re
 import secrets
 import shutil
 import stat
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
@@ -17,6 +17,7 @@ from typing import Any, TypeAlias, TypeVar, cast
 import msgspec
 
 from msprobe_core.errors import DumpError, ExistsError, MsprobeError, StoreError, clip
+from msprobe_core.findings import Finding
 from msprobe_core.interrupts import raise_if_interrupted
 from msprobe_core.model import Ending, Level, RunHeader
 from msprobe_core.store import layout
@@ -37,7 +38,8 @@ from msprobe_core.store.held_directory import SUFFIX, HeldDirectory, leftovers
 from msprobe_core.store.json_reader import decode_record, read_document, read_json_dump, read_object, read_stacks
 from msprobe_core.store.json_writer import DUMP_TAIL, JsonObjectStream, clean_text, dump_head, dump_tail
 from msprobe_core.store.reading import format_of_plugin
-from msprobe_core.store.stored_dump import read_content
+from msprobe_core.store.reading_codes import DamageCode
+from msprobe_core.store.stored_dump import notes_of, read_content
 from msprobe_core.untrusted.files import open_plain, reading
 
 ConvertProgress: TypeAlias = Callable[[int, int, str], None]
@@ -323,6 +325,9 @@ class _Unit:
     def _note(self, note: str) -> None:
         self._done.notes.append(note)
 
+    def _note_damage(self, path: Path, damage: Sequence[Finding]) -> None:
+        self._done.notes += [note.text for note in notes_of(path, damage)]
+
     # --- json to arrow ---
 
     def _to_arrow(self) -> None:
@@ -330,10 +335,9 @@ class _Unit:
         if not path.exists():
             self._keep_saved_values()
             return
-        num_notes = len(self._done.notes)
-        document = read_document(path, self._done.notes)
+        damage: list[Finding] = []
+        document = read_document(path, damage)
         mode = document.summary_mode
-        damage = [note.removeprefix(f"{path}: ") for note in self._done.notes[num_notes:]]
         header = document.header(mode) if isinstance(mode, str) and mode else read_json_dump(path).header
         extra = [(self._source / name).exists() for name in (layout.STACK_FILE, layout.CONSTRUCT_FILE)]
         header = msgspec.structs.replace(header, has_extra_info=any(extra))
@@ -345,13 +349,14 @@ class _Unit:
             )
         ) as stream:
             rows = RecordRows()
-            malformed, num_malformed, num_calls = "", 0, 0
+            malformed: Mapping[str, str] = {}
+            num_malformed = num_calls = 0
             for entry, record in document.data.items():
                 before = len(rows)
                 try:
                     rows.add(entry, decode_record(record))
                 except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
-                    malformed = malformed or f"the record {clip(entry)!r} is malformed ({clip(str(error))})"
+                    malformed = malformed or {"record": repr(clip(entry)), "why": clip(str(error))}
                     num_malformed += 1
                 num_calls += len(rows) > before
                 if len(rows) >= MAX_BATCH_ROWS:
@@ -360,8 +365,8 @@ class _Unit:
             if len(rows):
                 stream.append(rows.to_batch())
             if malformed:
-                damage.append(f"{malformed}; malformed records, which are left out: {num_malformed}")
-                self._note(f"{path}: {damage[-1]}")
+                damage.append(Finding(DamageCode.MALFORMED, fields={**malformed, "count": num_malformed}))
+            self._note_damage(path, damage)
             self._end(stream, path, document.ending(header, len(document.data), damage), num_calls)
         self._beside(layout.STACK_FILE, lambda path: self._stacks_to_arrow(path, header))
         self._beside(layout.CONSTRUCT_FILE, lambda path: self._construct_to_arrow(path, header))
@@ -370,7 +375,11 @@ class _Unit:
         """Copy the source's end mark to the converted file, and note if the source is incomplete."""
         if not ending.is_whole:
             self._done.incomplete.append(sentence(path, ending).text)
-        ending = msgspec.structs.replace(ending, num_calls=num_calls)
+        # Of a reader's finding the text is stored.
+        ending = Ending(
+            state=ending.state, num_calls=num_calls, num_windows=ending.num_windows, reason=ending.reason,
+            ended=ending.ended,
+        )  # fmt: skip
         if isinstance(stream, ArrowStream):
             stream.end_with(ending)
         else:
@@ -438,9 +447,8 @@ class _Unit:
             for part in _parts(records_of(reader, header.summary_mode), _BATCH_RECORDS):
                 stream.append(part)
                 num_calls += len(part)
-            damage = [note.removeprefix(f"{reader.path}: ") for note in reader.notes]
-            self._end(stream, reader.path, ending_in(header, reader.mark, num_calls, damage), num_calls)
-        self._done.notes.extend(reader.notes)
+            self._end(stream, reader.path, ending_in(header, reader.mark, num_calls, reader.damage), num_calls)
+        self._note_damage(reader.path, reader.damage)
         self._beside(layout.ARROW_STACK_FILE, self._stacks_to_json)
         self._beside(layout.ARROW_CONSTRUCT_FILE, self._construct_to_json)
 
@@ -459,7 +467,7 @@ class _Unit:
             )
             for part in _parts(members, _BATCH_RECORDS):
                 stream.append(part)
-        self._done.notes.extend(reader.notes)
+        self._note_damage(path, reader.damage)
 
     def _construct_to_json(self, path: Path) -> None:
         reader = BatchReader(path, _CONSTRUCT_COLUMNS, CONSTRUCT_COLUMNS)
@@ -474,7 +482,7 @@ class _Unit:
                     ]
                 )
             stream.append([(name, msgspec.json.encode(value)) for name, value in reader.header.others.items()])
-        self._done.notes.extend(reader.notes)
+        self._note_damage(path, reader.damage)
 
     # --- tensors ---
 

@@ -18,6 +18,21 @@ from msprobe_core.model import Ending, EndState, RunHeader, Task
 from msprobe_core.protocols.storage import Dump, MarkedDump
 from msprobe_core.store import layout
 from msprobe_core.store.ending_codes import EndingCode
+from msprobe_core.store.reading_codes import DamageCode
+
+
+class ExplainedEnding(Ending, frozen=True, kw_only=True):
+    """An ending whose ``reason`` is the text of a finding. Files have the text only."""
+
+    why: Finding
+
+
+def explained(ending: Ending, num_calls: int, why: Finding) -> ExplainedEnding:
+    """Return an ending with a number of calls, and a finding as its reason."""
+    return ExplainedEnding(
+        state=ending.state, num_calls=num_calls, num_windows=ending.num_windows, reason=why.text, ended=ending.ended,
+        why=why,
+    )  # fmt: skip
 
 
 def says_anything(ending: Ending) -> bool:
@@ -25,14 +40,14 @@ def says_anything(ending: Ending) -> bool:
     return ending.state is not EndState.UNKNOWN and (ending.state is not EndState.EARLY or bool(ending.reason))
 
 
-def ending_in(header: RunHeader, mark: Any, num_calls: int, damage: Sequence[str] = ()) -> Ending:
+def ending_in(header: RunHeader, mark: Any, num_calls: int, damage: Sequence[Finding] = ()) -> Ending:
     """Return how a recording ended, from its file's mark and what could be read.
 
     Args:
         header: Header of the file.
         mark: The file's mark, decoded; ``None`` if it has none.
         num_calls: Number of calls that could be read.
-        damage: Damage of the file, in words.
+        damage: Damage of the file.
     """
     said = _said(mark)
     if header.task == Task.STRUCTURE.value and said is not None:
@@ -40,10 +55,10 @@ def ending_in(header: RunHeader, mark: Any, num_calls: int, damage: Sequence[str
     if said is None and header.run is not None:
         return Ending(state=EndState.EARLY, num_calls=num_calls)
     if said is not None and said.num_calls > num_calls:
-        reason = f"{said.num_calls - num_calls:,} of {said.num_calls:,} calls are lost"
-        return Ending(state=EndState.DAMAGED, num_calls=num_calls, reason=reason)
+        fields = {"count": said.num_calls - num_calls, "total": said.num_calls}
+        damage = [Finding(DamageCode.CALLS_LOST, fields=fields)]
     if damage:
-        return Ending(state=EndState.DAMAGED, num_calls=num_calls, reason=damage[0])
+        return explained(Ending(state=EndState.DAMAGED), num_calls, damage[0])
     return msgspec.structs.replace(said or Ending(), num_calls=num_calls)
 
 
@@ -64,10 +79,11 @@ def ending_of_all(dumps: Sequence[Dump]) -> Ending:
     """Return the ending of several dumps together: that of the least complete one; all calls are counted."""
     endings = [ending_of(dump) for dump in dumps]
     worst = min(endings, key=lambda ending: _SEVERITY.index(ending.state), default=Ending())
-    broken = [sentence(dump.path, own).text for dump, own in zip(dumps, endings, strict=True) if not own.is_whole]
-    return msgspec.structs.replace(
-        worst, num_calls=sum(ending.num_calls for ending in endings), reason="; ".join(broken) or worst.reason
-    )
+    broken = [sentence(dump.path, own) for dump, own in zip(dumps, endings, strict=True) if not own.is_whole]
+    num_calls = sum(ending.num_calls for ending in endings)
+    if broken:
+        return explained(worst, num_calls, Finding(DamageCode.PARTS, fields={"parts": broken}))
+    return msgspec.structs.replace(worst, num_calls=num_calls)
 
 
 _SEVERITY = (EndState.DAMAGED, EndState.EARLY, EndState.STOPPED, EndState.UNKNOWN, EndState.COMPLETE)
@@ -89,7 +105,8 @@ def sentence(path: Path, ending: Ending) -> Finding:
         ending: Neither ``COMPLETE`` nor ``UNKNOWN``.
     """
     alone, because = _CODES[ending.state]
-    fields = {"place": layout.place_of(path), "calls": ending.num_calls, "why": ending.reason}
+    why = ending.why if isinstance(ending, ExplainedEnding) else ending.reason
+    fields = {"place": layout.place_of(path), "calls": ending.num_calls, "why": why}
     return Finding(because if ending.reason else alone, Level.WARNING, fields)
 
 

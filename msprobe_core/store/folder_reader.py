@@ -14,10 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from msprobe_core.errors import DumpError, MissingDumpError
+from msprobe_core.findings import Finding
 from msprobe_core.hookspecs import hookimpl
 from msprobe_core.model import Ending, EndState, Level, Phase, RunHeader, Task
 from msprobe_core.protocols.storage import Dump, Reader, TensorSource
 from msprobe_core.store import kernel_files, layout
+from msprobe_core.store.ending import explained
+from msprobe_core.store.reading_codes import DamageCode
 
 if TYPE_CHECKING:
     import polars as pl
@@ -123,8 +126,8 @@ def _natural(name: str) -> list[tuple[int, str]]:
 def _ending_of(unreadable: Sequence[str], num_read: int) -> Ending:
     if not unreadable:
         return Ending(state=EndState.COMPLETE, num_calls=num_read)
-    reason = f"{len(unreadable):,} of its files cannot be read; the first: {unreadable[0]}"
-    return Ending(state=EndState.DAMAGED, num_calls=num_read, reason=reason)
+    why = Finding(DamageCode.UNREADABLE_FILES, fields={"count": len(unreadable), "first": unreadable[0]})
+    return explained(Ending(state=EndState.DAMAGED), num_read, why)
 
 
 class FolderReader:

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import msgspec
 
 from msprobe_core.errors import DamagedDumpError, DumpError, clip
+from msprobe_core.findings import Finding
 from msprobe_core.hookspecs import hookimpl
 from msprobe_core.model import Ending, RunHeader, RunIdentity
 from msprobe_core.protocols.storage import Dump, Reader
 from msprobe_core.store import layout
 from msprobe_core.store.ending import ending_in
 from msprobe_core.store.json_pieces import OddDocumentError, read_pieces
+from msprobe_core.store.reading_codes import DamageCode
 from msprobe_core.store.stored_dump import MAX_BYTES, StoredDump, read_content
 from msprobe_core.untrusted.json_text import without_depth
 
@@ -182,7 +184,7 @@ class Document(msgspec.Struct):
         except msgspec.ValidationError:
             return None
 
-    def ending(self, header: RunHeader, num_records: int, damage: Sequence[str]) -> Ending:
+    def ending(self, header: RunHeader, num_records: int, damage: Sequence[Finding]) -> Ending:
         """Return how the recording of ``num_records`` records ended; ``damage`` describes damage of the file."""
         return ending_in(header, self.end, num_records, damage)
 
@@ -205,8 +207,8 @@ def read_json_dump(path: Path) -> JsonDump:
     """
     if (dump := _read_in_pieces(path)) is not None:
         return dump
-    notes: list[str] = []
-    return _built(path, [read_document(path, notes)], notes)
+    damage: list[Finding] = []
+    return _built(path, [read_document(path, damage)], damage)
 
 
 def _read_in_pieces(path: Path) -> JsonDump | None:
@@ -222,7 +224,7 @@ def _read_in_pieces(path: Path) -> JsonDump | None:
     return dump if entries.rle_id().n_unique() == entries.n_unique() else None
 
 
-def _built(path: Path, documents: Iterable[Document], notes: list[str]) -> JsonDump:
+def _built(path: Path, documents: Iterable[Document], damage: list[Finding]) -> JsonDump:
     """Return the dump with the records of ``documents``, at least one, in this order.
 
     Raises:
@@ -233,7 +235,8 @@ def _built(path: Path, documents: Iterable[Document], notes: list[str]) -> JsonD
     from msprobe_core.store.frame import FrameBuilder
     from msprobe_core.store.stored_rows import LONG_BYTES, PART_ROWS
 
-    malformed, num_malformed = "", 0
+    malformed: Mapping[str, str] = {}
+    num_malformed = 0
     has_execution: list[bool] = []
     num_records = 0
     document = Document("", {})
@@ -246,19 +249,19 @@ def _built(path: Path, documents: Iterable[Document], notes: list[str]) -> JsonD
             try:
                 _add_record(builder, entry, record)
             except (TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:  # noqa: PERF203  # 50 ns
-                malformed = malformed or f"the record {clip(entry)!r} is malformed ({clip(str(error))})"
+                malformed = malformed or {"record": repr(clip(entry)), "why": clip(str(error))}
                 num_malformed += 1
     rows = builder.rows(has_whole_entries=True)
     if malformed and not rows.height:
-        raise DumpError(f"{path}: {malformed}; no other record is sound")
+        first = f"the record {malformed['record']} is malformed ({malformed['why']})"
+        raise DumpError(f"{path}: {first}; no other record is sound")
     if malformed:
-        notes.append(f"{path}: {malformed}; malformed records, which are left out: {num_malformed}")
-    damage = [note.removeprefix(f"{path}: ") for note in notes]
+        damage.append(Finding(DamageCode.MALFORMED, fields={**malformed, "count": num_malformed}))
     mode = document.summary_mode
     if not isinstance(mode, str) or not mode:
         mode = _summary_mode_in(rows, is_ours=any(has_execution))
     header = document.header(mode)
-    return JsonDump(path, header, rows, notes, document.ending(header, num_records, damage))
+    return JsonDump(path, header, rows, damage, document.ending(header, num_records, damage))
 
 
 def _has_execution(document: Document) -> bool:
@@ -312,12 +315,12 @@ def decode_record(record: Any) -> Any:
         return _loads_text(bytes(record).decode("utf-8", "replace"))
 
 
-def read_document(path: Path, notes: list[str]) -> Document:
-    """Return the dump in ``path``. If the file is truncated, return the rest of it and add a note."""
+def read_document(path: Path, damage: list[Finding]) -> Document:
+    """Return the dump in ``path``. If the file is truncated, return the rest of it and add to its ``damage``."""
     content = read_content(path)
     with suppress(OddDocumentError):
         return _sound_document(content)
-    fields = _as_object(path, _decode(path, content.removeprefix(_BYTE_ORDER_MARK), notes))
+    fields = _as_object(path, _decode(path, content.removeprefix(_BYTE_ORDER_MARK), damage))
     task, data = fields.get("task"), fields.get("data")
     if not isinstance(data, dict) or not isinstance(task, str):
         raise DumpError(f"{path}: is not a dump: it has no 'task' and 'data'; give the path of a {layout.DUMP_FILE}")
@@ -386,8 +389,8 @@ def _as_object(path: Path, decoded: Any) -> dict[str, Any]:
     return cast("dict[str, Any]", decoded)
 
 
-def _decode(path: Path, content: bytes, notes: list[str] | None) -> Any:
-    """Return decoded JSON; for a truncated dump its readable part, if ``notes`` is given to report it."""
+def _decode(path: Path, content: bytes, damage: list[Finding] | None) -> Any:
+    """Return decoded JSON; for a truncated dump its readable part, if ``damage`` is given to report it."""
     with suppress(msgspec.DecodeError, UnicodeDecodeError):
         return _in_depth(msgspec.json.decode, content)
     try:
@@ -395,14 +398,11 @@ def _decode(path: Path, content: bytes, notes: list[str] | None) -> Any:
         return _in_depth(lambda content: _loads_text(content.decode("utf-8", "replace")), content)
     except ValueError as error:
         recovered = _recover(without_depth(content).decode("utf-8", "replace"))
-        if notes is None or not recovered.get("data"):
+        if damage is None or not recovered.get("data"):
             raise DamagedDumpError(
                 f"{path}: is not valid JSON ({error}); the file is damaged or of another kind"
             ) from error
-        notes.append(
-            f"{path}: the file is cut off or damaged after {len(recovered['data'])} whole records, which were "
-            "recovered; later rows are missing"
-        )
+        damage.append(Finding(DamageCode.RECORDS, fields={"count": len(recovered["data"])}))
         return recovered
 
 

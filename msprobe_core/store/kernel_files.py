@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 from msprobe_core.errors import DumpError, clip
+from msprobe_core.findings import Finding
+from msprobe_core.store.reading_codes import ReadingCode
 from msprobe_core.store.stored_dump import read_content
 from msprobe_core.untrusted.files import reading
 
@@ -177,7 +179,7 @@ def tensor_file(name: str, stored_name: str | None = None) -> TensorFile | None:
     return TensorFile(place, int(time), None if dtype is None else dtype.lower(), stored_name or name)
 
 
-def list_tensor_files(directory: Path, notes: list[str]) -> list[TensorFile]:
+def list_tensor_files(directory: Path, notes: list[Finding]) -> list[TensorFile]:
     """Return the values with their own files, in directory order.
 
     Raises:
@@ -195,14 +197,12 @@ def list_tensor_files(directory: Path, notes: list[str]) -> list[TensorFile]:
         else:
             files.append(found)
     if others:
-        notes.append(
-            f"{directory}: files that are not called like values of kernels, and were left out: {len(others):,}; the "
-            f"first is {clip(others[0])}"
-        )
+        fields = {"path": str(directory), "count": len(others), "first": clip(others[0])}
+        notes.append(Finding(ReadingCode.OTHER_FILES, fields=fields))
     return files
 
 
-def _read_mapping(path: Path, notes: list[str]) -> Mapping[str, str]:
+def _read_mapping(path: Path, notes: list[Finding]) -> Mapping[str, str]:
     """Return the original names, which were too long, by file name."""
     if not path.is_file():
         return {}
@@ -213,7 +213,7 @@ def _read_mapping(path: Path, notes: list[str]) -> Mapping[str, str]:
                 stored, name = (f"{Path(cell.strip()).name.removesuffix('.npy')}.npy" for cell in row[:2])
                 mapping[stored] = name
     except DumpError as error:
-        notes.append(f"{error}; files with names that were too long are left out")
+        notes.append(Finding(ReadingCode.WITHOUT_LONG_NAMES, fields={"why": str(error)}))
     return mapping
 
 
@@ -238,7 +238,7 @@ _INFINITIES = ("negative inf count", "positive inf count")
 _DTYPES = {"bool_": "bool", "float": "float32", "int": "int32", "half": "float16", "double": "float64"}
 
 
-def read_lines(path: Path, notes: list[str]) -> list[Line]:
+def read_lines(path: Path, notes: list[Finding]) -> list[Line]:
     """Return the lines of a table of statistics, in file order.
 
     Raises:
@@ -250,7 +250,7 @@ def read_lines(path: Path, notes: list[str]) -> list[Line]:
     if missing:
         raise DumpError(f"{path}: is no table of a dump of kernels: it has no column {missing[0].title()!r}")
     lines: list[Line] = []
-    malformed, problem = 0, ""
+    malformed, first = 0, dict[str, int | str]()
     for number, row in enumerate(rows, 2):
         if not row:
             continue
@@ -260,11 +260,9 @@ def read_lines(path: Path, notes: list[str]) -> list[Line]:
             lines.append(_line_of(dict(zip(header, row, strict=False))))
         except (ValueError, OverflowError) as error:
             malformed += 1
-            problem = problem or f"line {number} ({clip(str(error))})"
+            first = first or {"line": number, "why": clip(str(error))}
     if malformed:
-        notes.append(
-            f"{path}: lines that are cut off or malformed, and were left out: {malformed:,}; the first is {problem}"
-        )
+        notes.append(Finding(ReadingCode.LINES, fields={"path": str(path), "count": malformed, **first}))
     return lines
 
 

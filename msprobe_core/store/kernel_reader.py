@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from msprobe_core.errors import DumpError, MissingDumpError
+from msprobe_core.findings import Finding
 from msprobe_core.hookspecs import hookimpl
 from msprobe_core.model import Level, Role, RunHeader, Task
 from msprobe_core.protocols.storage import Dump, Reader, TensorSource
 from msprobe_core.store import kernel_files
 from msprobe_core.store.kernel_files import Line, Place, TensorFile
+from msprobe_core.store.reading_codes import ReadingCode
 
 if TYPE_CHECKING:
     import polars as pl
@@ -28,14 +30,19 @@ class KernelDump:
     """A dump read from a run's directory; see `msprobe_core.plugin.Dump`."""
 
     def __init__(
-        self, path: Path, header: RunHeader, frame: pl.DataFrame, stacks: Mapping[str, Sequence[str]], notes: list[str]
+        self,
+        path: Path,
+        header: RunHeader,
+        frame: pl.DataFrame,
+        stacks: Mapping[str, Sequence[str]],
+        notes: Sequence[Finding],
     ) -> None:
         self.path = path
         self.header = header
         self.frame = frame
         self.stacks = stacks
         """Source frames of kernels, by entry, from the compiled graph; empty if they were not recorded."""
-        self.notes: Sequence[str] = notes
+        self.notes = notes
 
     @property
     def parents(self) -> Mapping[str, str | None]:
@@ -75,7 +82,7 @@ def read_kernel_dump(directory: Path) -> KernelDump:
     Raises:
         DumpError: there is none, or its table cannot be read.
     """
-    notes: list[str] = []
+    notes: list[Finding] = []
     files = kernel_files.list_tensor_files(directory, notes)
     table = directory / kernel_files.STATISTIC_FILE
     lines = kernel_files.read_lines(table, notes) if table.is_file() else []
@@ -113,11 +120,11 @@ _Entry: TypeAlias = tuple[str, list[tuple[Place, "_Value"]]]
 """One execution of a kernel, and its values."""
 
 
-def _frame_of(entries: Sequence[_Entry], directory: Path, notes: list[str]) -> pl.DataFrame:
+def _frame_of(entries: Sequence[_Entry], directory: Path, notes: list[Finding]) -> pl.DataFrame:
     from msprobe_core.store.frame import FrameBuilder  # imports polars, which the command line does not need
 
     builder = FrameBuilder()
-    unreadable: list[str] = []
+    unreadable: list[tuple[str, str]] = []
     for entry, parts in entries:
         record: dict[str, dict[str, Any]] = {"input_args": {}, "output": {}}
         for place, value in sorted(parts, key=lambda part: part[0].slot):
@@ -125,7 +132,9 @@ def _frame_of(entries: Sequence[_Entry], directory: Path, notes: list[str]) -> p
             part[str(place.slot)] = _leaf_of(value, directory, unreadable)
         builder.add_entry(entry, record)
     if unreadable:
-        notes.append(f"{directory}: files that cannot be read: {len(unreadable):,}; the first is {unreadable[0]}")
+        first, why = unreadable[0]
+        fields = {"path": str(directory), "count": len(unreadable), "first": first, "why": why}
+        notes.append(Finding(ReadingCode.UNREADABLE, fields=fields))
     # Rows of whole tensors would have their files' names, which contain the time.
     return builder.build().with_columns(name="key")
 
@@ -194,7 +203,7 @@ def _in_order(values: Mapping[tuple[int, Place], _Value], order: Mapping[str, in
     return [(f"{kernel}.{number}" if number else kernel, entries[number, kernel]) for number, kernel in ordered]
 
 
-def _leaf_of(value: _Value, directory: Path, unreadable: list[str]) -> dict[str, Any] | None:
+def _leaf_of(value: _Value, directory: Path, unreadable: list[tuple[str, str]]) -> dict[str, Any] | None:
     """Return a value in the structure of ``dump.json``; ``None`` if its file cannot be read."""
     leaf: dict[str, Any] = {"type": "mindspore.Tensor"}
     line, file = value.line, value.file
@@ -209,7 +218,7 @@ def _leaf_of(value: _Value, directory: Path, unreadable: list[str]) -> dict[str,
         try:
             header = read_npy_header(directory / file.file_name)
         except (OSError, ValueError, MemoryError) as error:  # DumpError is a ValueError
-            unreadable.append(f"{file.file_name} ({error})")
+            unreadable.append((file.file_name, str(error)))
             return None
         leaf |= {"dtype": file.dtype or header.dtype, "shape": list(header.shape), "data_name": file.file_name}
     return leaf

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from msprobe_core.errors import DumpError, LargeDumpError
+from msprobe_core.findings import Finding
 from msprobe_core.model import Ending, RunHeader
 from msprobe_core.store import layout
+from msprobe_core.store.reading_codes import ReadingCode
 from msprobe_core.untrusted.files import MAX_BYTES, TooLargeError, read_plain
 
 if TYPE_CHECKING:
@@ -30,12 +32,12 @@ class StoredDump(ABC):
     stack_file: str
     construct_file: str
 
-    def __init__(self, path: Path, header: RunHeader, rows: Rows, notes: Sequence[str], ending: Ending) -> None:
+    def __init__(self, path: Path, header: RunHeader, rows: Rows, damage: Sequence[Finding], ending: Ending) -> None:
         self.path = path
         self.ending = ending
         self.header = header
         self.rows = rows
-        self.notes = list(notes)
+        self.notes = notes_of(path, damage)
         self._stacks: Mapping[str, Sequence[str]] | None = None
         self._parents: Mapping[str, str | None] | None = None
 
@@ -90,7 +92,7 @@ class StoredDump(ABC):
         try:
             return read(path)
         except DumpError as error:
-            self.notes.append(f"{error}; compared without it")
+            self.notes.append(Finding(ReadingCode.WITHOUT_FILE, fields={"why": str(error)}))
             return {}
 
     def tensor_path(self, file_name: str) -> Path:
@@ -110,6 +112,11 @@ class StoredDump(ABC):
         from msprobe_core.store.tensors import open_tensor  # not needed to compare statistics
 
         return open_tensor(self.tensor_path(file_name))
+
+
+def notes_of(path: Path, damage: Sequence[Finding]) -> list[Finding]:
+    """Return damage of a file as notes, which have its path."""
+    return [Finding(ReadingCode.OF_FILE, fields={"path": str(path), "damage": each}) for each in damage]
 
 
 def rows_of(dump: Dump) -> Rows:

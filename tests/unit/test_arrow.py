@@ -40,6 +40,7 @@ from msprobe_core.model import (
 from msprobe_core.store.arrow import ArrowReader, ArrowWriterFactory
 from msprobe_core.store.json_reader import JsonReader
 from msprobe_core.store.json_writer import JsonWriterFactory
+from msprobe_core.store.reading_codes import DamageCode, ReadingCode
 
 pa = pytest.importorskip("pyarrow", reason="the extra msprobe-core[arrow] is not installed")
 
@@ -344,9 +345,9 @@ def test_a_file_cut_off_anywhere_gives_all_whole_batches(tmp_path_factory, share
     assert dump.frame.height == num_whole * 36
     assert dump.frame["entry"][-1] == many(60)[num_whole * 12 - 1].name
     if cut < len(content):
-        assert (
-            f"after {num_whole} whole batches of together {num_whole * 36} rows, which were recovered" in dump.notes[0]
-        )
+        damage = dump.notes[0].fields["damage"]
+        assert damage.code is DamageCode.BATCHES
+        assert (damage.fields["batches"], damage.fields["rows"]) == (num_whole, num_whole * 36)
     else:
         assert not dump.notes
 
@@ -359,7 +360,8 @@ def test_a_cut_between_two_batches_is_said_too(tmp_path, which):
         with pytest.raises(DumpError, match="cut off or damaged before its first whole batch"):
             ArrowReader().read(tmp_path)
     else:
-        assert "its end is missing" in ArrowReader().read(tmp_path).notes[0]
+        (note,) = ArrowReader().read(tmp_path).notes
+        assert note.fields["damage"].fields["why"] == "its end is missing"
 
 
 @pytest.mark.slow
@@ -477,9 +479,11 @@ def test_a_damaged_file_beside_the_dump_costs_a_note(tmp_path):
     (tmp_path / "stack.arrow").write_bytes(b"garbage")
     dump = ArrowReader().read(tmp_path)
     assert (dict(dump.parents), dict(dump.stacks)) == ({"a": None}, {})
-    assert "construct.arrow: the file is cut off or damaged after 1 whole batches" in dump.notes[0]
-    assert "stack.arrow: is not an Arrow stream" in dump.notes[1]
-    assert dump.notes[1].endswith("compared without it")
+    cut, lost = dump.notes
+    assert (cut.code, cut.fields["path"]) == (ReadingCode.OF_FILE, str(tmp_path / "construct.arrow"))
+    assert (cut.fields["damage"].code, cut.fields["damage"].fields["batches"]) == (DamageCode.BATCHES, 1)
+    assert lost.code is ReadingCode.WITHOUT_FILE
+    assert "stack.arrow: is not an Arrow stream" in lost.fields["why"]
 
 
 def test_after_a_full_disk_nothing_is_appended_any_more(tmp_path):

@@ -6,6 +6,8 @@ from wording import worded_samples
 
 from msprobe_core.findings import Finding, with_fields_of
 from msprobe_core.order.order_codes import OrderCode
+from msprobe_core.store.ending_codes import EndingCode
+from msprobe_core.store.reading_codes import DamageCode, ReadingCode
 from msprobe_core.store.run_codes import RunCode
 
 CALLS = {"few": 1, "fewest": 0, "many": 0, "most": 1234}
@@ -23,6 +25,16 @@ RUN = {
     "last": "proc4", "others": ["proc30", "proc9"], "ranks": ["1-3", "5"], "at": "2026-01-02 03:04:05", "process": 7,
     "host": "h",
 }  # fmt: skip
+CUT = Finding(DamageCode.RECORDS, fields={"count": 12})
+WHY = "run/dump.json: is not valid JSON"
+READING = {
+    "path": "run", "damage": CUT, "why": WHY, "count": 1234, "first": "1234.npy", "line": 3,
+}  # fmt: skip
+DAMAGE = {
+    "count": 12, "batches": 3, "rows": 1234, "why": "its end is missing", "record": "'Torch.b.0.forward'",
+    "total": 1234, "first": WHY, "parts": [Finding(EndingCode.EARLY, fields={"place": "step 0 of rank 1", "calls": 2})],
+}  # fmt: skip
+ENDING = {"place": "step 0 of rank 1", "calls": 1234, "why": CUT}
 SHORT = {
     RunCode.STEPS_LEFT_OUT: {"latest": Finding(RunCode.STEP, fields={"steps": ["2"]})},
     RunCode.STEP: {"steps": ["1"]}, RunCode.STEPS: {"steps": ["1-3", "5"]},
@@ -30,7 +42,7 @@ SHORT = {
 
 
 def test_notes_are_worded(wording_snapshot):
-    kinds = {OrderCode: ORDER, RunCode: RUN}
+    kinds = {OrderCode: ORDER, RunCode: RUN, ReadingCode: READING, DamageCode: DAMAGE, EndingCode: ENDING}
     texts = [
         worded_samples(kind, {code: with_fields_of({**values, **SHORT.get(code, {})}, code).fields for code in kind})
         for kind, values in kinds.items()

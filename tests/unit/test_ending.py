@@ -11,11 +11,13 @@ from numpy_layers import Network, train_step
 from numpy_rig import ArrayDebugger
 
 from msprobe_core.errors import StoreError
+from msprobe_core.findings import Finding
 from msprobe_core.model import Ending, EndState
 from msprobe_core.store.append_file import GrowingFile
 from msprobe_core.store.convert import convert
 from msprobe_core.store.ending import ending_of, ending_of_all, sentence
 from msprobe_core.store.reading import read_dump
+from msprobe_core.store.reading_codes import DamageCode
 
 WRITERS = ["json", "arrow"]
 NUM_CALLS = 12
@@ -223,8 +225,8 @@ class TestWhatReadersMakeOfIt:
         lines = path.read_text().splitlines()
         path.write_text("\n".join(lines[:3] + lines[4:]))
         found = ending_of(read_dump(unit))
-        assert (found.state, found.num_calls, found.reason) == (
-            EndState.DAMAGED, NUM_CALLS - 1, f"1 of {NUM_CALLS} calls are lost",
+        assert (found.state, found.num_calls, found.why) == (
+            EndState.DAMAGED, NUM_CALLS - 1, Finding(DamageCode.CALLS_LOST, fields={"count": 1, "total": NUM_CALLS}),
         )  # fmt: skip
 
     def test_it_survives_being_converted(self, unit, writer, tmp_path):
@@ -254,7 +256,7 @@ def test_dumps_of_other_tools_are_judged_as_ever(tmp_path):
     path.write_bytes(content[:-2] + b',\n"Tensor.add.1.forward": {"input_args": [')
     found = ending_of(read_dump(path))
     assert found.state is EndState.DAMAGED
-    assert found.reason.startswith("the file is cut off or damaged after 1 whole records")
+    assert found.why == Finding(DamageCode.RECORDS, fields={"count": 1})
 
 
 @pytest.mark.parametrize(
@@ -293,6 +295,7 @@ def test_together_they_are_as_whole_as_the_least_of_them(tmp_path):
     parts = [Part(tmp_path / "step0" / f"rank{i}", state) for i, state in enumerate([complete, early, complete])]
     found = ending_of_all(parts)
     assert (found.state, found.num_calls) == (early, 6)
+    assert found.why == Finding(DamageCode.PARTS, fields={"parts": [sentence(parts[1].path, parts[1].ending)]})
     assert found.reason == "step 0 of rank 1 ended early, after 2 calls"
     assert ending_of_all(parts[:1]) == parts[0].ending
     assert ending_of_all([]) == Ending()

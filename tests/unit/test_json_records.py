@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 from limited import deadline, grows_linearly, run_limited
 from polars.testing import assert_frame_equal
 
+from msprobe_core.findings import Finding
 from msprobe_core.store import frame as frames
 from msprobe_core.store.frame import FrameBuilder
 from msprobe_core.store.json_reader import read_json_dump
+from msprobe_core.store.reading_codes import DamageCode, ReadingCode
 from msprobe_core.untrusted.json_text import MAX_NESTING
 
 DATA = Path(__file__).parents[1] / "data" / "mindstudio_probe"
@@ -196,7 +198,7 @@ def test_all_readers_take_the_same_depth(tmp_path, form, levels):
     dump = read_json_dump(path)
     is_too_deep = levels + outer > MAX_NESTING
     assert dump.frame.height == 2 + (not is_too_deep)
-    assert [note for note in dump.notes if "nested more than 128 deep" in note] == list(dump.notes)
+    assert [note for note in dump.notes if "nested more than 128 deep" in note.text] == dump.notes
     assert bool(dump.notes) == is_too_deep
     convert(tmp_path / "json", tmp_path / "arrow")
     assert read_arrow_dump(tmp_path / "arrow" / "dump.arrow").frame.height == dump.frame.height
@@ -296,4 +298,5 @@ def test_a_record_that_is_cut_off(tmp_path, name):
     path.write_text(content[:-4])
     dump = read_json_dump(path)
     assert dump.frame["entry"].to_list() == ["Torch.f.0.forward"]
-    assert "cut off or damaged after 1 whole records" in dump.notes[0]
+    cut = Finding(DamageCode.RECORDS, fields={"count": 1})
+    assert dump.notes == [Finding(ReadingCode.OF_FILE, fields={"path": str(path), "damage": cut})]

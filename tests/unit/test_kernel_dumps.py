@@ -15,6 +15,7 @@ from msprobe_core.errors import CompareError, DumpError
 from msprobe_core.findings import Finding
 from msprobe_core.store.kernel_files import find_kernel_units, read_code
 from msprobe_core.store.reading import read_dump
+from msprobe_core.store.reading_codes import ReadingCode
 from msprobe_core.store.tensors import read_tensor
 
 HEADER = [
@@ -145,7 +146,8 @@ def test_a_malformed_line_costs_a_note(tmp_path, cells, problem):
     dump = read_dump(directory)
     assert keys(dump) == ["a.0.input.0", "a.0.output.0"]
     (note,) = dump.notes
-    assert f"lines that are cut off or malformed, and were left out: 1; the first is line 3 ({problem}" in note
+    assert (note.code, note.fields["count"], note.fields["line"]) == (ReadingCode.LINES, 1, 3)
+    assert note.fields["why"].startswith(problem)
 
 
 @pytest.mark.parametrize(
@@ -246,7 +248,8 @@ def test_names_that_were_too_long_are_looked_up(tmp_path):
     assert dump.frame["file_name"].to_list() == ["1234.npy"]
     np.save(directory / "5678.npy", 1)
     (note,) = read_dump(directory).notes
-    assert "not called like values of kernels, and were left out: 1; the first is 5678.npy" in note
+    fields = {"path": str(directory), "count": 1, "first": "5678.npy"}
+    assert note == Finding(ReadingCode.OTHER_FILES, fields=fields)
 
 
 def read_dump_or_none(directory):
@@ -264,7 +267,8 @@ def test_a_file_that_is_no_array_costs_its_row_and_a_note(tmp_path):
         dump = read_dump(directory)
         assert dump.frame["kind"].to_list() == ["tensor", "tensor", "none", "tensor", "tensor", "tensor"]
         (note,) = dump.notes
-        assert f"files that cannot be read: 1; the first is {broken.name} (" in note
+        assert (note.code, note.fields["count"]) == (ReadingCode.UNREADABLE, 1)
+        assert note.fields["first"] == broken.name
 
 
 def test_nothing_leads_out_of_the_directory(tmp_path):

@@ -16,6 +16,7 @@ from msprobe_core.store import frame, json_pieces, json_reader
 from msprobe_core.store.frame import COLUMNS
 from msprobe_core.store.json_reader import JsonReader, read_json_dump, read_parents, read_stacks
 from msprobe_core.store.layout import find_units
+from msprobe_core.store.reading_codes import DamageCode, ReadingCode
 from msprobe_core.store.tensors import read_tensor
 
 DATA = Path(__file__).parents[1] / "data" / "mindstudio_probe"
@@ -336,8 +337,9 @@ def test_odd_values_do_not_cost_the_file(tmp_path):
     assert dump.frame["file_name"].to_list() == [None, None]
     assert dump.frame["text"].to_list()[1] == "?"
     [note] = dump.notes
-    assert "the record 'Torch.b.0.forward' is malformed" in note
-    assert note.endswith("left out: 2")
+    malformed = note.fields["damage"]
+    assert (note.code, note.fields["path"], malformed.code) == (ReadingCode.OF_FILE, str(path), DamageCode.MALFORMED)
+    assert (malformed.fields["record"], malformed.fields["count"]) == ("'Torch.b.0.forward'", 2)
 
 
 @pytest.mark.parametrize("name", ["stack.json", "construct.json"])
@@ -347,5 +349,5 @@ def test_a_damaged_companion_costs_a_note(tmp_path, name):
     dump = read_json_dump(tmp_path / "dump.json")
     assert (dict(dump.stacks), dict(dump.parents)) == ({}, {})
     [note] = dump.notes
-    assert f"{name}: is not valid JSON" in note
-    assert note.endswith("; compared without it")
+    assert note.code is ReadingCode.WITHOUT_FILE
+    assert f"{name}: is not valid JSON" in note.fields["why"]

@@ -20,6 +20,7 @@ from msprobe_core.model import Batch, Digest, Entry, Phase, RunHeader, TensorMet
 from msprobe_core.plugins import registry
 from msprobe_core.store.json_reader import read_json_dump
 from msprobe_core.store.json_writer import JsonWriterFactory
+from msprobe_core.store.reading_codes import DamageCode
 
 ENTRY = "Functional.linear.0.forward"
 X = np.random.default_rng(1).normal(size=(40, 50))
@@ -73,7 +74,8 @@ def test_a_damaged_sketch_is_a_malformed_record(sketch, tmp_path):
     good, bad = {ENTRY: api(output=sketched(X))}, {"Torch.abs.0.forward": api(output=tensor(X, sketch=sketch))}
     dump = read_json_dump(write_dump(tmp_path / "a", good | bad))
     assert dump.frame["entry"].to_list() == [ENTRY]
-    assert "the record 'Torch.abs.0.forward' is malformed" in dump.notes[0]
+    malformed = dump.notes[0].fields["damage"]
+    assert (malformed.code, malformed.fields["record"]) == (DamageCode.MALFORMED, "'Torch.abs.0.forward'")
     with pytest.raises(DumpError, match="no other record is sound"):
         read_json_dump(write_dump(tmp_path / "b", bad))
 
