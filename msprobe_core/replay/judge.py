@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from msprobe_core.findings import Finding
 from msprobe_core.model import ReplayTensor
+from msprobe_core.replay.choices import name_the_same
 from msprobe_core.replay.limits import Limits, cover
 from msprobe_core.replay.norms import norm_of
 from msprobe_core.replay.replay_codes import ReplayCode
@@ -351,6 +352,7 @@ class _ExactJudge:
         self._oracle = replays.oracle[path].values
         self._own, disturbed = _own_and_disturbed(path, replays)
         self._num_flips = max((int(np.count_nonzero(each != self._oracle)) for each in disturbed), default=0)
+        self._chosen_from = replays.chosen_from
 
     @property
     def judgement(self) -> OutputJudgement:
@@ -358,6 +360,8 @@ class _ExactJudge:
         num, size = int(np.count_nonzero(differs)), max(differs.size, 1)
         if not num:
             held, reason = Held.RIGHT, Finding(ReplayCode.OUTPUT_SAME)
+        elif self._names_the_same(self._recorded.values):
+            held, reason = Held.RIGHT, Finding(ReplayCode.OUTPUT_EQUAL_ELEMENTS, fields={"count": num})
         elif num <= _FLIPS * self._num_flips:
             held, reason = Held.CONDITION, Finding(ReplayCode.OUTPUT_TIES, fields={"count": num})
         else:
@@ -372,7 +376,11 @@ class _ExactJudge:
         )  # fmt: skip
 
     def accepts(self, values: Array) -> bool:
-        return int(np.count_nonzero(self._differs(values))) <= _FLIPS * self._num_flips
+        num = int(np.count_nonzero(self._differs(values)))
+        return num <= _FLIPS * self._num_flips or self._names_the_same(values)
+
+    def _names_the_same(self, values: Array) -> bool:
+        return self._chosen_from is not None and name_the_same(values, self._oracle, self._chosen_from)
 
     @property
     def limits(self) -> Limits:

@@ -18,6 +18,7 @@ class ReplayCode(Code):
     OUTPUT_SAME = "confirm.output.same"
     OUTPUT_TIES = "confirm.output.ties"
     OUTPUT_OTHER_ELEMENTS = "confirm.output.other-elements"
+    OUTPUT_EQUAL_ELEMENTS = "confirm.output.equal-elements"
     # Replays.
     FUNCTION_IS_OFF = "confirm.replay.function-is-off"
     AUTOCAST = "confirm.replay.autocast"

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from msprobe_core.errors import ReplayError
 from msprobe_core.findings import Finding, Level
@@ -18,6 +19,7 @@ from msprobe_core.protocols.capabilities import (
     ReplayingFramework,
     ScriptingFramework,
 )
+from msprobe_core.replay.choices import chosen_from
 from msprobe_core.replay.norms import norm_of
 from msprobe_core.replay.recorded import RecordedCall, map_tensors
 from msprobe_core.replay.replay_codes import ReplayCode
@@ -56,6 +58,7 @@ class Replays:
             under autocast; 0 if they were not cast.
         note: A finding about the replays; ``None`` if there is none.
         is_unique: Whether there is one right result; see `msprobe_core.model.Replayed`.
+        chosen_from: The tensor whose elements integer results name; ``None`` if they do not.
     """
 
     oracle: dict[str, ReplayTensor]
@@ -66,6 +69,7 @@ class Replays:
     result_roundoff: float = 0.0
     note: Finding | None = None
     is_unique: bool = True
+    chosen_from: NDArray[Any] | None = None
 
 
 _DIFFERENT = 2.0**-30
@@ -213,6 +217,7 @@ class Replayer:
             result_roundoff=self._least if call.site.phase is Phase.BACKWARD else 0.0,
             note=note,
             is_unique=oracle.is_unique,
+            chosen_from=chosen_from(call),
         )
         self._reference = Reference.of(self.base, oracle.values, call, framework)
         if self._reference is not None and self._reference.is_other:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 import torch
 from cyclic_garbage import left_by
@@ -20,6 +21,7 @@ from msprobe_core.api_check.random_codes import RandomCode
 from msprobe_core.api_check.verdict import Mutant, Verdict
 from msprobe_core.cli import main
 from msprobe_core.model import ReplayCall, ReplayTensor
+from msprobe_core.replay.replay_codes import ReplayCode
 
 DTYPES = (torch.float32, torch.bfloat16)
 
@@ -165,6 +167,28 @@ def test_equal_calls_are_checked_once(tmp_path):
     dump = record(tmp_path / "dump", run, level="L1")
     found = DumpCheck.of(dump, CheckOptions(once_per_kind=True, white_list=["Torch.add"])).entries
     assert found == ["Torch.add.0.forward", "Torch.add.2.forward", "Torch.add.3.forward"]
+
+
+def sorted_from_behind(x, *, stable, dim=-1, descending=False):
+    """Sort a vector as a device may: equal elements in the order that the host does not take."""
+    assert (stable, x.ndim, descending) == (False, 1, False)
+    places = x.numel() - 1 - np.argsort(x.numpy()[::-1], kind="stable")
+    return torch.from_numpy(x.numpy()[places]), torch.from_numpy(places)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32], ids=str)
+def test_equal_elements_are_sorted_in_any_order(tmp_path, dtype):
+    experts = torch.tensor([3, 1, 3, 0, 1, 1, 2, 3]).to(dtype)
+
+    def run(debugger):
+        with debugger.start():
+            torch.sort(experts)
+
+    with kernel("sort.stable", sorted_from_behind):
+        dump = record(tmp_path / "dump", run, level="L1")
+    (found,) = verdicts(dump, white_list=("Torch.sort",)).values()
+    assert found.verdict is Verdict.RIGHT
+    assert ReplayCode.OUTPUT_EQUAL_ELEMENTS in {each.reason.code for each in found.outputs}
 
 
 def test_a_dump_in_the_place_of_another_one_is_read_anew(tmp_path):

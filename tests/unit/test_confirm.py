@@ -160,6 +160,7 @@ SAMPLES = {
     ReplayCode.OUTPUT_AMPLIFIED: {"amplification": 51.23},
     ReplayCode.OUTPUT_TIES: {"count": 3},
     ReplayCode.OUTPUT_OTHER_ELEMENTS: {"count": 3, "total": 1000, "by_rounding": 0},
+    ReplayCode.OUTPUT_EQUAL_ELEMENTS: {"count": 3},
     ConfirmCode.NOT_REPLAYABLE: {"api": "Torch.load", "why": "it is not among the numerical functions"},
     ConfirmCode.RIGHT_INSIDE: {"right": 2, "calls": 3},
     ConfirmCode.OTHER_CALLS_INSIDE: {"call": ONLY},
