@@ -49,9 +49,10 @@ def main() -> int:
     parser.add_argument("--small", action="store_true", help="small sizes, for a dry run")
     parser.add_argument("chapters", nargs="*", metavar="CHAPTER", help=", ".join(one.name for one in CHAPTERS))
     arguments = parser.parse_args()
-    chosen = [one for one in CHAPTERS if not arguments.chapters or one.name in arguments.chapters]
-    if unknown := set(arguments.chapters) - {one.name for one in CHAPTERS}:
+    by_name = {one.name: one for one in CHAPTERS}
+    if unknown := set(arguments.chapters) - set(by_name):
         parser.error(f"there is no chapter {', '.join(sorted(unknown))}")
+    chosen = [by_name[name] for name in arguments.chapters or by_name]  # in the order that was given: time may run out
     arguments.out.mkdir(parents=True, exist_ok=True)
     book = Book(arguments.out, 60 * arguments.minutes)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
