@@ -97,7 +97,7 @@ def _read(path: Path) -> list[Line]:
     with reading(path, StoreError, advice="; give another -o"):
         content = read_plain(path, _MAX_BYTES)
     for text in content.splitlines():
-        with suppress(msgspec.MsgspecError):
+        with suppress(msgspec.MsgspecError, RecursionError):
             lines.append(msgspec.json.decode(text, type=Line))
             continue
         break

@@ -304,7 +304,7 @@ def test_an_interrupted_comparison_says_how_to_resume(runs, number, status, exec
     )
     deadline = time.monotonic() + 300
     while num_kept(runs / "out") < 3 and time.monotonic() < deadline:
-        time.sleep(0.01)
+        pass  # a pause may be longer than all that is left to compare, on a busy machine
     os.kill(job.pid, number)
     _, err = job.communicate(timeout=120)
     finished = num_kept(runs / "out")
