@@ -6,6 +6,7 @@ name is the same, and they name nothing twice.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -14,21 +15,26 @@ from numpy.typing import NDArray
 from msprobe_core.model import Argument, Phase, ReplayTensor
 from msprobe_core.replay.recorded import RecordedCall
 
-_CHOOSING = frozenset(
-    {"sort", "argsort", "topk", "max", "min", "argmax", "argmin", "kthvalue", "median", "nanmedian"}
-)  # fmt: skip
-"""Functions whose integer results are places in their first tensor."""
+_PLACES_ALONE = frozenset({"argsort", "argmax", "argmin"})
+_VALUES_AND_PLACES = frozenset({"sort", "topk", "max", "min", "kthvalue", "median", "nanmedian"})
+"""Functions that return elements of their first tensor and, second, their places; elements may be integers too."""
 
 
-def chosen_from(call: RecordedCall) -> NDArray[Any] | None:
-    """Return the tensor that a call chooses elements of; ``None`` if it chooses none, or is asked for their order."""
-    if call.site.phase is not Phase.FORWARD or call.site.path.rpartition(".")[2] not in _CHOOSING:
-        return None
+def _names_places(call: RecordedCall, path: str) -> bool:
+    """Whether the output at a path has places in the first tensor of a call."""
+    function = call.site.path.rpartition(".")[2]
+    return function in _PLACES_ALONE or (function in _VALUES_AND_PLACES and path.rpartition(".")[2] == "1")
+
+
+def chosen_from(call: RecordedCall) -> Mapping[str, NDArray[Any]]:
+    """Return the tensor whose elements an output names, by path of the output; empty if a stable order is asked for."""
     stable = call.kwargs.get("stable")
-    if isinstance(stable, Argument) and stable.value:
-        return None
+    if call.site.phase is not Phase.FORWARD or (isinstance(stable, Argument) and stable.value):
+        return {}
     given = [*call.args[:1], *(call.kwargs[name] for name in ("input", "self") if name in call.kwargs)]
-    return given[0].values if given and isinstance(given[0], ReplayTensor) else None
+    if not given or not isinstance(given[0], ReplayTensor):
+        return {}
+    return {path: given[0].values for path in call.outputs if _names_places(call, path)}
 
 
 def name_the_same(places: NDArray[Any], others: NDArray[Any], source: NDArray[Any]) -> bool:

@@ -352,7 +352,7 @@ class _ExactJudge:
         self._oracle = replays.oracle[path].values
         self._own, disturbed = _own_and_disturbed(path, replays)
         self._num_flips = max((int(np.count_nonzero(each != self._oracle)) for each in disturbed), default=0)
-        self._chosen_from = replays.chosen_from
+        self._chosen_from = replays.chosen_from.get(path)
 
     @property
     def judgement(self) -> OutputJudgement:

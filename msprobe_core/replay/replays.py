@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
@@ -58,7 +58,7 @@ class Replays:
             under autocast; 0 if they were not cast.
         note: A finding about the replays; ``None`` if there is none.
         is_unique: Whether there is one right result; see `msprobe_core.model.Replayed`.
-        chosen_from: The tensor whose elements integer results name; ``None`` if they do not.
+        chosen_from: The tensor whose elements an integer result names, by path of the output, where it does.
     """
 
     oracle: dict[str, ReplayTensor]
@@ -69,7 +69,7 @@ class Replays:
     result_roundoff: float = 0.0
     note: Finding | None = None
     is_unique: bool = True
-    chosen_from: NDArray[Any] | None = None
+    chosen_from: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, NDArray[Any]])
 
 
 _DIFFERENT = 2.0**-30

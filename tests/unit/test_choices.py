@@ -9,6 +9,7 @@ from msprobe_core.replay.choices import chosen_from, name_the_same
 from msprobe_core.replay.recorded import RecordedCall
 
 SOURCE = np.array([3, 1, 3, 0, 1])
+PLACES = ReplayTensor(values=np.array([3, 1, 4, 0, 2]), dtype="int64")
 
 
 @pytest.mark.parametrize(
@@ -57,9 +58,19 @@ def test_which_calls_choose(entry, kwargs, chooses):
         site=names.parse_entry(entry),
         args=[ReplayTensor(values=SOURCE, dtype="int64"), Argument("int", 0)],
         kwargs=kwargs,
+        outputs=dict.fromkeys(["0"] if "arg" in entry else ["0.0", "0.1"], PLACES),
     )
-    assert (chosen_from(call) is SOURCE) == chooses
+    assert list(chosen_from(call)) == (["0" if "arg" in entry else "0.1"] if chooses else [])
 
 
 def test_a_call_without_a_tensor_chooses_of_none():
-    assert chosen_from(RecordedCall(entry="x", site=names.parse_entry("Torch.max.0.forward"))) is None
+    call = RecordedCall(entry="x", site=names.parse_entry("Torch.argmax.0.forward"), outputs={"0": PLACES})
+    assert chosen_from(call) == {}
+
+
+@pytest.mark.parametrize(("function", "outputs"), [("sort", ["0.0"]), ("max", ["0"]), ("cumsum", ["0.1"])])
+def test_elements_that_are_integers_are_no_places(function, outputs):
+    source = ReplayTensor(values=SOURCE, dtype="int64")
+    site = names.parse_entry(f"Torch.{function}.0.forward")
+    call = RecordedCall(entry="x", site=site, args=[source], outputs=dict.fromkeys(outputs, source))
+    assert chosen_from(call) == {}
