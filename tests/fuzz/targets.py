@@ -912,7 +912,7 @@ TARGETS = {
         one("monitor_v2.json"),
     ),
     "monitor switch": Target(
-        ["monitor/switch"],
+        ["monitor/plan_switch"],
         written("switched.json", '{"wg_distribution": true, "collect_times": 1,', '"dynamic_on": true}'),
         _use_switch,
     ),
