@@ -37,8 +37,9 @@ SECONDS = 0.0002
 PARTS: dict[str, tuple[str, ...]] = {
     "dispatch of calls and modules": (
         "interception/apis.py", "interception/modules.py", "interception/patching.py", "_functions.py", "_apis.py",
-        "_calls.py", "_modules.py", "_slots.py", "_forgotten.py", "_collectives.py", "_owners.py", "_unset.py",
-        "interception/call_scope.py", "_dropout.py", "interception/host_values.py", "interception/attachment.py",
+        "_calls.py", "_modules.py", "_slots.py", "_omitted_arguments.py", "_collectives.py", "_owners.py",
+        "_unwritten.py", "interception/call_scope.py", "_dropout.py", "interception/host_values.py",
+        "interception/attachment.py",
     ),
     "guard around the probe's work": ("_quiet.py",),
     "arguments and tensors, described": (

@@ -29,9 +29,17 @@ if TYPE_CHECKING:
     from msprobe_core.capture.described_process import ProcessManifest
     from msprobe_core.capture.flight_recorder import FlightRecorder, first_tensors
     from msprobe_core.capture.kernel_dump import kernel_options
-    from msprobe_core.capture.repetition import Run, Variant, calibration, listed, repeated, repeats, shadow_variant
     from msprobe_core.capture.ring_recorder import DEFAULT_SIGNALS, Emergency, FlightRing, FlightStep, Seen, Tape
     from msprobe_core.capture.stages import Stage, StageRecorder, trainer_stages
+    from msprobe_core.capture.step_repetition import (
+        Run,
+        Variant,
+        calibration,
+        listed,
+        repeated,
+        repeats,
+        shadow_variant,
+    )
     from msprobe_core.checkpoint.canonical import key_of
     from msprobe_core.checkpoint.live import ModelSizes, other_dtypes, parts_of
     from msprobe_core.compile_check.check import CompileCheck, check_modules
@@ -53,7 +61,7 @@ else:
             "msprobe_core.capture.described_process": "ProcessManifest",
             "msprobe_core.capture.flight_recorder": "FlightRecorder first_tensors",
             "msprobe_core.capture.kernel_dump": "kernel_options",
-            "msprobe_core.capture.repetition": "Run Variant calibration listed repeated repeats shadow_variant",
+            "msprobe_core.capture.step_repetition": "Run Variant calibration listed repeated repeats shadow_variant",
             "msprobe_core.capture.ring_recorder": "DEFAULT_SIGNALS Emergency FlightRing FlightStep Seen Tape",
             "msprobe_core.capture.stages": "Stage StageRecorder trainer_stages",
             "msprobe_core.checkpoint.canonical": "key_of",

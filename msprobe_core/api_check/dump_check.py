@@ -14,13 +14,13 @@ import msgspec
 
 from msprobe_core import names
 from msprobe_core.api_check.call_check import MAX_ELEMENTS, CallChecker, unchecked
+from msprobe_core.api_check.call_sources import SOURCE_FILES, CallSource, source_at
 from msprobe_core.api_check.check_codes import CheckCode
 from msprobe_core.api_check.exact_probes import ExactProber, exact_inputs, with_probe
 from msprobe_core.api_check.made_inputs import SEED, corrected, random_inputs, synthetic_inputs
 from msprobe_core.api_check.random_calls import check_random
 from msprobe_core.api_check.ratio_rule import benchmark_ratio
 from msprobe_core.api_check.remote import check_computed
-from msprobe_core.api_check.sources import SOURCE_FILES, CallSource, source_at
 from msprobe_core.api_check.three_way import check_devices
 from msprobe_core.api_check.verdict import CallVerdict, Inputs
 from msprobe_core.errors import EntryNameError

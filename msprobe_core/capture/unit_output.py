@@ -10,8 +10,8 @@ from typing import Any
 
 from msprobe_core.capture.features.feature import Feature
 from msprobe_core.capture.identity import own_identity
-from msprobe_core.capture.place import RunPlace
 from msprobe_core.capture.recorder import Recorder
+from msprobe_core.capture.run_directory import RunPlace
 from msprobe_core.capture.tensors import open_tensor_store
 from msprobe_core.capture.unit import UnitRecording
 from msprobe_core.config import Config

@@ -24,7 +24,7 @@ from msprobe_core.judge import limits
 from msprobe_core.judge.formatting import formatted
 from msprobe_core.judge.joining import by_entry, filtered
 from msprobe_core.model import Phase, Role
-from msprobe_core.order.calls import is_communication
+from msprobe_core.order.communication_calls import is_communication
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.frame import RowKind
 from msprobe_core.store.stored_dump import StoredDump, rows_of

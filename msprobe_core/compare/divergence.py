@@ -8,7 +8,7 @@ from typing import TypeVar
 from msprobe_core.compare.result import UnitSummary, decisive
 from msprobe_core.judge.fault import Fault
 from msprobe_core.judge.rank_order import RankOrder, SuspectedCall
-from msprobe_core.order.calls import is_communication
+from msprobe_core.order.communication_calls import is_communication
 
 U = TypeVar("U", bound=UnitSummary)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from msprobe_core.api_check.online.check import OnlineCheck
+from msprobe_core.api_check.online.online_check import OnlineCheck
 from msprobe_core.api_check.verdict import CallVerdict, Verdict
 from msprobe_core.compat.mindspore_tables import form_of
 from msprobe_core.compat.published_tables import PublishedFiles, write_published_tables

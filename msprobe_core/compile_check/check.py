@@ -13,7 +13,7 @@ from msprobe_core.compile_check.compile_codes import CompileCode
 from msprobe_core.compile_check.verdict import CompileVerdict, ResultVerdict, judge_module, worst_of
 from msprobe_core.errors import ConfigError, NoModelError, PluginError, ReplayError, SessionError
 from msprobe_core.findings import Finding, Level, noted
-from msprobe_core.free_benchmark.step_repetitions import NamedModel, TrainingStep
+from msprobe_core.free_benchmark.raised_steps import NamedModel, TrainingStep
 from msprobe_core.guard import described
 from msprobe_core.model import CompilerPart, RaisedModule
 from msprobe_core.protocols.capabilities import CompileCheckingFramework, ModuleCompiler

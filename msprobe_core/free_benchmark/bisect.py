@@ -16,8 +16,8 @@ from msprobe_core.errors import ConfigError, SessionError
 from msprobe_core.findings import Finding, Level, noted
 from msprobe_core.free_benchmark.bisect_codes import BisectCode
 from msprobe_core.free_benchmark.bisection import Array, Bisection, Contribution, default_pairs
+from msprobe_core.free_benchmark.raised_steps import TrainingStep, Trials
 from msprobe_core.free_benchmark.step_function import step_of
-from msprobe_core.free_benchmark.step_repetitions import TrainingStep, Trials
 from msprobe_core.model import ReferenceFormat
 
 _NUM_TOLD = 5

@@ -6,15 +6,15 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
-from msprobe_core.api_check.online.check import MAX_ELEMENTS, OnlineCheck, replaying
 from msprobe_core.api_check.online.kinds import CallSample
+from msprobe_core.api_check.online.online_check import MAX_ELEMENTS, OnlineCheck, replaying
 from msprobe_core.api_check.online.step_budget import StepBudget
 from msprobe_core.api_check.verdict import CallVerdict
 from msprobe_core.capture.features.feature import Host
 from msprobe_core.config.schema import FuzzStage, PertMode
 from msprobe_core.errors import StoreError
 from msprobe_core.free_benchmark.checker import ReactionChecker, device_of
-from msprobe_core.free_benchmark.host_twin import HostTwin
+from msprobe_core.free_benchmark.host_comparison import HostComparison
 from msprobe_core.free_benchmark.published_rows import ROWS_FILE, append_rows, rows_of
 from msprobe_core.model import Phase
 
@@ -26,7 +26,7 @@ class FreeBenchmark(OnlineCheck):
 
     _rank: int | None = None
     _writes_rows = True
-    _twins: Sequence[HostTwin] = ()
+    _on_host: Sequence[HostComparison] = ()
 
     @classmethod
     def make(cls, host: Host) -> FreeBenchmark:
@@ -41,11 +41,11 @@ class FreeBenchmark(OnlineCheck):
         checker = ReactionChecker(
             framework=framework, mode=mode, judge=options.judge, device=device_of(framework), max_elements=MAX_ELEMENTS
         )
-        twins: list[HostTwin] = []
+        on_host: list[HostComparison] = []
         if mode is PertMode.TO_CPU and checker.device is not None:
             kind = checker.device.partition(":")[0]
-            twins = [HostTwin(host.config.directory, options, kind)]
-            checker = replace(checker, on_host=twins[0].take)
+            on_host = [HostComparison(host.config.directory, options, kind)]
+            checker = replace(checker, on_host=on_host[0].take)
         phase = Phase.FORWARD if options.fuzz_stage is FuzzStage.FORWARD else Phase.BACKWARD
         sample = CallSample(
             options.list, (), options.sample, options.seed, framework.why_not_replayed, (phase,), options.max_sample
@@ -53,17 +53,17 @@ class FreeBenchmark(OnlineCheck):
         if not options.list:
             _logger.info("free_benchmark: all calls are perturbed; 'list' and 'scope' select some")
         made = cls(host, checker, StepBudget(options.budget), sample)
-        made._twins = twins
+        made._on_host = on_host
         return made
 
     def begin_unit(self, step: int, rank: int | None) -> None:
         """See `Feature`."""
         super().begin_unit(step, rank)
         self._rank = rank
-        for twin in self._twins:
-            twin.step, twin.rank = step, rank
+        for comparison in self._on_host:
+            comparison.step, comparison.rank = step, rank
             if self._unit is not None:
-                twin.root = self._unit.parent.parent
+                comparison.root = self._unit.parent.parent
 
     def note(self, verdict: CallVerdict, step: int) -> None:
         """Write the published rows of a call."""

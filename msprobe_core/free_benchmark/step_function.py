@@ -8,9 +8,9 @@ from contextlib import suppress
 from typing import Any, cast
 
 from msprobe_core.capture.framework_choice import find_framework
-from msprobe_core.capture.repetition import listed
+from msprobe_core.capture.step_repetition import listed
 from msprobe_core.errors import MsprobeError, NoModelError, PluginError, SessionError
-from msprobe_core.free_benchmark.step_repetitions import TrainingStep
+from msprobe_core.free_benchmark.raised_steps import TrainingStep
 from msprobe_core.guard import described
 from msprobe_core.protocols.capabilities import MeasuringFramework, RaisingFramework, UpdatingFramework
 from msprobe_core.protocols.framework import Framework

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
         Pending,
         PendingWorks,
     )
-    from msprobe_core.interception.fixing import FixingCalls
     from msprobe_core.interception.gradients import GraphGradients, Node
     from msprobe_core.interception.host_reducer import (
         BFLOAT16,
@@ -79,7 +78,7 @@ if TYPE_CHECKING:
         relative_changes,
         value_leaves,
     )
-    from msprobe_core.interception.raising import COARSER, RaisingModules
+    from msprobe_core.interception.raised_precision import COARSER, RaisingModules
     from msprobe_core.interception.randomness import (
         RandomCall,
         RandomFunction,
@@ -97,6 +96,7 @@ if TYPE_CHECKING:
         tensors_by_path,
         why_not_called,
     )
+    from msprobe_core.interception.result_replacement import FixingCalls
     from msprobe_core.interception.scripting import (
         call_text,
         literal,
@@ -117,7 +117,7 @@ else:
             "msprobe_core.interception.communication": (
                 "ALWAYS_ASYNCHRONOUS Describer Pending PendingWorks RECEIVES SENDS UNSET_INPUTS"
             ),
-            "msprobe_core.interception.fixing": "FixingCalls",
+            "msprobe_core.interception.result_replacement": "FixingCalls",
             "msprobe_core.interception.gradients": "GraphGradients Node",
             "msprobe_core.interception.host_reducer": (
                 "BFLOAT16 HostReducer HostValues real_vector statistics_of sums_of_integers"
@@ -131,7 +131,7 @@ else:
             "msprobe_core.interception.perturbation": (
                 "FLIPPED ModuleNoise converted map_values relative_changes value_leaves"
             ),
-            "msprobe_core.interception.raising": "COARSER RaisingModules",
+            "msprobe_core.interception.raised_precision": "COARSER RaisingModules",
             "msprobe_core.interception.randomness": (
                 "RandomCall RandomFunction RandomLog RandomState RandomStates RandomWatch Repeat common_states"
             ),

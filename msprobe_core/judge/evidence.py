@@ -12,7 +12,7 @@ from msprobe_core.judge.nodes import nodes_of, with_scores
 from msprobe_core.judge.origins import MARGINAL_EXCESS, Nesting, Source, find_sources
 from msprobe_core.judge.same_gradients import calls_made_good, of_whole_step
 from msprobe_core.judge.updates import with_judged_updates
-from msprobe_core.order.calls import is_communication
+from msprobe_core.order.communication_calls import is_communication
 from msprobe_core.store.stored_rows import Rows, frame_of, stored_as
 
 

@@ -25,7 +25,7 @@ from msprobe_core.judge.rounding_rules import RoundingRule
 from msprobe_core.judge.updates import ALL_NOISE, value_of_row, with_updated_parameters
 from msprobe_core.judge.verdict import Verdict, differs
 from msprobe_core.model import Phase, Role
-from msprobe_core.order.calls import COMMUNICATES
+from msprobe_core.order.communication_calls import COMMUNICATES
 from msprobe_core.store.frame import RowKind
 from msprobe_core.store.stored_rows import Rows, roots_of
 

@@ -21,7 +21,7 @@ from msprobe_core.judge.nodes import INFINITE
 from msprobe_core.judge.origins import Nesting, Node, Source, is_of_update
 from msprobe_core.judge.statistics_columns import has_inf_mismatch, has_nan_mismatch
 from msprobe_core.model import Phase, Role
-from msprobe_core.order.calls import is_communication
+from msprobe_core.order.communication_calls import is_communication
 from msprobe_core.store.stored_rows import Rows, roots_of
 
 _FEWEST = 2

@@ -27,7 +27,7 @@ import polars as pl
 from msprobe_core import names
 from msprobe_core.judge.joining import any_of, filtered_parts
 from msprobe_core.model import Phase, Role
-from msprobe_core.order.calls import is_communication, kind_of
+from msprobe_core.order.communication_calls import is_communication, kind_of
 from msprobe_core.store.frame import RowKind
 from msprobe_core.store.stored_rows import Rows
 

@@ -47,7 +47,7 @@ from msprobe_core.locate.replicas import (
     with_divergences,
 )
 from msprobe_core.locate.result import Decision, EvidenceRow, FaultKind, LocateResult, LocateVerdict, Suspect
-from msprobe_core.locate.samples import with_same_samples
+from msprobe_core.locate.rl_samples import with_same_samples
 from msprobe_core.model import ExecutorOptions, Phase, Role, TaskLost
 from msprobe_core.store.micro_steps import micro_steps_of
 

@@ -31,7 +31,7 @@ from msprobe_core.locate.locate_codes import LocateCode
 from msprobe_core.locate.result import EvidenceRow, FaultKind, Suspect
 from msprobe_core.model import Phase, Role
 from msprobe_core.order import Node, Order, order_of
-from msprobe_core.order.calls import RECEIVES, SENDS, is_communication, kind_of
+from msprobe_core.order.communication_calls import RECEIVES, SENDS, is_communication, kind_of
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.frame import RowKind
 from msprobe_core.store.reading import read_dump

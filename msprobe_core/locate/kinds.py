@@ -19,7 +19,7 @@ from msprobe_core.judge.verdict import Verdict
 from msprobe_core.locate.locate_codes import LocateCode
 from msprobe_core.locate.result import FaultKind
 from msprobe_core.model import Phase, Role
-from msprobe_core.order.calls import is_communication
+from msprobe_core.order.communication_calls import is_communication
 
 _CASTS = {"to", "type", "float", "double", "half", "bfloat16", "cast", "astype", "type_as"}
 _MASKS = {"masked_fill", "where", "tril", "triu", "masked_scatter"}

@@ -18,6 +18,7 @@ from msprobe_core.monitor.alarm_dump import AlarmDump, dump_config
 from msprobe_core.monitor.alarm_flight import AlarmFlight
 from msprobe_core.monitor.alarm_log import AlarmLog
 from msprobe_core.monitor.directories import directory_of, step_after
+from msprobe_core.monitor.optimizer_quantities import Source
 from msprobe_core.monitor.parameters import LiveParameters
 from msprobe_core.monitor.parts import Parts
 from msprobe_core.monitor.plan import MonitorPlan
@@ -25,7 +26,6 @@ from msprobe_core.monitor.plan_switch import Switch
 from msprobe_core.monitor.readings import Step
 from msprobe_core.monitor.readout import Readout
 from msprobe_core.monitor.sinks import Written
-from msprobe_core.monitor.sources import Source
 from msprobe_core.monitor.targets import Targets
 from msprobe_core.monitor.training import Training
 from msprobe_core.protocols.capabilities import MonitoringFramework

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from msprobe_core.monitor.samples import sampled
+from msprobe_core.monitor.sampled_elements import sampled
 from msprobe_core.monitor.training import Take, Training, measuring
 from msprobe_core.monitoring.quantities import Quantity
 
@@ -17,7 +17,7 @@ _NO_MOMENT: Mapping[str, Any] = {COLUMN: 1.0}
 
 
 class Directions:
-    """Agreement of gradient and first moment; a `msprobe_core.monitor.sources.Source`."""
+    """Agreement of gradient and first moment; a `msprobe_core.monitor.optimizer_quantities.Source`."""
 
     def __init__(self, training: Training) -> None:
         self._training = training

@@ -28,7 +28,7 @@ def feature_name(path: str, quantity: Quantity) -> str:
 
 
 class LayerWeights:
-    """Spectra of matrices, and similarities of experts; a `msprobe_core.monitor.sources.Source`."""
+    """Spectra of matrices, and similarities of experts; a `msprobe_core.monitor.optimizer_quantities.Source`."""
 
     def __init__(self, training: Training) -> None:
         self._tools = measuring(training.framework, "features of layers")

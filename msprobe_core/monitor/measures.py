@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from msprobe_core.model import Digest
-from msprobe_core.monitor.samples import sampled
+from msprobe_core.monitor.sampled_elements import sampled
 from msprobe_core.monitoring.quantities import Op
 from msprobe_core.protocols.capabilities import Fp8Reducer, MeasuringFramework, MonitoringFramework
 from msprobe_core.protocols.framework import Reducer

@@ -14,14 +14,14 @@ from msprobe_core.monitor.communication import CallerLog, CommunicationWatch
 from msprobe_core.monitor.coverage import Coverage
 from msprobe_core.monitor.governor import Governor, OwnTime
 from msprobe_core.monitor.layer_weights import feature_name, layers_of
-from msprobe_core.monitor.layout import Layout
 from msprobe_core.monitor.module_watch import OF_MODULES, ModuleWatch
+from msprobe_core.monitor.optimizer_quantities import Source, sources_of
+from msprobe_core.monitor.parallel_layout import Layout
 from msprobe_core.monitor.plan import FEATURES, MonitorPlan
 from msprobe_core.monitor.readings import Step
 from msprobe_core.monitor.schedule import Schedule
 from msprobe_core.monitor.sinks import Sink, Written
 from msprobe_core.monitor.sketch_log import SketchLog
-from msprobe_core.monitor.sources import Source, sources_of
 from msprobe_core.monitor.step_buffer import StepBuffer
 from msprobe_core.monitor.targets import Targets
 from msprobe_core.monitor.training import Training

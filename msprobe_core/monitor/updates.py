@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from msprobe_core.monitor.samples import sampled
+from msprobe_core.monitor.sampled_elements import sampled
 from msprobe_core.monitor.training import Take, Training, measuring
 from msprobe_core.monitoring.quantities import Quantity
 
@@ -47,7 +47,7 @@ class _Before:
 
 
 class Updates:
-    """Changes of parameters; a `msprobe_core.monitor.sources.Source`."""
+    """Changes of parameters; a `msprobe_core.monitor.optimizer_quantities.Source`."""
 
     def __init__(self, training: Training) -> None:
         self._training = training

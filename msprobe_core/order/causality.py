@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msprobe_core.errors import DumpError, MissingDumpError
 from msprobe_core.findings import Finding
-from msprobe_core.order.calls import RankCalls, calls_of
+from msprobe_core.order.communication_calls import RankCalls, calls_of
 from msprobe_core.order.matching import Exchanges, Trace
 from msprobe_core.order.order_codes import OrderCode
 from msprobe_core.protocols.storage import Dump
@@ -53,7 +53,7 @@ class Order:
 
         Args:
             ranks: Rank numbers.
-            calls: Calls of each rank, see `msprobe_core.order.calls.calls_of`; not kept.
+            calls: Calls of each rank, see `msprobe_core.order.communication_calls.calls_of`; not kept.
         """
         self._ranks = list(ranks)
         self._place_of_rank = {rank: i for i, rank in enumerate(ranks)}

@@ -14,7 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from msprobe_core.findings import Finding
-from msprobe_core.order.calls import COLLECTIVE, POINT_TO_POINT, Communication, Integers, Message, RankCalls
+from msprobe_core.order.communication_calls import (
+    COLLECTIVE,
+    POINT_TO_POINT,
+    Communication,
+    Integers,
+    Message,
+    RankCalls,
+)
 from msprobe_core.order.order_codes import OrderCode
 
 _UNKNOWN = -1

@@ -20,7 +20,7 @@ from msprobe_core.judge.limits import conventional
 from msprobe_core.judge.origins import ancestors
 from msprobe_core.model import Phase, Role
 from msprobe_core.order import Node
-from msprobe_core.order.calls import is_communication
+from msprobe_core.order.communication_calls import is_communication
 from msprobe_core.overflow.values import Bad, BadEntry, RankValues
 
 

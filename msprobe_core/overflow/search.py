@@ -9,8 +9,8 @@ from pathlib import Path
 from msprobe_core.errors import DumpError, MissingDumpError, MsprobeError
 from msprobe_core.findings import Finding, noted
 from msprobe_core.model import Ending, EndState
-from msprobe_core.order.calls import RankCalls, calls_of
 from msprobe_core.order.causality import Order
+from msprobe_core.order.communication_calls import RankCalls, calls_of
 from msprobe_core.overflow.describe import Describer, Step
 from msprobe_core.overflow.overflow_codes import OverflowCode
 from msprobe_core.overflow.propagation import Impact, Origin, Spread

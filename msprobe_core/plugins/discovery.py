@@ -45,7 +45,7 @@ OFFICIAL = ("pytorch", "mindspore", "verl")
 _BUILT_IN = (
     "msprobe_core.capture.processors",
     "msprobe_core.compat.acc_check_offer",
-    "msprobe_core.free_benchmark.perturbing",
+    "msprobe_core.free_benchmark.free_benchmark_offer",
     "msprobe_core.gradients.probe_offer",
     "msprobe_core.twin.follower_offer",
     "msprobe_core.store.json_writer",

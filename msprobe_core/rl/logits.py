@@ -14,9 +14,9 @@ import numpy as np
 from msprobe_core.errors import CompareError, DumpError
 from msprobe_core.findings import Finding as Said
 from msprobe_core.rl.files import BatchFile, RLStage
+from msprobe_core.rl.module_outputs import StageTensors
 from msprobe_core.rl.recorded import Array, RecordedRun, rollouts_of
 from msprobe_core.rl.rl_codes import CauseCode
-from msprobe_core.rl.stage_tensors import StageTensors
 
 _HEADS = ("lm_head", "output_layer", "logits_processor")
 """Last parts of the paths of modules whose output are logits."""

@@ -16,8 +16,8 @@ from msprobe_core.judge.limits import Precision
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.model import Role
 from msprobe_core.rl.floors import Floor, Score, module_floor, module_score, precision_named
+from msprobe_core.rl.module_outputs import ModuleValue, StageTensors, common_samples, matched
 from msprobe_core.rl.rl_codes import ModuleCode
-from msprobe_core.rl.stage_tensors import ModuleValue, StageTensors, common_samples, matched
 
 Array: TypeAlias = NDArray[Any]
 Progress: TypeAlias = Callable[[int, int, str], None]

@@ -18,6 +18,7 @@ from msprobe_core.rl.files import RLStage
 from msprobe_core.rl.floors import Floor
 from msprobe_core.rl.headline_codes import HeadlineCode
 from msprobe_core.rl.invariants import has_updated
+from msprobe_core.rl.module_outputs import StageTensors, StatisticsOnlyError
 from msprobe_core.rl.modules import (
     Baseline,
     ModuleDifference,
@@ -30,7 +31,6 @@ from msprobe_core.rl.outcome import Finding, Outcome, listed_steps, table_of
 from msprobe_core.rl.recorded import RecordedRun, chosen_steps, policy_versions, rollouts_of, trainer_version
 from msprobe_core.rl.rl_codes import ModuleCode
 from msprobe_core.rl.stage_statistics import StatisticsDifference, ValueDifference, compare_statistics
-from msprobe_core.rl.stage_tensors import StageTensors, StatisticsOnlyError
 
 _EXPERTS = ("num_experts_per_tok", "moe_topk", "moe_router_topk", "num_experts_per_token")
 """Names in configurations for the number of experts that a router chooses."""

@@ -15,8 +15,8 @@ from msprobe_core.judge.statistics_columns import STATISTICS, add_statistics, is
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.model import Phase, Role
 from msprobe_core.rl.floors import module_floor, module_score, precision_named
+from msprobe_core.rl.module_outputs import module_of
 from msprobe_core.rl.recorded import RecordedRun
-from msprobe_core.rl.stage_tensors import module_of
 from msprobe_core.store.frame import RowKind
 
 Call: TypeAlias = tuple[int, int]

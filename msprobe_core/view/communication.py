@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msprobe_core.errors import CompareError, DumpError
 from msprobe_core.findings import Finding
-from msprobe_core.order.calls import RECEIVES, SENDS, RankCalls, calls_of, kind_of
 from msprobe_core.order.causality import Order
+from msprobe_core.order.communication_calls import RECEIVES, SENDS, RankCalls, calls_of, kind_of
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.view.data import Peers
 from msprobe_core.view.view_codes import ViewCode

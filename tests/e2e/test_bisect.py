@@ -17,7 +17,7 @@ from torch_traces import traces_in
 
 from msprobe_core.errors import ConfigError, SessionError
 from msprobe_core.free_benchmark.bisect import BisectVerdict
-from msprobe_core.free_benchmark.step_repetitions import TrainingStep, Trials
+from msprobe_core.free_benchmark.raised_steps import TrainingStep, Trials
 
 
 class Narrow(nn.Module):

@@ -292,7 +292,7 @@ def test_experts_without_tokens_and_tied_weights_are_counted_as_they_are(monitor
 
 
 def test_what_one_part_of_the_monitor_cannot_read_the_others_still_do(monitored, monkeypatch, caplog):
-    from msprobe.pytorch._trained import Trained
+    from msprobe.pytorch._monitored_training import Trained
 
     def fail(*_args, **_kwargs):
         raise KeyError("of another release")

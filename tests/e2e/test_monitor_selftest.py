@@ -77,7 +77,7 @@ def test_an_adapter_that_misses_one_parameter_fails(tested, monkeypatch):
 
 
 def test_a_wrong_value_fails(tested, monkeypatch):
-    from msprobe.pytorch._trained import Trained
+    from msprobe.pytorch._monitored_training import Trained
 
     plain = Trained.gradient_of
     monkeypatch.setattr(Trained, "gradient_of", lambda *args, **kwargs: plain(*args, **kwargs) * 1.1)

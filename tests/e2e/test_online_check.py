@@ -17,7 +17,7 @@ from torch_traces import traces_in
 
 from msprobe_core.api_check.call_check import CallChecker
 from msprobe_core.api_check.dump_check import check_dump
-from msprobe_core.api_check.online import check, tally
+from msprobe_core.api_check.online import online_check, tally
 from msprobe_core.api_check.online.held_dump import HeldDump
 from msprobe_core.api_check.verdict import Verdict
 from msprobe_core.capture.debugger import controller_of
@@ -273,7 +273,7 @@ def test_an_error_outside_of_a_check_ends_recording_only(tmp_path, open_debugger
     debugger = open_debugger()
     debugger.start(model := Classifier())
     features = controller_of(debugger).session._features
-    (feature,) = [each for each in features if isinstance(each, check.OnlineCheck)]
+    (feature,) = [each for each in features if isinstance(each, online_check.OnlineCheck)]
     with monkeypatch.context() as patch:
         patch.setattr(debugger, "close", lambda: None)
         model = small_training(debugger)
@@ -283,15 +283,15 @@ def test_an_error_outside_of_a_check_ends_recording_only(tmp_path, open_debugger
 
 
 def test_memory_is_bounded(tmp_path, open_debugger, monkeypatch):
-    monkeypatch.setattr(check, "MAX_HELD_BYTES", limit := 40_000)
+    monkeypatch.setattr(online_check, "MAX_HELD_BYTES", limit := 40_000)
     held = []
 
     def finish_step(self):
         held.append(sum(copy.snapshot.nbytes for _, copy in self.copies))
         original(self)
 
-    original = check.OnlineCheck.finish_step
-    monkeypatch.setattr(check.OnlineCheck, "finish_step", finish_step)
+    original = online_check.OnlineCheck.finish_step
+    monkeypatch.setattr(online_check.OnlineCheck, "finish_step", finish_step)
     small_training(open_debugger(), num_steps=8)
     assert 0 < max(held) <= limit + 32 * 64 * 4  # that of the largest tensor
     found = coverage_of(tmp_path / "run")

@@ -556,7 +556,7 @@ def _locks(directory: Path) -> None:
 
 
 def _use_locks(directory: Path) -> None:
-    from msprobe_core.capture.place import RunPlace
+    from msprobe_core.capture.run_directory import RunPlace
 
     place = RunPlace(directory)
     place.directory(0)
@@ -1041,7 +1041,7 @@ TARGETS = {
     "reactions": Target(["free_benchmark/ranking"], _reactions, _use_reactions, "**/*.jsonl"),
     "stored calls": Target(["api_check/call_files"], _stored_calls, _use_stored_calls, "calls/*"),
     "op_generate": Target(["api_check/op_config", "api_check/op_extract"], _op_config, _use_op_config),
-    "locks": Target(["capture/place"], _locks, _use_locks, ".rank0.lock"),
+    "locks": Target(["capture/run_directory"], _locks, _use_locks, ".rank0.lock"),
 }
 """By what they read; whole dumps have a fuzzer of their own, `fuzz.dumps`."""
 

@@ -6,7 +6,7 @@ import pytest
 
 from msprobe_core.monitor.layer_features import spectral_columns
 from msprobe_core.monitor.measures import rank_of
-from msprobe_core.monitor.samples import stride_of
+from msprobe_core.monitor.sampled_elements import stride_of
 from msprobe_core.monitor.updates import columns_of
 
 

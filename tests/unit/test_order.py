@@ -10,7 +10,7 @@ from rank_dumps import Rank, group, make_ranks, value, write_ranks
 from msprobe_core.errors import DumpError
 from msprobe_core.findings import Finding
 from msprobe_core.order import order_of
-from msprobe_core.order.calls import is_communication, kind_of
+from msprobe_core.order.communication_calls import is_communication, kind_of
 from msprobe_core.order.order_codes import OrderCode
 from msprobe_core.store.reading import read_dump
 
@@ -346,8 +346,8 @@ def test_dumps_of_mindstudio_probe_are_ordered():
 
 
 def test_time_grows_with_the_number_of_calls_and_not_with_its_square(tmp_path):
-    from msprobe_core.order.calls import calls_of
     from msprobe_core.order.causality import Order
+    from msprobe_core.order.communication_calls import calls_of
 
     @cache
     def calls(size):

@@ -7,7 +7,7 @@ import pytest
 from numpy_layers import ArrayFramework, Network, PerturbedFramework, train_step
 from numpy_rig import ArrayDebugger
 
-from msprobe_core.capture.repetition import calibration
+from msprobe_core.capture.step_repetition import calibration
 from msprobe_core.compare import compare_dumps
 from msprobe_core.config import load_config
 from msprobe_core.config.repetition import ORDER_VARIABLE, RepetitionOrder

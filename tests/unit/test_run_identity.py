@@ -14,7 +14,7 @@ from numpy_layers import Network, train_step
 from numpy_rig import ArrayDebugger
 
 from msprobe_core.capture.identity import job_of, own_identity
-from msprobe_core.capture.place import RunPlace
+from msprobe_core.capture.run_directory import RunPlace
 from msprobe_core.compare import compare_dumps
 from msprobe_core.errors import StoreError
 from msprobe_core.findings import Finding
@@ -275,10 +275,10 @@ class TestTwoJobs:
 
     def test_a_third_one_ends_its_recording_and_not_its_training(self, tmp_path, other_job, caplog, monkeypatch):
         other_job()
-        monkeypatch.setattr("msprobe_core.capture.place._tag", lambda *_: "x")
+        monkeypatch.setattr("msprobe_core.capture.run_directory._tag", lambda *_: "x")
         (tmp_path / "run-x").mkdir()
         first = RunPlace(tmp_path / "run-x")
-        monkeypatch.setattr("msprobe_core.capture.place._lock", lambda _: False)
+        monkeypatch.setattr("msprobe_core.capture.run_directory._lock", lambda _: False)
         with pytest.raises(StoreError, match="another job is recording rank 0 there"):
             first._claim(tmp_path / "run-x", 0, own_identity())
         assert record(tmp_path / "run") is None

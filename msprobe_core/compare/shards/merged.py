@@ -29,7 +29,9 @@ from msprobe_core.compare.shards.assembly import (
     merge_sketches,
     merge_statistics,
 )
-from msprobe_core.compare.shards.calls import (
+from msprobe_core.compare.shards.columns import Columns
+from msprobe_core.compare.shards.declaration import Declaration, Undeclared
+from msprobe_core.compare.shards.distributed_calls import (
     fake_tensor_calls,
     framework_calls,
     reduced_values,
@@ -37,8 +39,6 @@ from msprobe_core.compare.shards.calls import (
     unwrapped,
     without,
 )
-from msprobe_core.compare.shards.columns import Columns
-from msprobe_core.compare.shards.declaration import Declaration, Undeclared
 from msprobe_core.compare.shards.findings import ReplicaFinding
 from msprobe_core.compare.shards.groups import Groups, one_part
 from msprobe_core.compare.shards.merged_files import MergedFiles

@@ -14,8 +14,8 @@ import polars as pl
 
 from msprobe_core.compare.compare_codes import CompareCode
 from msprobe_core.compare.shards.assembly import CannotMerge
-from msprobe_core.compare.shards.calls import has_sums, results_for_all, sums_in, terms_in
 from msprobe_core.compare.shards.declaration import Undeclared, is_data_parallel
+from msprobe_core.compare.shards.distributed_calls import has_sums, results_for_all, sums_in, terms_in
 from msprobe_core.compare.shards.findings import ReplicaFinding
 from msprobe_core.compare.shards.groups import Groups
 from msprobe_core.compare.shards.rank_rows import Part, Union, index_of, rank_of, rows_of_first

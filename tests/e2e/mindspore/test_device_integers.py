@@ -25,7 +25,7 @@ WRAPPED = {
 
 @pytest.mark.parametrize("name", [*EXACT, *WRAPPED])
 def test_integers_are_summed_exactly_by_a_device_without_float64(monkeypatch, name):
-    monkeypatch.setattr("msprobe.mindspore._deferred.is_host", lambda: False)
+    monkeypatch.setattr("msprobe.mindspore._deferred_digests.is_host", lambda: False)
     values = Tensor((EXACT | WRAPPED)[name])
     digests = Digest(), Digest()
     for digest, defers in zip(digests, (True, False), strict=True):

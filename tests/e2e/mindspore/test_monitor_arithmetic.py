@@ -20,7 +20,7 @@ from msprobe_core.monitor.layer_features import (  # noqa: E402
     spectral_columns,
     spectrum_of,
 )
-from msprobe_core.monitor.samples import sampled  # noqa: E402
+from msprobe_core.monitor.sampled_elements import sampled  # noqa: E402
 from msprobe_core.monitor.updates import columns_of, sums_of  # noqa: E402
 from msprobe_core.plugin import MeasuringFramework  # noqa: E402
 

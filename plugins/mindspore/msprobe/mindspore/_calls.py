@@ -10,8 +10,8 @@ import mindspore as ms
 from mindspore import Tensor
 
 from msprobe.mindspore._gradients import CallGradients, builds_graph, is_in_backward
-from msprobe.mindspore._inside import inside
 from msprobe.mindspore._quiet import RecordingGuard
+from msprobe.mindspore._unrecorded_calls import inside
 from msprobe_core.interception import CLIP_GRAD, OPTIMIZER, Owners, is_clipping, tensors_in
 from msprobe_core.interception import ApiCalls as _ApiCalls
 from msprobe_core.plugin import Call, CallRecorder

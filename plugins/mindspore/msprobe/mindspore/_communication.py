@@ -14,8 +14,8 @@ from mindspore import Tensor
 from mindspore.communication import GlobalComm, get_process_group_ranks
 
 from msprobe.mindspore._apis import Function
-from msprobe.mindspore._inside import hidden
 from msprobe.mindspore._quiet import RecordingGuard
+from msprobe.mindspore._unrecorded_calls import hidden
 from msprobe_core.interception import (
     RECEIVES,
     SENDS,

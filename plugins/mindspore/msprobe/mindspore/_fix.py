@@ -12,11 +12,11 @@ from mindspore.ops import Primitive
 
 from msprobe.mindspore._functions import ApiPatches
 from msprobe.mindspore._gradients import builds_graph, takes_gradient
-from msprobe.mindspore._inside import inside, unseen
 from msprobe.mindspore._jit import JitPatches
 from msprobe.mindspore._primitives import COMMUNICATION, PrimitivePatches
 from msprobe.mindspore._quiet import RecordingGuard
 from msprobe.mindspore._random import RANDOM_NAMES, RANDOM_OPERATORS, MindSporeState
+from msprobe.mindspore._unrecorded_calls import inside, unseen
 from msprobe_core.interception import FixingCalls, map_values
 from msprobe_core.plugin import CallFixer, NamedModel, RiskLevel
 

@@ -20,17 +20,17 @@ from msprobe.mindspore._communication import CommunicationPatches
 from msprobe.mindspore._device import WITH_ARITHMETIC, check_target, copied, device_target, is_host
 from msprobe.mindspore._functions import ApiPatches
 from msprobe.mindspore._gradients import takes_gradient, watch_gradient
-from msprobe.mindspore._inside import inside
 from msprobe.mindspore._jit import JitPatches, is_tracing
 from msprobe.mindspore._manifest import Describing
-from msprobe.mindspore._measuring import Measuring
 from msprobe.mindspore._monitor import Monitoring
+from msprobe.mindspore._monitor_measures import Measuring
 from msprobe.mindspore._perturb import perturb
 from msprobe.mindspore._primitives import PrimitivePatches
 from msprobe.mindspore._quiet import RecordingGuard
 from msprobe.mindspore._random import watch_random
 from msprobe.mindspore._reduce import MindSporeReducer, values_of
 from msprobe.mindspore._state import NetState, has_parameters
+from msprobe.mindspore._unrecorded_calls import inside
 from msprobe.mindspore._unwritten import Unwritten
 from msprobe.mindspore.graph.attachment import GraphTaps, check_level, graph_mode, prepare
 from msprobe.mindspore.graph.values import GraphValues

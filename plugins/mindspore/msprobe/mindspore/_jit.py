@@ -14,7 +14,7 @@ from mindspore import nn
 
 from msprobe.mindspore._calls import ApiCalls
 from msprobe.mindspore._compiling import api
-from msprobe.mindspore._inside import unseen_by_all
+from msprobe.mindspore._unrecorded_calls import unseen_by_all
 from msprobe_core.interception import OPTIMIZER, Function, FunctionPatch, Patches
 
 PREFIX = "Jit"

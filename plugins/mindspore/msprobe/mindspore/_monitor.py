@@ -17,7 +17,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from msprobe.mindspore._cells import ParameterHooks, Unnamed, cells_of, own_parameters
 from msprobe.mindspore._communication import CommunicationPatches, communication_files
 from msprobe.mindspore._compiling import api
-from msprobe.mindspore._deferred import widest_float
+from msprobe.mindspore._deferred_digests import widest_float
 from msprobe.mindspore._device import WITH_ARITHMETIC
 from msprobe.mindspore._optimizer_calls import by_parameter, is_optimizer, watch_every_optimizer
 from msprobe.mindspore._quiet import RecordingGuard, executor

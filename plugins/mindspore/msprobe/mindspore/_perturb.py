@@ -13,8 +13,8 @@ from mindspore import Tensor, ops
 from msprobe.mindspore._cells import cells_of
 from msprobe.mindspore._compiling import Compiling
 from msprobe.mindspore._gradients import takes_gradient
-from msprobe.mindspore._inside import unseen
 from msprobe.mindspore._quiet import RecordingGuard
+from msprobe.mindspore._unrecorded_calls import unseen
 from msprobe_core.interception import ModuleNoise, relative_changes
 from msprobe_core.plugin import NamedModel, Perturbation, PerturbMode, RoundingUnit
 

@@ -11,7 +11,7 @@ try:  # 2.8 and later
 except ImportError:
     from mindspore.common.api import _pynative_executor  # pyright: ignore[reportAttributeAccessIssue]
 
-from msprobe.mindspore._inside import hidden, inside
+from msprobe.mindspore._unrecorded_calls import hidden, inside
 from msprobe_core.plugin import UserCodeError, is_of_the_program, kept
 
 executor: Any = _pynative_executor

@@ -19,11 +19,11 @@ from msprobe.mindspore._cells import cells_of, hide_hooks, own_parameters
 from msprobe.mindspore._compiling import Compiling
 from msprobe.mindspore._device import COMPLEX, FLOATING
 from msprobe.mindspore._functions import ApiPatches
-from msprobe.mindspore._inside import inside, unseen
 from msprobe.mindspore._jit import JitPatches
 from msprobe.mindspore._optimizer_calls import is_optimizer
 from msprobe.mindspore._primitives import COMMUNICATION, PrimitivePatches
 from msprobe.mindspore._quiet import RecordingGuard, executor
+from msprobe.mindspore._unrecorded_calls import inside, unseen
 from msprobe_core.interception import (
     COARSER,
     FoundModule,

@@ -10,7 +10,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor
 
-from msprobe.mindspore._deferred import HELD_BYTES, DeferredCopies, DeferredStatistics
+from msprobe.mindspore._deferred_digests import HELD_BYTES, DeferredCopies, DeferredStatistics
 from msprobe.mindspore._device import WITH_ARITHMETIC
 from msprobe.mindspore._unwritten import Unwritten
 from msprobe.mindspore.graph.values import GraphValues

@@ -16,10 +16,10 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 from msprobe.mindspore._apis import find_places
-from msprobe.mindspore._inside import unseen_by_all
 from msprobe.mindspore._jit import is_tracing
 from msprobe.mindspore._replay_formula import NoFormulaError, by_formula, has_formula
 from msprobe.mindspore._replay_table import CASTS, CHECKED, DRAWING, INDEXED, RANDOM, SIZED, find_function
+from msprobe.mindspore._unrecorded_calls import unseen_by_all
 from msprobe_core.interception import (
     NOT_SPECIAL,
     FunctionPatch,

@@ -16,9 +16,9 @@ from mindspore import Tensor, ops
 from msprobe.mindspore import _saving_graph
 from msprobe.mindspore._framework import MindSporeFramework
 from msprobe.mindspore._gradients import builds_graph, takes_gradient, watch_gradient
-from msprobe.mindspore._inside import inside
 from msprobe.mindspore._quiet import RecordingGuard, executor
 from msprobe.mindspore._reduce import values_of
+from msprobe.mindspore._unrecorded_calls import inside
 from msprobe_core.interception import HostValues
 from msprobe_core.plugin import MAX_DEPTH, SessionError, reason_of
 from msprobe_core.store import make_directory, tensor_file_name, unit_directory

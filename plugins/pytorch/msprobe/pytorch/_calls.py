@@ -12,7 +12,7 @@ from msprobe.pytorch._apis import is_foreign_operator, written_by_schema
 from msprobe.pytorch._gradients import CallGradients, is_in_backward
 from msprobe.pytorch._owners import may_run_closure, owners
 from msprobe.pytorch._quiet import RecordingGuard
-from msprobe.pytorch._unset import UnsetMemory, ignores_values, leaves_memory_unset
+from msprobe.pytorch._unwritten import UnsetMemory, ignores_values, leaves_memory_unset
 from msprobe_core.interception import ApiCalls as _ApiCalls
 from msprobe_core.interception import Function
 from msprobe_core.plugin import Call, CallRecorder

@@ -24,7 +24,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from msprobe.pytorch._gradients import CallGradients
 from msprobe.pytorch._quiet import RecordingGuard
 from msprobe.pytorch._reduce import held_by
-from msprobe.pytorch._releases import is_tried
+from msprobe.pytorch._torch_releases import is_tried
 from msprobe_core.interception import (
     ALWAYS_ASYNCHRONOUS,
     RECEIVES,

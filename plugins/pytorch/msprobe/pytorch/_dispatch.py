@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import increment_version
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 
-from msprobe.pytorch._releases import is_of_compilers
 from msprobe.pytorch._thread_ends import at_thread_end
+from msprobe.pytorch._torch_releases import is_of_compilers
 
 PLAIN = (Tensor, nn.Parameter)
 

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import torch
 from torch._C import DispatchKey
 
-from msprobe.pytorch._releases import destroy, is_compiling, run_under
+from msprobe.pytorch._torch_releases import destroy, is_compiling, run_under
 from msprobe_core.interception import Function, FunctionPatch, Patches, RandomCall, RandomState, RandomWatch
 
 _logger = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ from msprobe.pytorch._arrivals import HostCopy
 from msprobe.pytorch._framework import PyTorchFramework
 from msprobe.pytorch._quiet import RecordingGuard
 from msprobe.pytorch._reduce import readable
-from msprobe.pytorch._releases import is_compiling
 from msprobe.pytorch._statistics import WITHOUT_VALUES, widened
+from msprobe.pytorch._torch_releases import is_compiling
 from msprobe_core.plugin import Framework, Phase, Role
 from msprobe_core.recording import FlightRecorder as AnyFlightRecorder
 from msprobe_core.recording import FlightStep, Seen, Tape, first_tensors

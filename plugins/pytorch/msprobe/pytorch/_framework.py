@@ -20,13 +20,14 @@ from msprobe.pytorch._arrivals import note_stream, wait_for
 from msprobe.pytorch._calls import ApiCalls
 from msprobe.pytorch._collectives import Collectives
 from msprobe.pytorch._compiled import CompiledRegions, StepsAside
-from msprobe.pytorch._foreign import foreign_patches
+from msprobe.pytorch._foreign_functions import foreign_patches
 from msprobe.pytorch._functions import CHECKS, ApiMode, BackwardEngine, FastPathCheck
 from msprobe.pytorch._gradients import watch_gradient
 from msprobe.pytorch._manifest import Describing
-from msprobe.pytorch._measuring import Measuring
 from msprobe.pytorch._modules import ModuleHooks, Visits, modules_to_watch
 from msprobe.pytorch._monitor import Monitoring
+from msprobe.pytorch._monitor_measures import Measuring
+from msprobe.pytorch._monitored_training import Trained
 from msprobe.pytorch._operators import OperatorMode, OperatorTable
 from msprobe.pytorch._perturb import perturb
 from msprobe.pytorch._placements import distribution_of
@@ -35,13 +36,12 @@ from msprobe.pytorch._raise import RaisedModules
 from msprobe.pytorch._random import watch_random
 from msprobe.pytorch._redistributions import redistributions
 from msprobe.pytorch._reduce import TorchReducer, readable
-from msprobe.pytorch._releases import is_compiling
 from msprobe.pytorch._replaying import Replaying
 from msprobe.pytorch._slots import observe
 from msprobe.pytorch._state import ModuleState, has_state
-from msprobe.pytorch._swaps import swap_patch
+from msprobe.pytorch._swapped_tensors import swap_patch
+from msprobe.pytorch._torch_releases import is_compiling
 from msprobe.pytorch._traced import TracedRegions
-from msprobe.pytorch._trained import Trained
 from msprobe.pytorch._transforms import is_wrapped, shape_of, transforms_of
 from msprobe_core.interception import AliasSearch, PlacedAttachment, WatchHooks
 from msprobe_core.plugin import (

@@ -18,13 +18,13 @@ from msprobe.pytorch._apis import ApiTable, is_operator_call
 from msprobe.pytorch._calls import ApiCalls
 from msprobe.pytorch._collectives import local
 from msprobe.pytorch._dropout import DropoutKernels, without_dropout
-from msprobe.pytorch._forgotten import ForgottenArguments
 from msprobe.pytorch._gradients import is_in_backward
+from msprobe.pytorch._omitted_arguments import ForgottenArguments
 from msprobe.pytorch._owners import is_of_compiler
 from msprobe.pytorch._quiet import RecordingGuard
-from msprobe.pytorch._releases import export
 from msprobe.pytorch._thread_ends import at_thread_end
-from msprobe.pytorch._unset import concerns_unset_memory
+from msprobe.pytorch._torch_releases import export
+from msprobe.pytorch._unwritten import concerns_unset_memory
 from msprobe_core.interception import Patch
 from msprobe_core.plugin import CallRecorder
 

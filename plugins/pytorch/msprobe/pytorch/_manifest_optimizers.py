@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from msprobe.pytorch._compiled import modules_to_hook
-from msprobe.pytorch._masters import master_of
+from msprobe.pytorch._master_weights import master_of
 from msprobe.pytorch._optimizer_steps import all_of, leaves_of
 from msprobe_core.manifest import Optimizer, ParameterGroup, Scalar, flattened, scalar_of
 from msprobe_core.plugin import NamedModel

@@ -14,7 +14,7 @@ from msprobe.pytorch._collectives import local
 from msprobe.pytorch._dispatch import COMMUNICATING, PLAIN, BottomMode, run_below, written_arguments
 from msprobe.pytorch._gradients import Node, is_in_backward, next_sequence_number
 from msprobe.pytorch._quiet import RecordingGuard
-from msprobe.pytorch._unset import UnsetMemory, ignores_values
+from msprobe.pytorch._unwritten import UnsetMemory, ignores_values
 from msprobe_core.plugin import Call, CallRecorder
 
 _current_node: Callable[[], Node] = cast("Any", torch._C)._current_autograd_node

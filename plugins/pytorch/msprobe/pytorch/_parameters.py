@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from msprobe.pytorch._gradients import run_apart
 from msprobe.pytorch._quiet import RecordingGuard
-from msprobe.pytorch._releases import accumulating_node
+from msprobe.pytorch._torch_releases import accumulating_node
 from msprobe_core.interception import Handle
 from msprobe_core.plugin import CallRecorder
 

@@ -9,7 +9,7 @@ import torch
 
 from msprobe.pytorch._dropout import DropoutKernels
 from msprobe.pytorch._random_state import TorchState
-from msprobe.pytorch._releases import is_compiling
+from msprobe.pytorch._torch_releases import is_compiling
 from msprobe_core.interception import RandomFunction, RandomWatch, common_states
 from msprobe_core.plugin import RandomDraw
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from msprobe.pytorch._quiet import RecordingGuard
-from msprobe.pytorch._releases import is_compiling
+from msprobe.pytorch._torch_releases import is_compiling
 from msprobe_core.interception import AliasSearch, Function, FunctionPatch, Patches
 from msprobe_core.plugin import Call, CallRecorder
 

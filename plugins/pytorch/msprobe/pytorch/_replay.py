@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from msprobe.pytorch._references import find_reference
+from msprobe.pytorch._reference_formulas import find_reference
 from msprobe.pytorch._replay_devices import HOST, device_of, state_of, without_autocast
 from msprobe.pytorch._replay_modules import made_again, settings_of
 from msprobe.pytorch._replay_table import AMBIGUOUS, RANDOM, find_function, num_factors, why_left_out

@@ -36,7 +36,7 @@ class Replaying:
 
     def has_reference(self, site: Site) -> bool:
         """Return whether a function has an independent formula; see `msprobe_core.plugin.ReferringFramework`."""
-        from msprobe.pytorch._references import find_reference
+        from msprobe.pytorch._reference_formulas import find_reference
 
         return find_reference(site.prefix, site.path) is not None
 

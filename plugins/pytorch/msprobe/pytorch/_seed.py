@@ -10,7 +10,7 @@ import torch
 from msprobe.pytorch._dropout import DropoutKernels
 from msprobe.pytorch._random import FAMILY, torch_functions
 from msprobe.pytorch._random_state import TorchState
-from msprobe.pytorch._releases import is_compiling
+from msprobe.pytorch._torch_releases import is_compiling
 from msprobe_core.interception import RandomWatch, Repeat, Seeding, common_states, seed_common
 
 

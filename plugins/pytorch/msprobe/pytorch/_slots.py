@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from torch import nn
 from torch.nn.modules import module as _of_all_modules
 
-from msprobe.pytorch._releases import export
+from msprobe.pytorch._torch_releases import export
 from msprobe_core.interception import After, Before, Handle, Hook
 
 _SLOT = "_compiled_call_impl"

@@ -22,7 +22,7 @@ class _Offer:
         from msprobe_core.config.schema import HandlerType  # imports YAML, which the command line does not need
 
         if host.config.options.handler_type is HandlerType.FIX:
-            from msprobe_core.free_benchmark.fixing import FixedResults
+            from msprobe_core.free_benchmark.replaced_results import FixedResults
 
             return FixedResults.make(host)
         from msprobe_core.free_benchmark.feature import FreeBenchmark  # imports polars, which other tasks do not need

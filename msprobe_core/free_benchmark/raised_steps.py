@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from msprobe_core.api_check.online.held_dump import HeldTensor
 from msprobe_core.capture.framework_choice import find_framework
-from msprobe_core.capture.repetition import listed
+from msprobe_core.capture.step_repetition import listed
 from msprobe_core.errors import NoModelError, PluginError, SessionError
 from msprobe_core.fingerprint.sketch import SIZE
 from msprobe_core.guard import described

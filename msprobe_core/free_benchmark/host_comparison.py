@@ -1,4 +1,4 @@
-"""The twin of single calls on the host: what each sampled call gives on the device and on the host, side by side.
+"""Sampled calls on the device and on the host: what each gives there, side by side.
 
 The rule is the published one of on-line dispatch: a result fails if its cosine similarity is below 0.99 while an
 element is off by more than 0.001, or if the similarity is below 0.9, or if an element is off by more than 1. The
@@ -67,7 +67,7 @@ def _wide(values: NDArray[np.generic]) -> type[np.complex128 | np.float64]:
 
 
 @dataclass
-class HostTwin:
+class HostComparison:
     """Writes ``msprobe_rank{R}_{time}/compare_result_{time}.csv``, and results of calls as ``dump_mode`` says.
 
     Attributes:

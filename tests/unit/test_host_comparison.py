@@ -9,8 +9,8 @@ import pytest
 from msprobe_core.config import load_config
 from msprobe_core.config.schema import DumpMode, TaskOptions
 from msprobe_core.errors import ConfigError, StoreError
-from msprobe_core.free_benchmark import host_twin
-from msprobe_core.free_benchmark.host_twin import COLUMNS, HostTwin, difference_of
+from msprobe_core.free_benchmark import host_comparison
+from msprobe_core.free_benchmark.host_comparison import COLUMNS, HostComparison, difference_of
 from msprobe_core.model import ReplayTensor
 from msprobe_core.names import parse_entry
 from msprobe_core.replay.recorded import RecordedCall
@@ -52,12 +52,12 @@ def call_of(name, **outputs):
     return RecordedCall(entry=entry, site=parse_entry(entry), outputs={path: tensor(v) for path, v in outputs.items()})
 
 
-def given(twin):
-    """Give the twin two calls, of which the second one fails."""
+def given(comparison):
+    """Give the comparison two calls, of which the second one fails."""
     good, bad = call_of("Torch.add", **{"0": [1.0, 2.0]}), call_of("Torch.mul", **{"0": [1.0, 2.0]})
-    twin.take(good, good.outputs, good.outputs)
-    twin.step = 3
-    twin.take(bad, bad.outputs, {"0": tensor([2.0, -1.0])})
+    comparison.take(good, good.outputs, good.outputs)
+    comparison.step = 3
+    comparison.take(bad, bad.outputs, {"0": tensor([2.0, -1.0])})
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ def given(twin):
     ],
 )
 def test_the_table_and_what_is_kept(tmp_path, mode, names, kept):
-    twin = HostTwin(tmp_path, TaskOptions(dump_mode=mode, list=names), "npu", rank=2)
-    given(twin)
+    comparison = HostComparison(tmp_path, TaskOptions(dump_mode=mode, list=names), "npu", rank=2)
+    given(comparison)
     (directory,) = tmp_path.iterdir()
     assert directory.name.startswith("msprobe_rank2_")
     (file,) = directory.glob("compare_result_*.csv")
@@ -86,8 +86,8 @@ def test_a_full_disk_is_said_once_and_ends_the_files(tmp_path, monkeypatch, capl
     def full(path):
         raise StoreError(f"{path}: cannot be written (No space left on device)")
 
-    monkeypatch.setattr(host_twin, "make_directory", full)
-    given(HostTwin(tmp_path, TaskOptions(), "npu"))
+    monkeypatch.setattr(host_comparison, "make_directory", full)
+    given(HostComparison(tmp_path, TaskOptions(), "npu"))
     assert caplog.text.count("no further results of both devices are written") == 1
     assert not list(tmp_path.iterdir())
 

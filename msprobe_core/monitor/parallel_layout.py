@@ -15,7 +15,7 @@ _OF_VALUES = frozenset({Quantity.PARAM_ORIGIN, Quantity.PARAM_UPDATED})
 
 
 class Layout:
-    """Notes the parts; a `msprobe_core.monitor.sources.Source` and a `msprobe_core.monitor.sinks.Sink`.
+    """Notes the parts; a `msprobe_core.monitor.optimizer_quantities.Source` and a `msprobe_core.monitor.sinks.Sink`.
 
     Nothing is communicated: readers put the files of all ranks together.
     """

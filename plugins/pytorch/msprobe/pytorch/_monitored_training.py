@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from msprobe.pytorch._masters import Master, master_of, zero_3_range
-from msprobe.pytorch._measuring import Measuring
+from msprobe.pytorch._master_weights import Master, master_of, zero_3_range
 from msprobe.pytorch._monitor import Monitoring, moments_in
+from msprobe.pytorch._monitor_measures import Measuring
 from msprobe.pytorch._optimizer_steps import StepWatch, all_of, leaves_of
 from msprobe.pytorch._placements import distribution_of
 from msprobe.pytorch._reduce import held_by

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from msprobe.pytorch._calls import ApiCalls
-from msprobe.pytorch._releases import is_compiling
+from msprobe.pytorch._torch_releases import is_compiling
 from msprobe_core.interception import AliasSearch, FunctionPatch, Handler, Patches, original_of
 
 
