@@ -190,7 +190,9 @@ class Exchanges:
 
     def _unmatched(self) -> Iterator[Finding]:
         known = set(self.ranks)
-        for (kind, *where), channel in self._channels.items():
+        # Channels stand in the order of hashes, which differs between releases of polars.
+        in_order = sorted(self._channels.items(), key=lambda item: [f"{part!s:>12}" for part in item[0]])
+        for (kind, *where), channel in in_order:
             if None in where:
                 continue  # stands there with its ranks too
             if kind == POINT_TO_POINT:
