@@ -19,9 +19,9 @@ from msprobe_core.calibrate import calibrate
 from msprobe_core.compare.pairs import Chosen, UnitPair
 from msprobe_core.compare.result import UnitResult
 from msprobe_core.compare.unit import CompareOptions
-from msprobe_core.config.repetition import ORDER_VARIABLE as REPETITION_VARIABLE
-from msprobe_core.config.repetition import RepetitionOrder, repetition_directory
-from msprobe_core.config.window_order import ORDER_VARIABLE, WindowOrder
+from msprobe_core.config.repetition import REQUEST_VARIABLE as REPETITION_VARIABLE
+from msprobe_core.config.repetition import RepetitionRequest, repetition_directory
+from msprobe_core.config.requested_windows import REQUEST_VARIABLE, WindowRequest
 from msprobe_core.errors import CompareError
 from msprobe_core.judge.noise.model import NoiseModel, load_noise
 from msprobe_core.judge.verdict import differs
@@ -149,12 +149,12 @@ class Replays:
             shutil.rmtree(left, ignore_errors=True)
         part = unfinished_path(place)
         make_directory(part.parent)
-        order = WindowOrder(directory=str(part.absolute()), steps=tuple(steps), begin=begin)
-        environment = {**os.environ, ORDER_VARIABLE: order.encoded()}
+        request = WindowRequest(directory=str(part.absolute()), steps=tuple(steps), begin=begin)
+        environment = {**os.environ, REQUEST_VARIABLE: request.encoded()}
         recorded = part
         if repetition is not None:
             recorded = repetition_directory(part, repetition)
-            again = RepetitionOrder(number=repetition, golden=str(part.absolute()))
+            again = RepetitionRequest(number=repetition, golden=str(part.absolute()))
             environment[REPETITION_VARIABLE] = again.encoded()
         log = place.parent / f"{place.name}.log"
         command = self._command(side, begin, max(steps) + 1)

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from msprobe_core.config.repetition import ORDER_VARIABLE, RepetitionOrder, repetition_directory
+from msprobe_core.config.repetition import REQUEST_VARIABLE, RepetitionRequest, repetition_directory
 from msprobe_core.errors import CompareError, MissingPathError
 from msprobe_core.model import PerturbMode, RoundingUnit
 from msprobe_core.store.layout import find_steps, refuse_links
@@ -49,9 +49,9 @@ def run_repetitions(
         refuse_links(directory, below=golden)
         if directory.is_dir():
             shutil.rmtree(directory, ignore_errors=True)  # left by an earlier calibration
-        order = RepetitionOrder(number=number, mode=mode, dtype=dtype, golden=str(golden.absolute()))
+        request = RepetitionRequest(number=number, mode=mode, dtype=dtype, golden=str(golden.absolute()))
         _logger.info("repetition %d of %d: %s", number, repeats, " ".join(command))
-        _run(command, order)
+        _run(command, request)
         if not directory.is_dir() or not find_steps(directory):
             raise CompareError(
                 f"repetition {number} recorded nothing in {directory}: the command must run the program that recorded "
@@ -61,11 +61,12 @@ def run_repetitions(
     return directories
 
 
-def _run(command: Sequence[str], order: RepetitionOrder) -> None:
+def _run(command: Sequence[str], request: RepetitionRequest) -> None:
     try:
         # Output is not captured: the user should see what the program prints.
-        status = subprocess.run(command, env={**os.environ, ORDER_VARIABLE: order.encoded()}, check=False).returncode  # noqa: S603
+        environment = {**os.environ, REQUEST_VARIABLE: request.encoded()}
+        status = subprocess.run(command, env=environment, check=False).returncode  # noqa: S603
     except OSError as error:
         raise CompareError(f"{command[0]}: cannot be run ({error.strerror})") from error
     if status:
-        raise CompareError(f"repetition {order.number} ended with status {status}; what it printed last says why")
+        raise CompareError(f"repetition {request.number} ended with status {status}; what it printed last says why")

@@ -13,12 +13,12 @@ from typing import Any
 
 from msprobe_core.capture.custom_apis import CustomApis
 from msprobe_core.capture.live_settings import LiveSettings, reason_of
-from msprobe_core.capture.measure import Measurement, current_order, end_process
+from msprobe_core.capture.measure import Measurement, end_process, requested_measurement
 from msprobe_core.capture.session import Session
 from msprobe_core.capture.session_factory import AnySession, SessionFactory
 from msprobe_core.capture.window import Window
 from msprobe_core.config import Config, ConfigWatch, load_config
-from msprobe_core.config.window_order import current_window
+from msprobe_core.config.requested_windows import requested_window
 from msprobe_core.errors import ConfigError, MsprobeError
 from msprobe_core.model import EndState
 from msprobe_core.protocols.framework import Framework
@@ -54,20 +54,20 @@ class Controller:
             StoreError: the directory of the dump cannot be created.
         """
         config = load_config(config_path, **given)
-        order = current_order()
-        if order is None and config.dump_enable and not config.rank:  # otherwise nothing may ever be written here
+        request = requested_measurement()
+        if request is None and config.dump_enable and not config.rank:  # otherwise nothing may ever be written here
             check_place(config.directory)
         self.lock = threading.RLock()
         self.session: AnySession | None = None
         self.custom_apis = CustomApis(config.listed_apis)
         self.is_in_window: bool = False
-        is_watched = config_path is not None and config.is_live and order is None
+        is_watched = config_path is not None and config.is_live and request is None
         watch = ConfigWatch(config_path, given, config) if config_path and is_watched else None
         self.settings = LiveSettings(config, watch)
         self._on_forked = on_forked
-        self._measurement = None if order is None else Measurement(order, config_path, given)
+        self._measurement = None if request is None else Measurement(request, config_path, given)
         self._sessions = SessionFactory(find_framework, self.settings, self._measurement, self.custom_apis)
-        self._window_order = current_window()
+        self._requested_window = requested_window()
         if config.perturb is not None:
             _logger.warning(
                 "perturb: in its windows this run computes something else than it would without: last digits "
@@ -99,8 +99,8 @@ class Controller:
         """
         if self.session is None:
             self.session = self._sessions.first(model)
-            if self._window_order is not None:
-                self.session.begin_at(self._window_order.begin)
+            if self._requested_window is not None:
+                self.session.begin_at(self._requested_window.begin)
             if hasattr(os, "register_at_fork"):
                 os.register_at_fork(after_in_child=self._abandon)
         return self.session
@@ -145,9 +145,9 @@ class Controller:
             session.step()
             if self._measurement is not None:
                 self._measurement.end_step(has_given_up=session.is_finished)
-            if self._window_order is not None and session.is_finished:
+            if self._requested_window is not None and session.is_finished:
                 self.close()
-                end_process()  # what follows in the program, such as saving a checkpoint, belongs to no ordered step
+                end_process()  # what follows in the program, such as saving a checkpoint, belongs to no requested step
             return
         window = session.running_window
         session.stop()

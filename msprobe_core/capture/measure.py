@@ -1,7 +1,7 @@
 """Measurement of the cost of one configuration inside a training program, on behalf of ``msprobe estimate``.
 
-The order is passed in an environment variable, so that the program is started as usual, and so that child processes
-inherit it. The debugger then records what the order says instead of the program's own settings, and ends the process
+The request is passed in an environment variable, so that the program is started as usual, and so that child processes
+inherit it. The debugger then records what the request says instead of the program's own settings, and ends the process
 when enough steps are measured. Each process writes a `Reading` after every step.
 """
 
@@ -28,12 +28,12 @@ from msprobe_core.protocols.framework import Framework
 from msprobe_core.protocols.storage import EndingWriter, Writer, WriterFactory
 from msprobe_core.store.manifest_file import DATA_ROWS_FILE, MANIFEST_FILE
 
-ORDER_VARIABLE = "MSPROBE_ESTIMATE"
+REQUEST_VARIABLE = "MSPROBE_ESTIMATE"
 
 _PEAK = re.compile(r"^VmHWM:\s*(\d+) kB", re.MULTILINE)
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True):
+class MeasurementRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What a process has to measure.
 
     Attributes:
@@ -74,7 +74,7 @@ class Reading(msgspec.Struct, kw_only=True):
         num_warmup: Warm-up steps that have ended.
         peak_memory_bytes: Peak resident memory of the process.
         peak_device_bytes: Peak device memory of its tensors; ``None`` without a device.
-        is_complete: Whether all ordered steps are measured.
+        is_complete: Whether all requested steps are measured.
         problem: A sentence on why measuring failed.
     """
 
@@ -107,39 +107,41 @@ def read_readings(directory: Path) -> list[Reading]:
     return sorted(readings, key=lambda reading: -1 if reading.rank is None else reading.rank)
 
 
-def current_order() -> Order | None:
-    """Return the order for this process; ``None`` in a process that ``msprobe estimate`` has not started.
+def requested_measurement() -> MeasurementRequest | None:
+    """Return the request for this process; ``None`` in a process that ``msprobe estimate`` has not started.
 
     Raises:
         ConfigError: the variable has other content.
     """
-    value = os.environ.get(ORDER_VARIABLE)
+    value = os.environ.get(REQUEST_VARIABLE)
     if not value:
         return None
     try:
-        return msgspec.json.decode(value, type=Order)
+        return msgspec.json.decode(value, type=MeasurementRequest)
     except msgspec.MsgspecError as error:
         raise ConfigError(
-            f"the environment variable {ORDER_VARIABLE} is none of `msprobe estimate` ({error}); unset it"
+            f"the environment variable {REQUEST_VARIABLE} is none of `msprobe estimate` ({error}); unset it"
         ) from error
 
 
 class Measurement:
     """Wraps a debugger's session in a process that is measured."""
 
-    def __init__(self, order: Order, config_path: str | os.PathLike[str] | None, given: Mapping[str, Any]) -> None:
-        """Read the program's configuration, override it with the order, and start the clock.
+    def __init__(
+        self, request: MeasurementRequest, config_path: str | os.PathLike[str] | None, given: Mapping[str, Any]
+    ) -> None:
+        """Read the program's configuration, override it with the request, and start the clock.
 
         Raises:
-            ConfigError: the configuration is wrong, or conflicts with the order.
+            ConfigError: the configuration is wrong, or conflicts with the request.
         """
-        self._order = order
-        self._directory = Path(order.directory)
+        self._request = request
+        self._directory = Path(request.directory)
         self._dumps = Path(tempfile.mkdtemp(prefix="dump-", dir=self._directory))
-        settings: dict[str, Any] = {**given, **order.settings, "dump_path": str(self._dumps)}
+        settings: dict[str, Any] = {**given, **request.settings, "dump_path": str(self._dumps)}
         config = load_config(config_path, **settings)
-        if order.summary_mode is not None:
-            options = msgspec.structs.replace(config.options, summary_mode=order.summary_mode)
+        if request.summary_mode is not None:
+            options = msgspec.structs.replace(config.options, summary_mode=request.summary_mode)
             config = msgspec.structs.replace(config, options=options)
         self.config: Config = config
         """The configuration that the session records."""
@@ -168,7 +170,7 @@ class Measurement:
         size = _size_of(self._dumps)
         if has_given_up:
             reading.problem = "recording ended by itself; what the program printed last says why"
-        elif reading.num_warmup < self._order.num_warmup:
+        elif reading.num_warmup < self._request.num_warmup:
             reading.num_warmup += 1
         else:
             reading.times_s.append(ended - self._began)
@@ -178,7 +180,7 @@ class Measurement:
         reading.peak_memory_bytes = _peak_memory()
         if isinstance(self._framework, DeviceGauge):
             reading.peak_device_bytes = self._framework.peak_device_bytes()
-        is_last = has_given_up or len(reading.times_s) >= self._order.num_steps
+        is_last = has_given_up or len(reading.times_s) >= self._request.num_steps
         reading.is_complete = is_last and not has_given_up
         shutil.rmtree(self._dumps, ignore_errors=True)  # bounds the disk space to that of one step
         reading.write(self._directory)

@@ -42,7 +42,7 @@ class SessionFactory:
         Args:
             find_framework: Returns the framework of a model, or of the program for ``None``.
             settings: The configuration, which may be edited while the training runs.
-            measurement: The measurement that ``msprobe estimate`` has ordered.
+            measurement: The measurement that ``msprobe estimate`` has requested.
             custom_apis: APIs that the user registers.
         """
         self._find_framework = find_framework

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, cast
 
 from msprobe_core.capture.debugger import PrecisionDebugger
-from msprobe_core.capture.measure import Reading, current_order, end_process
+from msprobe_core.capture.measure import Reading, end_process, requested_measurement
 from msprobe_core.errors import MsprobeError, NoModelError, SessionError
 
 _ENDED = object()
@@ -27,12 +27,12 @@ def main(target: str) -> None:
     Args:
         target: ``module:function``.
     """
-    order = current_order()
-    assert order is not None
+    request = requested_measurement()
+    assert request is not None
     try:
-        _train(target, needs_model=order.level not in {None, "L1"})
+        _train(target, needs_model=request.level not in {None, "L1"})
     except MsprobeError as error:
-        Reading(problem=str(error)).write(Path(order.directory))
+        Reading(problem=str(error)).write(Path(request.directory))
         end_process()
     except Exception as error:  # noqa: BLE001  # raised by the user's function
         traceback.print_exception(error.with_traceback(_theirs(error.__traceback__)))

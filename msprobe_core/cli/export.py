@@ -53,20 +53,20 @@ def export(**given: Any) -> int:
         *others, last = (f"--{name}" for name in exports)
         raise click.UsageError(f"say for what: {', '.join(others)} or {last}")
     asked = Asked(**given, has_maps=False)
-    from msprobe_core.view.graph_cache import GraphCache
     from msprobe_core.view.inputs import subject_of
+    from msprobe_core.view.stored_graphs import StoredGraphs
 
     subject = subject_of(asked.subject, asked.golden)
     stem = f"{'build' if subject.golden is None else 'compare'}_{time.strftime('%Y%m%d%H%M%S')}"
-    with closing(GraphCache()) as cache:
-        data = built(subject, asked, cache)
+    with closing(StoredGraphs()) as graphs:
+        data = built(subject, asked, graphs)
         if not data.units and any(export.needs_graphs for export in wanted):
             without = [f"--{export.name}" for export in exports.values() if not export.needs_graphs]
             raise CompareError(
                 f"{subject.target}: is what a monitor has written, which has no graphs; "
                 f"{', '.join(without)} writes its statistics"
             )
-        page = Page(data, cache, asked.output_path, stem)
+        page = Page(data, graphs, asked.output_path, stem)
         written = [path for export in wanted for path in export.write(page)]
     for path in written:
         click.echo(path)

@@ -99,8 +99,8 @@ def _run(
 ) -> int:
     """Show the graph of a run, or of two side by side, on one page: `msprobe view` with established options."""
     del accepted  # the page always has what they ask for
-    from msprobe_core.view.graph_cache import GraphCache
     from msprobe_core.view.inputs import Subject, requested
+    from msprobe_core.view.stored_graphs import StoredGraphs
 
     if (input_path is None) == (target_path is None):
         raise click.UsageError("give the run: -tp TARGET [-gp GOLDEN], or -i compare.json")
@@ -119,14 +119,14 @@ def _run(
     if rules is not None:
         asked = replace(asked, declared=rules)
     stem = f"{'build' if subject.golden is None else 'compare'}_{time.strftime('%Y%m%d%H%M%S')}"
-    with closing(GraphCache()) as cache:
-        data = built(subject, asked, cache)
-        write(data, cache, output_path / f"{stem}.html")
+    with closing(StoredGraphs()) as graphs:
+        data = built(subject, asked, graphs)
+        write(data, graphs, output_path / f"{stem}.html")
         if file_type == "db":
             from msprobe_core.exports.offers import DATABASE
             from msprobe_core.plugins import registry
 
-            (path,) = registry().exports()[DATABASE].write(Page(data, cache, output_path, stem))
+            (path,) = registry().exports()[DATABASE].write(Page(data, graphs, output_path, stem))
             click.echo(f"Database: {path}")
     return status_of_page(data, allows_incomplete=allows_incomplete)
 

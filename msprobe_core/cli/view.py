@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from msprobe_core.compare.layouts.rules import LayoutRules, Ranks
     from msprobe_core.view.build import ViewOptions
     from msprobe_core.view.data import Said, ViewData
-    from msprobe_core.view.graph_cache import GraphCache
     from msprobe_core.view.inputs import Subject
+    from msprobe_core.view.stored_graphs import StoredGraphs
     from msprobe_core.view.trends_live import LiveMonitor
 
 PAGE = "view.html"
@@ -87,9 +87,9 @@ def view(**given: Any) -> int:
     asked = Asked(**given)
     from msprobe_core.rl.files import holds_run
     from msprobe_core.store.layout import check_place
-    from msprobe_core.view.graph_cache import GraphCache
     from msprobe_core.view.inputs import subject_of
     from msprobe_core.view.page_file import check_page
+    from msprobe_core.view.stored_graphs import StoredGraphs
 
     path = page_path(asked.output_path)
     if not is_served:
@@ -98,20 +98,20 @@ def view(**given: Any) -> int:
         check_page(path)
     if holds_run(asked.subject):
         data = _rl_page(asked)
-        with closing(GraphCache()) as cache:
-            serve(data, cache, port) if is_served else write(data, cache, path)
+        with closing(StoredGraphs()) as graphs:
+            serve(data, graphs, port) if is_served else write(data, graphs, path)
         return status_of_page(data, allows_incomplete=allows_incomplete)
     subject = subject_of(asked.subject, asked.golden)
     if is_served and (live := _live(subject, asked)) is not None:
-        with closing(GraphCache()) as cache:
-            serve(live.data, cache, port, live)
+        with closing(StoredGraphs()) as graphs:
+            serve(live.data, graphs, port, live)
         return 0
-    with closing(GraphCache()) as cache:
-        data = built(subject, asked, cache)
+    with closing(StoredGraphs()) as graphs:
+        data = built(subject, asked, graphs)
         if is_served:
-            serve(data, cache, port)
+            serve(data, graphs, port)
         else:
-            write(data, cache, path)
+            write(data, graphs, path)
     return status_of_page(data, allows_incomplete=allows_incomplete)
 
 
@@ -153,13 +153,13 @@ def _rl_page(asked: Asked) -> ViewData:
         return page_of(run, golden, options, progress)
 
 
-def built(subject: Subject, asked: Asked, cache: GraphCache) -> ViewData:
+def built(subject: Subject, asked: Asked, graphs: StoredGraphs) -> ViewData:
     """Return the data of a page, drawing a progress bar meanwhile."""
     from msprobe_core.view.build import build
 
     with progress_bar("looked at") as progress:
         options = _options(subject, asked)
-        return build(subject.target, subject.golden, cache, options, subject.location, progress, subject.checks)
+        return build(subject.target, subject.golden, graphs, options, subject.location, progress, subject.checks)
 
 
 def _options(subject: Subject, asked: Asked) -> ViewOptions:
@@ -207,19 +207,19 @@ def page_path(path: Path) -> Path:
     return path if is_file else path / PAGE
 
 
-def write(data: ViewData, cache: GraphCache, path: Path) -> None:
+def write(data: ViewData, graphs: StoredGraphs, path: Path) -> None:
     """Write the page, and print its path."""
     from msprobe_core.findings import Finding
     from msprobe_core.view.data import said_of, text_of
     from msprobe_core.view.page_file import units_that_fit, write_page
     from msprobe_core.view.view_codes import ViewCode
 
-    units = units_that_fit(data, cache)
-    left_out = len(cache.sizes) - len(units)
+    units = units_that_fit(data, graphs)
+    left_out = len(graphs.sizes) - len(units)
     if left_out:
-        fields = {"count": left_out, "total": len(cache.sizes)}
+        fields = {"count": left_out, "total": len(graphs.sizes)}
         data = replace_notes(data, said_of(Finding(ViewCode.NO_ROOM, fields=fields)))
-    size = write_page(data, cache, path, units)
+    size = write_page(data, graphs, path, units)
     click.echo(printable(text_of(data.verdict.sentence)))
     for note in data.notes[-1:] if left_out else ():
         click.echo(f"note: {printable(text_of(note))}", err=True)
@@ -245,12 +245,12 @@ def _live(subject: Subject, asked: Asked) -> LiveMonitor | None:
     return LiveMonitor(subject.target, subject.golden, asked.chosen)
 
 
-def serve(data: ViewData, cache: GraphCache, port: int, live: LiveMonitor | None = None) -> None:
+def serve(data: ViewData, graphs: StoredGraphs, port: int, live: LiveMonitor | None = None) -> None:
     """Serve the page until Ctrl-C."""
     from msprobe_core.view.data import text_of
     from msprobe_core.view.serve import PageServer
 
-    with PageServer(data, cache, port, live) as server:
+    with PageServer(data, graphs, port, live) as server:
         click.echo(printable(text_of(data.verdict.sentence)))
         click.echo(f"Page, for you on this machine until Ctrl-C: {server.url}")
         server.serve_forever()

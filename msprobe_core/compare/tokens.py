@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from msprobe_core.compare.tensor_pass import pieces
 from msprobe_core.config.ranges import format_ranges
-from msprobe_core.judge.worst_tensor import WorstTokens
+from msprobe_core.judge.error_distribution import WorstTokens
 from msprobe_core.protocols.storage import TensorSource
 
 Floats: TypeAlias = NDArray[np.float64]

@@ -8,8 +8,8 @@ from msprobe_core.compare.post_processing import PostProcessing
 from msprobe_core.compare.tensor_pass import PERCENTILES, stored_pairs
 from msprobe_core.compare.tokens import has_tokens, token_errors, worst_tokens
 from msprobe_core.errors import DumpError
+from msprobe_core.judge.error_distribution import WorstTensor, WorstTokens
 from msprobe_core.judge.verdict import Verdict
-from msprobe_core.judge.worst_tensor import WorstTensor, WorstTokens
 from msprobe_core.model import Role
 from msprobe_core.protocols.storage import Dump
 

@@ -18,6 +18,7 @@ from msprobe_core import names
 from msprobe_core.config.apis import load_apis
 from msprobe_core.config.ranges import parse_ranges
 from msprobe_core.config.repetition import as_repetition
+from msprobe_core.config.requested_windows import as_requested
 from msprobe_core.config.schema import (
     TASK_FIELDS,
     CommonFields,
@@ -34,7 +35,6 @@ from msprobe_core.config.schema import (
     TwinOptions,
 )
 from msprobe_core.config.text import given_path, is_directory, read_text
-from msprobe_core.config.window_order import as_ordered
 from msprobe_core.errors import (
     ConfigError,
     ConflictingSettingsError,
@@ -119,7 +119,7 @@ def check_config(fields: JsonObject, where: str, **overrides: Any) -> Config:
         config = msgspec.structs.replace(config, options=_as_listed_calls(config.options, where))
     if config.task is Task.GRAD_PROBE:
         config = msgspec.structs.replace(config, level=Level.L1)  # no calls are recorded, at whatever level
-    config = as_repetition(as_ordered(config))
+    config = as_repetition(as_requested(config))
     _check_together(config, where)
     if config.task is Task.STRUCTURE and config.level not in {Level.L0, Level.MIX}:
         if "level" in common:

@@ -16,14 +16,14 @@ from msprobe_core.config.text import given_path
 from msprobe_core.errors import ConfigError
 from msprobe_core.model import Perturbation, PerturbMode, RoundingUnit
 
-ORDER_VARIABLE = "MSPROBE_PERTURB"
+REQUEST_VARIABLE = "MSPROBE_PERTURB"
 
 CALIBRATION_DIRECTORY = "calibration"
 SHADOW_DIRECTORY = "shadow"
 REPEATS_DIRECTORY = "repeats"
 
 
-class RepetitionOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RepetitionRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The repetition that a process is to run.
 
     Attributes:
@@ -58,31 +58,31 @@ def as_repetition(config: Config) -> Config:
     """Return the configuration of the repetition that this process is to run; ``config`` if it is not to run one.
 
     Raises:
-        ConfigError: the environment variable is not a valid order.
+        ConfigError: the environment variable is not a valid request.
     """
-    value = os.environ.get(ORDER_VARIABLE, "").strip()
+    value = os.environ.get(REQUEST_VARIABLE, "").strip()
     if not value or value == "0":
         return config
-    order = _read(value)
-    golden = config.directory if order.golden is None else given_path(order.golden, ORDER_VARIABLE)
-    perturbation = Perturbation(seed=order.number, mode=order.mode, dtype=order.dtype)
-    return repetition_of(config, golden, perturbation, order.number)
+    request = _read(value)
+    golden = config.directory if request.golden is None else given_path(request.golden, REQUEST_VARIABLE)
+    perturbation = Perturbation(seed=request.number, mode=request.mode, dtype=request.dtype)
+    return repetition_of(config, golden, perturbation, request.number)
 
 
-def _read(value: str) -> RepetitionOrder:
+def _read(value: str) -> RepetitionRequest:
     try:
         if value.isdecimal():
-            return RepetitionOrder(number=int(value))
-        order = msgspec.json.decode(value, type=RepetitionOrder)
+            return RepetitionRequest(number=int(value))
+        request = msgspec.json.decode(value, type=RepetitionRequest)
     except msgspec.MsgspecError as error:
         raise _refusal(value, str(error)) from error
-    if order.number < 1:
+    if request.number < 1:
         raise _refusal(value, "repetitions count from 1")
-    return order
+    return request
 
 
 def _refusal(value: str, reason: str) -> ConfigError:
     return ConfigError(
-        f"the environment variable {ORDER_VARIABLE} is {value!r} ({reason}); give the number of a repetition, from 1, "
-        "or unset it"
+        f"the environment variable {REQUEST_VARIABLE} is {value!r} ({reason}); give the number of a repetition, from "
+        "1, or unset it"
     )

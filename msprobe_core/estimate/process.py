@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from msprobe_core.capture.measure import ORDER_VARIABLE, Order, Reading, read_readings
+from msprobe_core.capture.measure import REQUEST_VARIABLE, MeasurementRequest, Reading, read_readings
 
 Progress: TypeAlias = Callable[[int, float], None]
 """Called with the number of finished steps and the seconds since the program was started."""
@@ -45,18 +45,18 @@ class Run:
     last_lines: str
 
 
-def run_program(command: Sequence[str], order: Order, *, timeout_s: float, progress: Progress) -> Run:
-    """Run ``command`` until it ends or has measured what is ordered. No process that it started is left afterwards.
+def run_program(command: Sequence[str], request: MeasurementRequest, *, timeout_s: float, progress: Progress) -> Run:
+    """Run ``command`` until it ends or has measured what is requested. No process that it started is left afterwards.
 
     Args:
         command: The program and its arguments.
-        order: What to measure. The name of its directory is unique to this run and identifies its processes.
+        request: What to measure. The name of its directory is unique to this run and identifies its processes.
         timeout_s: Time limit, in seconds.
         progress: Called ten times a second.
     """
-    directory = Path(order.directory)
+    directory = Path(request.directory)
     output = directory / "stderr"
-    environment = {**os.environ, ORDER_VARIABLE: order.encoded()}
+    environment = {**os.environ, REQUEST_VARIABLE: request.encoded()}
     with output.open("wb") as errors:
         program = subprocess.Popen(  # noqa: S603  # it is what the user asks for
             command,
@@ -119,7 +119,7 @@ def _send(program: subprocess.Popen[bytes], directory: Path, signal_number: int)
 
 
 def _descendants(directory: Path) -> list[int]:
-    """Return the processes with this directory's order in their environment; none if there is no ``/proc``."""
+    """Return the processes with this directory's request in their environment; none if there is no ``/proc``."""
     mark = os.fsencode(directory.name)
     found: list[int] = []
     for environment in Path("/proc").glob("[0-9]*/environ"):

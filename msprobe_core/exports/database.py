@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_core.exports.graphs import SideOf, UnitGraph, sides_of, unit_graphs
-from msprobe_core.exports.sqlite_file import whole_database
+from msprobe_core.exports.whole_database import whole_database
 from msprobe_core.protocols.presentation import PageGraphs
 from msprobe_core.view.data import Number, Peers, ViewData, encode
 

@@ -19,7 +19,7 @@ import polars as pl
 
 from msprobe_core.config.text import read_json
 from msprobe_core.errors import ConfigError
-from msprobe_core.exports.sqlite_file import whole_database
+from msprobe_core.exports.whole_database import whole_database
 from msprobe_core.monitoring.history import Monitored
 
 FILE = "monitor_data.trend.db"

@@ -15,6 +15,7 @@ import polars as pl
 from msprobe_core import names
 from msprobe_core.findings import Finding, Level
 from msprobe_core.judge.columns import Match
+from msprobe_core.judge.error_distribution import WorstTensor
 from msprobe_core.judge.evidence import Evidence
 from msprobe_core.judge.joining import of_entry
 from msprobe_core.judge.nodes import INFINITE, entry_beside
@@ -23,7 +24,6 @@ from msprobe_core.judge.rank_order import communications_before
 from msprobe_core.judge.row_codes import RowCode
 from msprobe_core.judge.row_findings import FINDINGS, findings_of
 from msprobe_core.judge.verdict import Verdict
-from msprobe_core.judge.worst_tensor import WorstTensor
 from msprobe_core.model import Role
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.frame import RowKind

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from msprobe_core.capture.debugger import controller_of, current_debugger
-from msprobe_core.capture.measure import current_order
+from msprobe_core.capture.measure import requested_measurement
 from msprobe_core.capture.session import Session
 from msprobe_core.config import Config
 from msprobe_core.config.load import check_config, read_fields
@@ -198,7 +198,7 @@ class AlarmDump:
 
 def _other_recording() -> str | None:
     """Return why the monitor leaves recording to the program, with the next step; ``None`` if it does not."""
-    if current_order() is not None:
+    if requested_measurement() is not None:
         return "msprobe estimate measures this program"
     debugger = current_debugger()
     if debugger is None:

@@ -190,7 +190,7 @@ class Exchanges:
 
     def _unmatched(self) -> Iterator[Finding]:
         known = set(self.ranks)
-        # Channels stand in the order of hashes, which differs between releases of polars.
+        # They are in the order of hashes, which differs between releases of polars.
         in_order = sorted(self._channels.items(), key=lambda item: [f"{part!s:>12}" for part in item[0]])
         for (kind, *where), channel in in_order:
             if None in where:

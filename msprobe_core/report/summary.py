@@ -13,9 +13,9 @@ from msprobe_core.compare.compare_codes import CompareCode
 from msprobe_core.compare.result import ComparisonResult, UnitSummary
 from msprobe_core.compare.suggest import Suggestion
 from msprobe_core.findings import Finding, content_of, text_and_content
+from msprobe_core.judge.error_distribution import WorstTensor, WorstTokens
 from msprobe_core.judge.fault import Fault
 from msprobe_core.judge.row_findings import said
-from msprobe_core.judge.worst_tensor import WorstTensor, WorstTokens
 from msprobe_core.store.atomic_file import write_json
 from msprobe_core.store.results import refuse_foreign_json
 from msprobe_core.untrusted.files import read_plain

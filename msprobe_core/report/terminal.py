@@ -14,10 +14,10 @@ from msprobe_core.compare.tensor_pass import PERCENTILES
 from msprobe_core.config.ranges import format_ranges
 from msprobe_core.errors import printable
 from msprobe_core.judge.columns import Match
+from msprobe_core.judge.error_distribution import WorstTensor
 from msprobe_core.judge.fault import Culprit, Fault
 from msprobe_core.judge.row_findings import said
 from msprobe_core.judge.verdict import UNRECORDED, Verdict
-from msprobe_core.judge.worst_tensor import WorstTensor
 from msprobe_core.names import is_saved
 from msprobe_core.report.files import ReportFiles
 from msprobe_core.report.summary import table_notes

@@ -50,10 +50,10 @@ from msprobe_core.view.data import (
     said_of,
 )
 from msprobe_core.view.graph import UnitGraph, graph_of
-from msprobe_core.view.graph_cache import GraphCache
 from msprobe_core.view.overview import Overview
 from msprobe_core.view.packed_calls import DumpTask, packed_dump, packed_pair, unpacked
 from msprobe_core.view.sensitivity import sensitivity_data
+from msprobe_core.view.stored_graphs import StoredGraphs
 from msprobe_core.view.suspects import (
     Location,
     configured_of,
@@ -95,18 +95,18 @@ class ViewOptions:
 def build(
     target: Path,
     golden: Path | None,
-    cache: GraphCache,
+    graphs: StoredGraphs,
     options: ViewOptions | None = None,
     location: Location | None = None,
     progress: ViewProgress | None = None,
     checks: Path | None = None,
 ) -> ViewData:
-    """Build the data of a page; graphs go to ``cache``, and are null in the result.
+    """Build the data of a page; graphs go to ``graphs``, and are null in the result.
 
     Args:
         target: A run, a step, a rank's directory or a dump; or files of a monitor.
         golden: The trusted run, of the same kind; ``None`` to view one run.
-        cache: Receives the graphs, by index of the unit.
+        graphs: Receives the graphs, by index of the unit.
         options: What to show.
         location: Result of an earlier search; if ``None``, the search runs here.
         progress: Called after each unit.
@@ -127,7 +127,7 @@ def build(
         return found
     if any(holds_monitored_alone(path) for path in (target, golden) if path is not None):
         return monitored_data(target, golden, options.locate.chosen)
-    builder = _Builder(cache, options, progress or _tell_nobody, checks)
+    builder = _Builder(graphs, options, progress or _tell_nobody, checks)
     if golden is None:
         return builder.of_run(target)
     return builder.of_pair(target, golden, location)
@@ -139,9 +139,9 @@ def _tell_nobody(done: int, total: int, label: str) -> None:
 
 class _Builder:
     def __init__(
-        self, cache: GraphCache, options: ViewOptions, progress: ViewProgress, checks: Path | None = None
+        self, graphs: StoredGraphs, options: ViewOptions, progress: ViewProgress, checks: Path | None = None
     ) -> None:
-        self._cache = cache
+        self._graphs = graphs
         self._checks = UnitChecks(checks)
         self._options = options
         self._progress = progress
@@ -177,16 +177,16 @@ class _Builder:
         return self._data(Kind.DUMP, target, None, verdict, {})
 
     def _read_all(self, tasks: Sequence[DumpTask]) -> None:
-        """Put the calls of all dumps into the cache; the error of a dump is raised if it is the only one."""
+        """Put the calls of all dumps into the graphs; the error of a dump is raised if it is the only one."""
         if len(tasks) == 1:
-            self._cache.put_calls(0, packed_dump(tasks[0]))
+            self._graphs.put_calls(0, packed_dump(tasks[0]))
             self._progress(1, 1, tasks[0].label)
             return
         options = self._options.locate
         self._failed |= run_units(
             tasks,
             packed_dump,
-            self._cache.put_calls,
+            self._graphs.put_calls,
             executor=options.executor,
             workers=options.workers,
             progress=lambda number, label: self._progress(number, len(tasks), label),
@@ -230,7 +230,7 @@ class _Builder:
         if isinstance(outcome, TaskLost):
             self._failed[number] = outcome.reason
         else:
-            self._cache.put_calls(number, outcome)
+            self._graphs.put_calls(number, outcome)
 
     # --- all of them --------------------------------------------------------------------------------------------------
 
@@ -253,7 +253,7 @@ class _Builder:
         self._notes += failed.values()
 
     def _calls_of(self, task: UnitTask, number: int) -> Calls | None:
-        content = self._cache.take_calls(number)
+        content = self._graphs.take_calls(number)
         if content is None:
             return None
         unit = unpacked(content)
@@ -279,7 +279,7 @@ class _Builder:
             self._units.append(self._unit(task, None))
             return
         made = graph_of(calls, None if peers is None else peers.peers(task.rank))
-        self._cache.put(number, made.graph)
+        self._graphs.put(number, made.graph)
         self._culprits = [_placed(each, made.graph) if each.unit == number else each for each in self._culprits]
         self._overview.add(calls, made, task.step, task.rank)
         self._units.append(self._unit(task, made))

@@ -18,7 +18,7 @@ from msprobe_core.store.layout import make_directory
 from msprobe_core.store.results import refuse_foreign_text
 from msprobe_core.untrusted.paths import encode_json
 from msprobe_core.view.data import Unit, ViewData, encode
-from msprobe_core.view.graph_cache import GraphCache
+from msprobe_core.view.stored_graphs import StoredGraphs
 
 PLACEHOLDER = "<!--msprobe-data-->"
 MAX_BYTES = 256 << 20
@@ -55,12 +55,12 @@ def check_page(path: Path) -> None:
     refuse_foreign_text(path, "msprobe view", b'<meta name="msprobe-page-source"')
 
 
-def write_page(data: ViewData, cache: GraphCache, path: Path, units: Collection[int]) -> int:
+def write_page(data: ViewData, graphs: StoredGraphs, path: Path, units: Collection[int]) -> int:
     """Write a page with its data; return its size in bytes.
 
     Args:
         data: The data, with null graphs.
-        cache: Holds the graphs.
+        graphs: Holds the graphs.
         path: Path of the page; its directory is created if it is missing.
         units: Indices of the units whose graphs are embedded.
 
@@ -72,7 +72,7 @@ def write_page(data: ViewData, cache: GraphCache, path: Path, units: Collection[
     with whole_file(path) as file:
         file.write(before.encode())
         file.write(b'<script type="application/octet-stream;base64" id="msprobe-data">')
-        _write_packed(document(data, cache, units), file)
+        _write_packed(document(data, graphs, units), file)
         file.write(b"</script>")
         file.write(after.encode())
         return file.tell()
@@ -92,7 +92,7 @@ def served_page(source: dict[str, str]) -> bytes:
     return (before + element + after).encode()
 
 
-def units_that_fit(data: ViewData, cache: GraphCache, max_bytes: int = MAX_BYTES) -> list[int]:
+def units_that_fit(data: ViewData, graphs: StoredGraphs, max_bytes: int = MAX_BYTES) -> list[int]:
     """Return the units to embed in one file, as many as fit: those of culprits first, then by severity."""
     culprits = {culprit.unit: i for i, culprit in reversed(list(enumerate(data.culprits)))}
 
@@ -103,26 +103,26 @@ def units_that_fit(data: ViewData, cache: GraphCache, max_bytes: int = MAX_BYTES
 
     chosen: list[int] = []
     left = max_bytes
-    for number in sorted(cache.sizes, key=key):
-        if cache.sizes[number] <= left or not chosen:
+    for number in sorted(graphs.sizes, key=key):
+        if graphs.sizes[number] <= left or not chosen:
             chosen.append(number)
-            left -= cache.sizes[number]
+            left -= graphs.sizes[number]
     return sorted(chosen)
 
 
-def document(data: ViewData, cache: GraphCache, units: Collection[int]) -> Iterator[bytes]:
+def document(data: ViewData, graphs: StoredGraphs, units: Collection[int]) -> Iterator[bytes]:
     """Yield the whole document in pieces, each of which holds at most one graph.
 
     Args:
         data: The data, with null graphs.
-        cache: Holds the graphs.
+        graphs: Holds the graphs.
         units: Indices of the units whose graphs are included.
     """
     yield b"{"
     for i, name in enumerate(data.__struct_fields__):
         yield b"%b%b:" % (b"," if i else b"", encode(name))
         if name == "units":
-            yield from _units(data.units, cache, units)
+            yield from _units(data.units, graphs, units)
         else:
             yield encode(getattr(data, name))
     yield b"}"
@@ -131,13 +131,13 @@ def document(data: ViewData, cache: GraphCache, units: Collection[int]) -> Itera
 _NO_GRAPH = b"null}"
 
 
-def _units(every: Collection[Unit], cache: GraphCache, chosen: Collection[int]) -> Iterator[bytes]:
+def _units(every: Collection[Unit], graphs: StoredGraphs, chosen: Collection[int]) -> Iterator[bytes]:
     yield b"["
     for number, unit in enumerate(every):
         if number:
             yield b","
         own = encode(unit)
-        graph = cache.content(number) if number in chosen else None
+        graph = graphs.content(number) if number in chosen else None
         assert own.endswith(_NO_GRAPH), "the graph is the last field, and it is null here"
         yield own if graph is None else own.removesuffix(_NO_GRAPH) + graph + b"}"
     yield b"]"

@@ -18,8 +18,8 @@ from urllib.parse import parse_qs, urlsplit
 
 from msprobe_core.errors import StoreError
 from msprobe_core.view.data import ViewData
-from msprobe_core.view.graph_cache import GraphCache
 from msprobe_core.view.page_file import document, served_page
+from msprobe_core.view.stored_graphs import StoredGraphs
 from msprobe_core.view.trends_live import LiveMonitor
 
 _logger = logging.getLogger(__name__)
@@ -51,12 +51,12 @@ class PageServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, data: ViewData, cache: GraphCache, port: int = 0, live: LiveMonitor | None = None) -> None:
+    def __init__(self, data: ViewData, graphs: StoredGraphs, port: int = 0, live: LiveMonitor | None = None) -> None:
         """Begin to listen.
 
         Args:
             data: The data, with null graphs.
-            cache: Holds the graphs; must stay open as long as the server.
+            graphs: Holds the graphs; must stay open as long as the server.
             port: 0 for any free port.
             live: The training whose latest state is served instead of ``data``; ``None`` if they do not change.
 
@@ -71,14 +71,14 @@ class PageServer(ThreadingHTTPServer):
             ) from error
         self.token = secrets.token_urlsafe(_TOKEN_BYTES)
         self.hosts = {f"{name}:{self.server_port}" for name in (HOST, "localhost")}
-        self.cache = cache
+        self.graphs = graphs
         query = f"?token={self.token}"
         source = {"index": f"/data/index{query}", "unit": f"/data/unit/{{unit}}{query}"}
         self.live = live
         if live is not None:
             source["monitor"] = f"/data/monitor/{{part}}{query}"
         self.page = served_page(source)
-        self.index = b"" if live is not None else gzip.compress(b"".join(document(data, cache, ())), mtime=0)
+        self.index = b"" if live is not None else gzip.compress(b"".join(document(data, graphs, ())), mtime=0)
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002  # the library's signature
         """Print nothing about failed requests: any user of this machine could write to the owner's terminal."""
@@ -121,7 +121,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._answer(HTTPStatus.OK, _JSON, part, is_packed=True)
         else:
             found = _UNIT.fullmatch(address.path)
-            graph = None if found is None else self.server.cache.compressed(int(found[1]))
+            graph = None if found is None else self.server.graphs.compressed(int(found[1]))
             if graph is None:
                 self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"there is no such unit\n")
             else:

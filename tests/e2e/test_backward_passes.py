@@ -21,7 +21,7 @@ from msprobe_core.compare import compare_dumps
 from msprobe_core.locate import LocateVerdict, locate
 from msprobe_core.view.build import build
 from msprobe_core.view.data import Graph
-from msprobe_core.view.graph_cache import GraphCache
+from msprobe_core.view.stored_graphs import StoredGraphs
 
 pytestmark = pytest.mark.usefixtures("close_debugger")
 
@@ -457,7 +457,7 @@ def test_a_fault_of_the_second_pass_is_found_there(tmp_path):
 
 def test_view_shows_the_passes(tmp_path):
     golden = record_faulty(tmp_path / "golden")
-    cache = GraphCache()
+    cache = StoredGraphs()
     build(golden, None, cache)
     graph = msgspec.json.decode(cache.content(0), type=Graph)
     cache.close()

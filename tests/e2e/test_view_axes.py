@@ -16,8 +16,8 @@ from view_pages import write_page
 from msprobe_core.compare.pairs import Chosen
 from msprobe_core.view.build import build
 from msprobe_core.view.data import encode
-from msprobe_core.view.graph_cache import GraphCache
 from msprobe_core.view.page_file import document
+from msprobe_core.view.stored_graphs import StoredGraphs
 from msprobe_core.view.trends import monitored_data
 
 MONITOR = Path(__file__).parents[1] / "data" / "monitor"
@@ -66,7 +66,7 @@ def pages(tmp_path_factory):
     directory = tmp_path_factory.mktemp("pages")
     record(directory / "golden")
     record(directory / "target", faulty_micro_step=1)
-    with closing(GraphCache()) as cache:
+    with closing(StoredGraphs()) as cache:
         data = build(directory / "target", directory / "golden", cache)
         micro = json.loads(b"".join(document(data, cache, range(len(data.units)))))
     made = {

@@ -18,9 +18,9 @@ from msprobe_core.findings import noted
 from msprobe_core.report.api_check_files import write_checks
 from msprobe_core.view.build import build
 from msprobe_core.view.data import ViewData
-from msprobe_core.view.graph_cache import GraphCache
 from msprobe_core.view.inputs import subject_of
 from msprobe_core.view.page_file import units_that_fit, write_page
+from msprobe_core.view.stored_graphs import StoredGraphs
 
 pytestmark = pytest.mark.skipif(
     not (CHROMIUM and DRIVER) and not os.environ.get("MSPROBE_REQUIRE_BROWSER"),
@@ -40,7 +40,7 @@ def browser() -> Iterator[Browser]:
 def page_of(path: Path, subject: Path) -> tuple[Path, ViewData]:
     """Write a page of a run or of an ``acc_check.json``."""
     found = subject_of(subject)
-    cache = GraphCache()
+    cache = StoredGraphs()
     data = build(found.target, found.golden, cache, checks=found.checks)
     write_page(data, cache, path, units_that_fit(data, cache))
     cache.close()

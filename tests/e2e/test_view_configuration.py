@@ -12,8 +12,8 @@ from dumps import api, tensor, write_dump
 from manifests import manifest, model_of, write_beside
 
 from msprobe_core.view.build import build
-from msprobe_core.view.graph_cache import GraphCache
 from msprobe_core.view.page_file import units_that_fit, write_page
+from msprobe_core.view.stored_graphs import StoredGraphs
 
 pytestmark = pytest.mark.skipif(
     not (CHROMIUM and DRIVER) and not os.environ.get("MSPROBE_REQUIRE_BROWSER"),
@@ -45,7 +45,7 @@ def write_run(root: Path, *, eps: float, lr: float = 1e-3, port: str = "1", has_
 
 
 def page_of(path: Path, target: Path, golden: Path | None = None) -> Path:
-    cache = GraphCache()
+    cache = StoredGraphs()
     data = build(target, golden, cache)
     write_page(data, cache, path, units_that_fit(data, cache))
     cache.close()

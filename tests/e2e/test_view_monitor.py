@@ -17,9 +17,9 @@ from selenium.webdriver.support.select import Select
 
 from msprobe_core.compare.pairs import Chosen
 from msprobe_core.view.build import build
-from msprobe_core.view.graph_cache import GraphCache
 from msprobe_core.view.page_file import units_that_fit, write_page
 from msprobe_core.view.serve import PageServer
+from msprobe_core.view.stored_graphs import StoredGraphs
 from msprobe_core.view.trends_live import LiveMonitor
 
 pytestmark = pytest.mark.skipif(
@@ -62,7 +62,7 @@ def small_dump():
 
 
 def page_of(path, target, golden=None):
-    cache = GraphCache()
+    cache = StoredGraphs()
     data = build(target, golden, cache)
     write_page(data, cache, path, units_that_fit(data, cache))
     cache.close()
@@ -411,7 +411,7 @@ def test_a_training_that_goes_on(browser, tmp_path):
     training = Training(ranks=2, layers=2, steps=60, faults=faults)
     Training(ranks=2, layers=2, steps=20).write(tmp_path, ["grad_reduced"])
     live = LiveMonitor(tmp_path, None, Chosen())
-    cache = GraphCache()
+    cache = StoredGraphs()
     server = PageServer(live.data, cache, live=live)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()

@@ -24,8 +24,8 @@ from msprobe_core.compare.mapping_files import read_matching
 from msprobe_core.compare.pairs import Chosen
 from msprobe_core.findings import Language, worded
 from msprobe_core.view.data import Graph, ViewData, encode, said_of
-from msprobe_core.view.graph_cache import GraphCache
 from msprobe_core.view.serve import PageServer
+from msprobe_core.view.stored_graphs import StoredGraphs
 from msprobe_core.view.trends import monitored_data
 
 REPOSITORY = Path(__file__).parents[2]
@@ -559,7 +559,7 @@ class TestPage:
 @pytest.mark.slow
 def test_served_graphs_come_when_they_are_looked_at(browser):
     data = msgspec.convert(example("comparison"), ViewData)
-    cache = GraphCache()
+    cache = StoredGraphs()
     for number, unit in enumerate(data.units):
         cache.put(number, msgspec.convert(unit.graph, Graph))
     empty = [msgspec.structs.replace(unit, graph=None) for unit in data.units]

@@ -14,8 +14,8 @@ from rl_runs import LAYERS, Recipe, write_run
 
 from msprobe_core.rl.recorded import open_run
 from msprobe_core.rl_page.build import RLPageOptions, page_of
-from msprobe_core.view.graph_cache import GraphCache
 from msprobe_core.view.page_file import write_page
+from msprobe_core.view.stored_graphs import StoredGraphs
 
 pytestmark = pytest.mark.skipif(
     not (CHROMIUM and DRIVER) and not os.environ.get("MSPROBE_REQUIRE_BROWSER"),
@@ -39,7 +39,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = open_run(write_run(place / "run", Recipe(steps=3, unsent=(STALE,))))
     words = {f"▁w{i}": i for i in range(23)} | {HOSTILE: 23}
     (place / "tokenizer.json").write_text(json.dumps({"model": {"vocab": words}}))
-    with closing(GraphCache()) as cache:
+    with closing(StoredGraphs()) as cache:
         write_page(page_of(run, None, RLPageOptions(tokenizer=place)), cache, place / "page.html", [])
     return place / "page.html"
 

@@ -14,9 +14,9 @@ from browser import CHROMIUM, DRIVER, Browser
 
 from msprobe_core.free_benchmark.bisect_files import write_bisect
 from msprobe_core.view.build import build
-from msprobe_core.view.graph_cache import GraphCache
 from msprobe_core.view.inputs import subject_of
 from msprobe_core.view.page_file import units_that_fit, write_page
+from msprobe_core.view.stored_graphs import StoredGraphs
 
 pytestmark = pytest.mark.skipif(
     not (CHROMIUM and DRIVER) and not os.environ.get("MSPROBE_REQUIRE_BROWSER"),
@@ -34,7 +34,7 @@ def browser() -> Iterator[Browser]:
 
 def page_of(path: Path, subject: Path) -> Path:
     found = subject_of(subject)
-    with closing(GraphCache()) as cache:
+    with closing(StoredGraphs()) as cache:
         data = build(found.target, found.golden, cache)
         write_page(data, cache, path, units_that_fit(data, cache))
     return path

@@ -14,8 +14,8 @@ import view_training
 from jobs import run_job
 
 from msprobe_core.view.build import build
-from msprobe_core.view.graph_cache import GraphCache
 from msprobe_core.view.page_file import document
+from msprobe_core.view.stored_graphs import StoredGraphs
 
 PLACE = Path(__file__).parents[1] / "data" / "view"
 REPOSITORY = str(Path(__file__).parents[2])
@@ -38,7 +38,7 @@ def main() -> None:
         ("dump", run / "golden", None),
         ("comparison", run / "target", run / "golden"),
     ):
-        cache = GraphCache()
+        cache = StoredGraphs()
         data = build(target, golden, cache)
         text = b"".join(document(data, cache, range(len(data.units)))).decode()
         cache.close()

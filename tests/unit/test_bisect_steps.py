@@ -14,7 +14,7 @@ from msprobe_core.bisect_steps.journal import Journal
 from msprobe_core.bisect_steps.replays import last_line
 from msprobe_core.bisect_steps.search import Judgement, Outcome, Search
 from msprobe_core.config import load_config
-from msprobe_core.config.window_order import ORDER_VARIABLE, WindowOrder
+from msprobe_core.config.requested_windows import REQUEST_VARIABLE, WindowRequest
 from msprobe_core.errors import CompareError, ConfigError, DumpError, StoreError
 
 
@@ -168,7 +168,7 @@ def test_the_cost_counts_what_the_journal_has(tmp_path):
     assert write_result(answer, 20, journal, tmp_path).read_text().count('"step": 14,') == 3
 
 
-# --- checkpoints and orders ---------------------------------------------------------------------------------------
+# --- checkpoints and requests -------------------------------------------------------------------------------------
 
 
 def test_checkpoints_are_found_by_their_pattern(tmp_path):
@@ -220,11 +220,11 @@ def test_the_error_of_a_process_is_told_not_the_summary_of_its_launcher(tmp_path
 
 
 def test_an_order_chooses_steps_and_directory(tmp_path, monkeypatch):
-    order = WindowOrder(directory=str(tmp_path), steps=(20, 25), begin=20)
-    monkeypatch.setenv(ORDER_VARIABLE, order.encoded())
+    request = WindowRequest(directory=str(tmp_path), steps=(20, 25), begin=20)
+    monkeypatch.setenv(REQUEST_VARIABLE, request.encoded())
     config = load_config(None, dump_path="elsewhere", step=[0], dump_enable=False)
     assert (config.dump_path, config.step, config.dump_enable) == (str(tmp_path), (20, 25), True)
     for wrong in ("x", '{"directory":"a","steps":[]}', '{"directory":"a","steps":[1],"begin":2}'):
-        monkeypatch.setenv(ORDER_VARIABLE, wrong)
+        monkeypatch.setenv(REQUEST_VARIABLE, wrong)
         with pytest.raises(ConfigError, match="MSPROBE_WINDOW"):
             load_config(None)

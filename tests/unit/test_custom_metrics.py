@@ -19,7 +19,7 @@ from msprobe_core.protocols.presentation import TableChoices
 from msprobe_core.report.files import format_called
 from msprobe_core.store.tensor_source import HeldTensor
 from msprobe_core.view.build import build
-from msprobe_core.view.graph_cache import GraphCache
+from msprobe_core.view.stored_graphs import StoredGraphs
 
 
 class Metric:
@@ -183,7 +183,7 @@ def test_text_is_shown_on_the_page_and_exported(tmp_path, plug_in, cells):
     for side, sign in (("t", 1), ("g", 2)):
         write_dump(tmp_path / side / "step0" / "rank0", [-np.ones(3, np.float32), sign * np.ones(3, np.float32)])
     subject = [str(tmp_path / side) for side in "tg"]
-    with closing(GraphCache()) as cache:
+    with closing(StoredGraphs()) as cache:
         data = build(*map(Path, subject), cache)
         graph = json.loads(cache.content(0) or b"null")
     assert len(data.units) == 1

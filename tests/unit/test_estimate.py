@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from msprobe_core import PrecisionDebugger
-from msprobe_core.capture.measure import ORDER_VARIABLE, Order
+from msprobe_core.capture.measure import REQUEST_VARIABLE, MeasurementRequest
 from msprobe_core.errors import ConfigError
 from msprobe_core.estimate import process
 from msprobe_core.estimate.process import run_program
@@ -15,9 +15,9 @@ from msprobe_core.estimate.report import _size
 
 READY = """
 import os, time
-from msprobe_core.capture.measure import Reading, current_order
+from msprobe_core.capture.measure import Reading, requested_measurement
 from pathlib import Path
-Reading(num_warmup=1, times_s=[1.0], is_complete=True).write(Path(current_order().directory))
+Reading(num_warmup=1, times_s=[1.0], is_complete=True).write(Path(requested_measurement().directory))
 time.sleep(600)
 """
 
@@ -30,9 +30,9 @@ def run(tmp_path):
         told = []
         directory = tmp_path / "msprobe-estimate-unit"
         directory.mkdir()
-        order = Order(directory=str(directory), level=None)
+        wanted = MeasurementRequest(directory=str(directory), level=None)
         ended = run_program(
-            [sys.executable, "-c", program], order, timeout_s=60, progress=lambda steps, _seconds: told.append(steps)
+            [sys.executable, "-c", program], wanted, timeout_s=60, progress=lambda steps, _seconds: told.append(steps)
         )
         return ended, told
 
@@ -57,7 +57,7 @@ def test_a_disk_that_fills_up_ends_the_run(run, monkeypatch):
 
 
 def test_an_order_that_is_none(monkeypatch, tmp_path):
-    monkeypatch.setenv(ORDER_VARIABLE, "yes")
+    monkeypatch.setenv(REQUEST_VARIABLE, "yes")
     with pytest.raises(ConfigError, match=r"MSPROBE_ESTIMATE is none of `msprobe estimate` .*; unset it"):
         PrecisionDebugger(dump_path=tmp_path)
     assert PrecisionDebugger._instance is None

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import click.testing
 import pytest
 from msprobe.mindspore._commands import kernel_dump
-from msprobe.mindspore.kernel import KernelDump, check_machine, dump_settings
+from msprobe.mindspore._kernel_dump import KernelDump, check_machine, dump_settings
 from numpy_layers import ArrayFramework, Network
 from numpy_rig import ArrayDebugger
 

@@ -24,8 +24,8 @@ from msprobe_core.monitoring import files
 from msprobe_core.monitoring.files import read_monitored
 from msprobe_core.monitoring.history import Monitored
 from msprobe_core.view import trends_maps
-from msprobe_core.view.graph_cache import GraphCache
 from msprobe_core.view.serve import PageServer
+from msprobe_core.view.stored_graphs import StoredGraphs
 from msprobe_core.view.trends import monitored_data, thinned
 from msprobe_core.view.trends_beside import beside
 from msprobe_core.view.trends_live import LiveMonitor
@@ -267,7 +267,7 @@ def ask(server, path, **headers):
 
 @contextmanager
 def served(live):
-    with closing(GraphCache()) as cache, PageServer(live.data, cache, live=live) as server:
+    with closing(StoredGraphs()) as cache, PageServer(live.data, cache, live=live) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         try:

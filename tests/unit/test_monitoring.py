@@ -24,7 +24,7 @@ from msprobe_core.monitoring.monitoring_codes import MonitoringCode
 from msprobe_core.view import trends
 from msprobe_core.view.build import ViewOptions, build
 from msprobe_core.view.data import Kind, State
-from msprobe_core.view.graph_cache import GraphCache
+from msprobe_core.view.stored_graphs import StoredGraphs
 from msprobe_core.view.trends import monitored_data
 from msprobe_core.view.trends_codes import TrendsCode
 
@@ -259,7 +259,7 @@ def test_a_monitor_beside_dumps_adds_its_trends(tmp_path):
         shutil.copytree(source, tmp_path / name)
         data = {"Torch.relu.0.forward": {"input_args": [tensor([1.0, 2.0])], "output": [tensor([1.0, 2.0])]}}
         write_dump(tmp_path / name / "step0" / "rank0", data)
-    with closing(GraphCache()) as cache:
+    with closing(StoredGraphs()) as cache:
         data = build(tmp_path / "target", tmp_path / "golden", cache, ViewOptions())
     assert data.kind is Kind.COMPARISON
     assert data.verdict.state is State.AGREE

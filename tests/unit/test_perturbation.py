@@ -10,7 +10,7 @@ from numpy_rig import ArrayDebugger
 from msprobe_core.capture.step_repetition import calibration
 from msprobe_core.compare import compare_dumps
 from msprobe_core.config import load_config
-from msprobe_core.config.repetition import ORDER_VARIABLE, RepetitionOrder
+from msprobe_core.config.repetition import REQUEST_VARIABLE, RepetitionRequest
 from msprobe_core.errors import ConfigError, PluginError, SessionError
 from msprobe_core.interception.perturbation import FLIPPED, relative_changes, seed_of
 from msprobe_core.model import Perturbation, PerturbMode, RoundingUnit
@@ -176,25 +176,25 @@ def test_the_setting_changes_windows_only(make, tmp_path):
 
 def test_the_variable_makes_a_run_a_repetition(monkeypatch, tmp_path):
     golden = tmp_path / "golden"
-    monkeypatch.setenv(ORDER_VARIABLE, "2")
+    monkeypatch.setenv(REQUEST_VARIABLE, "2")
     config = load_config(dump_path=golden)
     assert config.directory == golden / "calibration/run2"
     assert config.perturb == Perturbation(seed=2)
-    order = RepetitionOrder(
+    request = RepetitionRequest(
         number=1, mode=PerturbMode.INPUTS, dtype=RoundingUnit.FLOAT16, golden=str(tmp_path / "moved")
     )
-    monkeypatch.setenv(ORDER_VARIABLE, order.encoded())
+    monkeypatch.setenv(REQUEST_VARIABLE, request.encoded())
     config = load_config(dump_path=golden)
     assert config.directory == tmp_path / "moved/calibration/run1"
     assert config.perturb == Perturbation(seed=1, mode=PerturbMode.INPUTS, dtype=RoundingUnit.FLOAT16)
     for nothing in ("", "0"):
-        monkeypatch.setenv(ORDER_VARIABLE, nothing)
+        monkeypatch.setenv(REQUEST_VARIABLE, nothing)
         assert load_config(dump_path=golden).perturb is None
 
 
 @pytest.mark.parametrize("value", ["-1", "yes", "{}", '{"number": 0}', '{"number": 1, "other": 2}'])
 def test_a_variable_that_says_nothing_is_an_error(monkeypatch, value):
-    monkeypatch.setenv(ORDER_VARIABLE, value)
+    monkeypatch.setenv(REQUEST_VARIABLE, value)
     with pytest.raises(ConfigError, match="MSPROBE_PERTURB is"):
         load_config()
 

@@ -24,7 +24,7 @@ from msprobe_core.store.reading import read_dump
 from msprobe_core.store.run_codes import RunCode
 from msprobe_core.store.runs import Recorder, are_of_one_run, recorder_of, steps_of_run, units_of_step
 from msprobe_core.view.build import build
-from msprobe_core.view.graph_cache import GraphCache
+from msprobe_core.view.stored_graphs import StoredGraphs
 
 NOW = 1_800_000_000.0
 HOUR = 3600.0
@@ -152,7 +152,7 @@ class TestLeftovers:
         assert search(target).steps[0].notes[0] == note
 
     def test_a_page_of_both_runs_says_so_too(self, runs):
-        with closing(GraphCache()) as cache:
+        with closing(StoredGraphs()) as cache:
             notes = build(*runs, cache).notes
         assert RunCode.STEPS_LEFT_OUT.value in [note.code for note in notes]
 

@@ -25,7 +25,7 @@ from msprobe_core.locate import LocateOptions, engine, locate
 from msprobe_core.plugins import Plugin, registry
 from msprobe_core.report.files import ResultFiles, TableOptions
 from msprobe_core.view.build import build
-from msprobe_core.view.graph_cache import GraphCache
+from msprobe_core.view.stored_graphs import StoredGraphs
 from msprobe_core.view.suspects import location_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals")
@@ -48,7 +48,7 @@ def calibrated(root, progress):
 
 
 def viewed(root, progress):
-    with closing(GraphCache()) as cache:
+    with closing(StoredGraphs()) as cache:
         found = build(root / "target", root / "golden", cache, progress=progress)
     return found.notes, [unit.rank for unit in found.units if unit.nodes]
 
@@ -190,7 +190,7 @@ def test_a_page_compares_each_pair_once(runs, monkeypatch, has_location):
         return plain(pair, options, **kwargs)
 
     monkeypatch.setattr(engine, "compare_unit", counted)
-    with closing(GraphCache()) as cache:
+    with closing(StoredGraphs()) as cache:
         page = build(
             root / "target", root / "golden", cache, location=None if located is None else location_of(located)
         )

@@ -116,7 +116,7 @@ OWN = {
     "cli/demo.py": "the program of an installed plugin, and its copy by an earlier demo",
     "doctor/installation.py": "of installed packages, which the process runs",
     "scaffold/__init__.py": "part of the package",
-    "view/graph_cache.py": "written a moment ago, in a directory of its own",
+    "view/stored_graphs.py": "written a moment ago, in a directory of its own",
     "compat/first_differences.py": "written a moment ago",
 }
 """Modules that read files without `untrusted`, and why they may."""

@@ -24,11 +24,11 @@ from msprobe_core.store.tensor_source import HeldTensor
 from msprobe_core.view import data as data_types
 from msprobe_core.view.build import build
 from msprobe_core.view.data import Graph, ViewData, severity_of
-from msprobe_core.view.graph_cache import GraphCache
 from msprobe_core.view.heatmaps import axes_of, map_of
 from msprobe_core.view.inputs import requested, subject_of
 from msprobe_core.view.overview import layer_of
 from msprobe_core.view.page_file import document, template, units_that_fit
+from msprobe_core.view.stored_graphs import StoredGraphs
 from msprobe_core.view.suspects import Location
 from msprobe_core.view.tree import tree_of
 
@@ -79,7 +79,7 @@ class Run:
 
 @pytest.fixture
 def cache():
-    cache = GraphCache()
+    cache = StoredGraphs()
     yield cache
     cache.close()
 
@@ -462,7 +462,7 @@ def test_a_file_has_the_graphs_of_culprits_first(tmp_path, cache):
 
 def test_the_page_is_for_its_owner_only(tmp_path, cache, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    own = GraphCache()
+    own = StoredGraphs()
     made(own, Run().record().write(tmp_path / "a"))
     (file,) = tmp_path.glob("msprobe-view-*/*")
     assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)

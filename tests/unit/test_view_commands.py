@@ -26,8 +26,8 @@ from msprobe_core.cli.graph import graph, graph_visualize
 from msprobe_core.cli.view import view, write
 from msprobe_core.errors import StoreError
 from msprobe_core.view.build import build
-from msprobe_core.view.graph_cache import GraphCache
 from msprobe_core.view.serve import PageServer
+from msprobe_core.view.stored_graphs import StoredGraphs
 
 X = np.random.default_rng(5).standard_normal((4, 8))
 
@@ -115,7 +115,7 @@ def test_ranks_are_arranged_as_the_options_say(tmp_path):
 
 @contextmanager
 def served(tmp_path, factor=1.5):
-    cache = GraphCache()
+    cache = StoredGraphs()
     data = build(dump(tmp_path / "t", factor), dump(tmp_path / "g"), cache)
     with PageServer(data, cache) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
@@ -209,7 +209,7 @@ def test_a_defect_is_told_to_who_debugs_it(tmp_path, capfd, caplog, monkeypatch)
 
 def test_a_port_that_is_taken_is_a_sentence(tmp_path):
     with served(tmp_path) as server, pytest.raises(StoreError, match="give another --port"):
-        PageServer(build(tmp_path / "t", None, server.cache), server.cache, server.server_port)
+        PageServer(build(tmp_path / "t", None, server.graphs), server.graphs, server.server_port)
 
 
 def test_ctrl_c_ends_it_without_a_traceback(tmp_path):
@@ -254,7 +254,7 @@ def test_ranks_that_share_a_layer_are_merged(tmp_path):
 
 
 def test_graphs_that_a_file_has_no_room_for_are_said(tmp_path, capsys):
-    cache = GraphCache()
+    cache = StoredGraphs()
     data = build(ranks(tmp_path / "t"), None, cache)
     cache.sizes = dict.fromkeys(cache.sizes, 150 << 20)
     write(data, cache, tmp_path / "page.html")

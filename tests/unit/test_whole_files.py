@@ -7,7 +7,7 @@ import stat
 import pytest
 
 from msprobe_core.errors import StoreError
-from msprobe_core.exports.sqlite_file import whole_database
+from msprobe_core.exports.whole_database import whole_database
 from msprobe_core.store.atomic_file import whole_file
 
 

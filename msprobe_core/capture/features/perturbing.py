@@ -8,7 +8,7 @@ from msprobe_core.capture.attachments import Attachments
 from msprobe_core.capture.features.feature import Feature, Host
 from msprobe_core.capture.forward_window import ForwardWindow
 from msprobe_core.config import Config
-from msprobe_core.config.window_order import current_window
+from msprobe_core.config.requested_windows import requested_window
 from msprobe_core.errors import PluginError
 from msprobe_core.interception.perturbation import seed_of
 from msprobe_core.model import Perturbation
@@ -27,7 +27,7 @@ class PerturbedWindows(Feature):
         self._step = 0
         self._num_windows = 0
         # A repetition that begins long before its windows is to arrive there as far off as rounding brings it.
-        self._is_perturbed_between = current_window() is not None
+        self._is_perturbed_between = requested_window() is not None
 
     @classmethod
     def make(cls, host: Host) -> PerturbedWindows | None:

@@ -20,8 +20,8 @@ from msprobe_core.rl.recorded import open_run
 from msprobe_core.rl_page.build import RLPageOptions, page_of
 from msprobe_core.rl_page.sightings import _BY_PLACE, _STAGE_OF_CHECK
 from msprobe_core.view.data import RLTraining, ViewData, text_of
-from msprobe_core.view.graph_cache import GraphCache
 from msprobe_core.view.page_file import write_page
+from msprobe_core.view.stored_graphs import StoredGraphs
 
 STALE = f"model.layers.{LAYERS - 1}.mlp.down_proj.weight"
 HOP = "sent → received"
@@ -200,6 +200,6 @@ def test_chosen_steps_and_the_command(run: Callable[..., tuple[int, str, str]], 
 
 def test_hostile_names_do_not_leave_the_data(tmp_path: Path) -> None:
     data = page(write_run(tmp_path / "<b>bold", Recipe(steps=1)), reads_tensors=False)
-    with closing(GraphCache()) as cache:
+    with closing(StoredGraphs()) as cache:
         write_page(data, cache, tmp_path / "page.html", [])
     assert "<b>bold" not in (tmp_path / "page.html").read_text()

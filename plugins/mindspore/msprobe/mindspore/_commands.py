@@ -20,7 +20,7 @@ def kernel_dump(config: Path, command: tuple[str, ...]) -> None:
 
     The program needs no change, and may start other programs: msprobe kernel-dump config.json -- msrun …
     """
-    from msprobe.mindspore.kernel import check_machine, set_variables, write_settings
+    from msprobe.mindspore._kernel_dump import check_machine, set_variables, write_settings
     from msprobe_core.plugin import ConfigError, Level
     from msprobe_core.recording import kernel_options, load_config
 

@@ -21,6 +21,7 @@ from msprobe.mindspore._device import WITH_ARITHMETIC, check_target, copied, dev
 from msprobe.mindspore._functions import ApiPatches
 from msprobe.mindspore._gradients import takes_gradient, watch_gradient
 from msprobe.mindspore._jit import JitPatches, is_tracing
+from msprobe.mindspore._kernel_dump import dump_kernels
 from msprobe.mindspore._manifest import Describing
 from msprobe.mindspore._monitor import Monitoring
 from msprobe.mindspore._monitor_measures import Measuring
@@ -34,7 +35,6 @@ from msprobe.mindspore._unrecorded_calls import inside
 from msprobe.mindspore._unwritten import Unwritten
 from msprobe.mindspore.graph.attachment import GraphTaps, check_level, graph_mode, prepare
 from msprobe.mindspore.graph.values import GraphValues
-from msprobe.mindspore.kernel import dump_kernels
 from msprobe_core.interception import HostValues, PlacedAttachment
 from msprobe_core.plugin import (
     Argument,

@@ -14,7 +14,7 @@ from msprobe_core.view.data import Graph, encode
 _LEVEL = 6
 
 
-class GraphCache:
+class StoredGraphs:
     """Stores calls and graphs by number of the unit until it is closed; readable for the owner only."""
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
-"""Windows that another program orders of a training: which steps are recorded, and to where.
+"""Windows that another program requests of a training: which steps are recorded, and to where.
 
 An environment variable makes a training record them, so that its command line and its configuration stay the same, and
-the processes that it starts inherit the order.
+the processes that it starts inherit the request.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import msgspec
 from msprobe_core.config.schema import Config
 from msprobe_core.errors import ConfigError
 
-ORDER_VARIABLE = "MSPROBE_WINDOW"
+REQUEST_VARIABLE = "MSPROBE_WINDOW"
 
 
-class WindowOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class WindowRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The windows that a process is to record; it ends after the last one.
 
     Attributes:
@@ -34,40 +34,40 @@ class WindowOrder(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return msgspec.json.encode(self).decode()
 
 
-def current_window() -> WindowOrder | None:
-    """Return the order for this process; ``None`` if there is none.
+def requested_window() -> WindowRequest | None:
+    """Return the request for this process; ``None`` if there is none.
 
     Raises:
-        ConfigError: the environment variable is not a valid order.
+        ConfigError: the environment variable is not a valid request.
     """
-    value = os.environ.get(ORDER_VARIABLE, "").strip()
+    value = os.environ.get(REQUEST_VARIABLE, "").strip()
     if not value:
         return None
     try:
-        order = msgspec.json.decode(value, type=WindowOrder)
+        request = msgspec.json.decode(value, type=WindowRequest)
     except msgspec.MsgspecError as error:
         raise _refusal(value, str(error)) from error
-    if not order.steps or order.begin < 0 or min(order.steps) < order.begin:
+    if not request.steps or request.begin < 0 or min(request.steps) < request.begin:
         raise _refusal(value, "it needs steps, and none before its begin")
-    return order
+    return request
 
 
-def as_ordered(config: Config) -> Config:
-    """Return the configuration with the steps and the directory that are ordered; ``config`` without an order.
+def as_requested(config: Config) -> Config:
+    """Return the configuration with the steps and the directory that are requested; ``config`` without a request.
 
     Raises:
-        ConfigError: the environment variable is not a valid order.
+        ConfigError: the environment variable is not a valid request.
     """
-    order = current_window()
-    if order is None:
+    request = requested_window()
+    if request is None:
         return config
     return msgspec.structs.replace(
-        config, dump_path=order.directory, step=order.steps, dump_enable=True, is_live=False, twin=None
+        config, dump_path=request.directory, step=request.steps, dump_enable=True, is_live=False, twin=None
     )
 
 
 def _refusal(value: str, reason: str) -> ConfigError:
     return ConfigError(
-        f"the environment variable {ORDER_VARIABLE} is {value!r} ({reason}); it is set by "
+        f"the environment variable {REQUEST_VARIABLE} is {value!r} ({reason}); it is set by "
         "`msprobe bisect-steps`: unset it"
     )
