@@ -13,9 +13,11 @@ from msprobe_core.cli.main import main
 from msprobe_core.compare import CompareOptions, compare_dumps
 from msprobe_core.errors import CompareError
 from msprobe_core.findings import Finding, Level
+from msprobe_core.judge.limits import Precision
 from msprobe_core.judge.noise import PROFILE_FILE, NoiseModel, load_noise, student
 from msprobe_core.judge.noise.estimate import DISTANCE, estimate
 from msprobe_core.judge.noise.measures import MEASURES, Measure
+from msprobe_core.judge.noise.rounding import with_sizes
 from msprobe_core.judge.row_codes import RowCode
 from msprobe_core.judge.row_findings import FINDINGS, findings_of
 from tests.support.dumps import api, tensor, write_dump
@@ -349,3 +351,27 @@ def test_the_commands_say_what_is_missing(tmp_path, golden, capsys):
     run(golden, steps=(1,))
     assert command("calibrate", golden, tmp_path / "other") == 1
     assert "Not measured: step1 is in" in capsys.readouterr().out
+
+
+def sizes_of(x):
+    """Return the number of rows that count in a tensor."""
+    statistics = {"numel": x.size, "norm": np.linalg.norm(x), "max": x.max(), "min": x.min()}
+    row = {f"{name}_golden": float(value) for name, value in statistics.items()}
+    frame = pl.DataFrame({**row, "shape_golden": str(list(x.shape)), "precision": [int(Precision.BFLOAT16)]})
+    return with_sizes(frame)["num_rows"].item()
+
+
+def test_rows_of_zeros_do_not_count():
+    """As in the gradient of an embedding, which has rows for the tokens of the step alone."""
+    x = values(0, (2048, 96))
+    assert sizes_of(x) == 2048
+    x[16:] = 0
+    assert 16 <= sizes_of(x) < 512
+    x[:] = 0
+    assert sizes_of(x) == 2048
+    x[7, 5] = 3.0
+    assert sizes_of(x) < 8
+
+
+def test_usual_tails_count_whole():
+    assert sizes_of(np.random.default_rng(0).standard_t(5, size=(256, 64))) == 256

@@ -5,6 +5,7 @@ import polars as pl
 import pytest
 
 from msprobe_core.judge.columns import Match
+from msprobe_core.judge.limits import Precision
 from msprobe_core.judge.updates import parameters_of, with_judged_updates, with_updated_parameters
 from msprobe_core.model import Role
 
@@ -12,7 +13,7 @@ NUM_LAYERS = 8
 NUMEL = 4096
 
 
-def rows(name="weight", changes=None, *, gradient_noise=0.01, **given):
+def rows(name="weight", changes=None, *, gradient_noise=0.01, precision=Precision.FLOAT32, **given):
     """Return rows of one parameter of each layer: by default its norm is off by 1e-4, its maximum by a tenth."""
     table = []
     for layer in range(NUM_LAYERS):
@@ -34,6 +35,7 @@ def rows(name="weight", changes=None, *, gradient_noise=0.01, **given):
         *[pl.lit(NUMEL).alias(f"numel_{side}") for side in ("target", "golden")],
         *[pl.lit("[64, 64]").alias(f"shape_{side}") for side in ("target", "golden")],
         pl.lit(Match.BOTH.value).alias("match"),
+        pl.lit(int(precision)).alias("precision"),
         pl.lit(1.0).alias("score_limit"),
         pl.lit(1e-3).alias("limit"),
         pl.lit(False).alias("is_exempt"),
@@ -63,6 +65,31 @@ def test_where_all_are_far_off_all_are_others():
 
 def test_nothing_is_said_of_one_whose_gradient_is_all_noise():
     assert wrong(rows("bias", changes={5: {"norm_target": 3.03}}, gradient_noise=0.5)) == []
+
+
+OF_SIGNS = 3.0 / NUMEL**0.5
+"""Size of each element of a parameter that began at zero, after one update of Adam."""
+
+
+@pytest.mark.parametrize(
+    ("precision", "lowest", "turned", "is_wrong"),
+    [
+        (Precision.FLOAT32, -OF_SIGNS, 1, False),
+        (Precision.FLOAT32, -OF_SIGNS, 2, True),
+        (Precision.BFLOAT16, -OF_SIGNS, 40, False),
+        (Precision.BFLOAT16, -OF_SIGNS, 400, True),
+        (Precision.BFLOAT16, 0.9 * OF_SIGNS, 40, True),  # no update makes all elements positive
+    ],
+)
+def test_as_many_elements_may_have_the_other_sign_as_a_gradient_is_rounded(precision, lowest, turned, is_wrong):
+    values = {"max_golden": OF_SIGNS, "min_golden": lowest, "norm_target": 3.0}
+    frame = rows("bias", precision=precision, norm_target=3.0).with_columns(
+        **{name: pl.lit(value) for name, value in values.items()},
+        mean_target=pl.when(pl.col("key").str.contains("layers.5.fc.Linear.forward", literal=True))
+        .then(0.001 + 2 * OF_SIGNS * turned / NUMEL)
+        .otherwise(0.001),
+    )
+    assert bool(wrong(frame)) == is_wrong
 
 
 def test_floors_of_whole_trainings_win():
