@@ -142,5 +142,8 @@ def test_a_single_wrong_call_is_found(tmp_path, later_golden):
     ids=str,
 )
 def test_what_a_reduction_leaves_is_a_vector(shape, numel, num_rows):
-    row = {"shape_golden": str(shape), "numel_golden": numel, "precision": 2}
+    row = {
+        "shape_golden": str(shape), "numel_golden": numel, "precision": 2, "norm_golden": numel**0.5,
+        "max_golden": 1.0, "min_golden": -1.0,
+    }  # fmt: skip
     assert with_sizes(pl.DataFrame([row]))["num_rows"].to_list() == [num_rows]
