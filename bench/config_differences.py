@@ -32,7 +32,7 @@ from msprobe.pytorch import PrecisionDebugger
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from msprobe_core.config_check.differences import Difference, Severity
-from msprobe_core.config_check.ranks import check_ranks
+from msprobe_core.config_check.rank_agreement import check_ranks
 from msprobe_core.config_check.runs import compare_runs, read_run
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))

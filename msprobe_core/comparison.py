@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from msprobe_core.checkpoint.result import TensorRow
     from msprobe_core.checkpoint.structure import Relation
     from msprobe_core.cli.incomplete import allow_incomplete_option, exit_status
-    from msprobe_core.cli.output import output_option, overwrite_option
+    from msprobe_core.cli.output_options import output_option, overwrite_option
     from msprobe_core.cli.progress import progress_bar
     from msprobe_core.cli.rl_check import rl_check
     from msprobe_core.cli.rl_compare import rl_compare
@@ -61,7 +61,7 @@ else:
             "msprobe_core.checkpoint.result": "TensorRow",
             "msprobe_core.checkpoint.structure": "Relation",
             "msprobe_core.cli.incomplete": "allow_incomplete_option exit_status",
-            "msprobe_core.cli.output": "output_option overwrite_option",
+            "msprobe_core.cli.output_options": "output_option overwrite_option",
             "msprobe_core.cli.progress": "progress_bar",
             "msprobe_core.cli.rl_check": "rl_check",
             "msprobe_core.cli.rl_compare": "rl_compare",

@@ -44,7 +44,7 @@ from bench.faults.answers import MSPROBE, TIMEOUT_S, Answer, Nesting, ask_compar
 from bench.faults.scoring import Score, score
 from bench.faults.single import file_name
 from bench.faults.truth import Fault, Phase
-from msprobe_core.judge.noise.profile import PROFILE_FILE
+from msprobe_core.judge.noise.profile_file import PROFILE_FILE
 
 ROOT = Path(__file__).parents[2]
 _LOCKS: defaultdict[Path, Lock] = defaultdict(Lock)

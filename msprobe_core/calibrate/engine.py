@@ -18,7 +18,7 @@ from msprobe_core.compare.run import RunOptions, RunProgress
 from msprobe_core.config.repetition import CALIBRATION_DIRECTORY
 from msprobe_core.errors import CompareError, MissingPathError, StoreError
 from msprobe_core.execute.units import run_units
-from msprobe_core.judge.noise.profile import PROFILE_FILE
+from msprobe_core.judge.noise.profile_file import PROFILE_FILE
 from msprobe_core.store.atomic_file import whole_file
 from msprobe_core.store.layout import find_steps, make_directory
 from msprobe_core.store.results import refusal

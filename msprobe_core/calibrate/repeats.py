@@ -19,7 +19,7 @@ from msprobe_core.judge.columns import Match
 from msprobe_core.judge.limits import conventional
 from msprobe_core.judge.noise.estimate import DISTANCE, estimate
 from msprobe_core.judge.noise.measures import MEASURES, with_measures
-from msprobe_core.judge.noise.profile import NO_RANK, SCHEMA, VERSION, About, identity_of, place_of
+from msprobe_core.judge.noise.profile_file import NO_RANK, SCHEMA, VERSION, About, identity_of, place_of
 from msprobe_core.judge.noise.rounding import with_sizes
 from msprobe_core.judge.parameter_arguments import golden_parameters_given, is_at_place_of_parameter
 from msprobe_core.judge.verdict import Verdict

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from msprobe_core.cli.one_rank import one_rank
-from msprobe_core.cli.output import overwrite_option
+from msprobe_core.cli.output_options import overwrite_option
 from msprobe_core.cli.progress import progress_bar
 from msprobe_core.cli.show import show
 from msprobe_core.errors import ConfigError, ReplayError, StoreError

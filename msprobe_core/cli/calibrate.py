@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from msprobe_core.cli.incomplete import allow_incomplete_option, exit_status, say_incomplete
-from msprobe_core.cli.output import overwrite_option
+from msprobe_core.cli.output_options import overwrite_option
 from msprobe_core.cli.progress import progress_bar
 from msprobe_core.cli.show import show
 from msprobe_core.model import PerturbMode, RoundingUnit

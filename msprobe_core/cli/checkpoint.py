@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from msprobe_core.cli.output import overwrite_option
+from msprobe_core.cli.output_options import overwrite_option
 from msprobe_core.cli.progress import progress_bar
 from msprobe_core.cli.show import show
 from msprobe_core.errors import ConfigError, MalformedConfigError

@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from msprobe_core.cli.incomplete import allow_incomplete_option, exit_status
-from msprobe_core.cli.output import output_option, overwrite_option
+from msprobe_core.cli.output_options import output_option, overwrite_option
 from msprobe_core.cli.pairing import Pairing, noise_given, pairing_options
 from msprobe_core.cli.progress import progress_bar
 from msprobe_core.cli.reports import report_option, say_written

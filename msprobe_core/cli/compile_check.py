@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from msprobe_core.cli.output import output_option, overwrite_option
+from msprobe_core.cli.output_options import output_option, overwrite_option
 from msprobe_core.cli.show import show
 
 if TYPE_CHECKING:

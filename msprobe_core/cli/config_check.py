@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from msprobe_core.cli.output import overwrite_option
+from msprobe_core.cli.output_options import overwrite_option
 from msprobe_core.cli.show import show
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ def _compare_checkpoints(golden: Path, target: Path, out: Path) -> int:
 
 
 def _ranks(directory: Path, out: Path, *, overwrites: bool) -> int:
-    from msprobe_core.config_check.ranks import check_ranks
+    from msprobe_core.config_check.rank_agreement import check_ranks
     from msprobe_core.config_check.runs import read_run
     from msprobe_core.errors import ConfigError
 

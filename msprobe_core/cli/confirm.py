@@ -8,7 +8,7 @@ import click
 
 from msprobe_core.cli.incomplete import allow_incomplete_option, exit_status, say_incomplete
 from msprobe_core.cli.one_rank import one_rank
-from msprobe_core.cli.output import overwrite_option
+from msprobe_core.cli.output_options import overwrite_option
 from msprobe_core.cli.show import show
 
 

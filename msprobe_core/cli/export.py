@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from msprobe_core.cli.incomplete import allow_incomplete_option
-from msprobe_core.cli.output import output_option
+from msprobe_core.cli.output_options import output_option
 from msprobe_core.cli.pairing import pairing_options
 from msprobe_core.cli.view import Asked, built, status_of_page, subject_options
 from msprobe_core.errors import CompareError

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from msprobe_core.cli.incomplete import allow_incomplete_option
-from msprobe_core.cli.output import output_option
+from msprobe_core.cli.output_options import output_option
 from msprobe_core.cli.view import Asked, built, status_of_page, write
 from msprobe_core.protocols.presentation import Page
 
@@ -123,7 +123,7 @@ def _run(
         data = built(subject, asked, graphs)
         write(data, graphs, output_path / f"{stem}.html")
         if file_type == "db":
-            from msprobe_core.exports.offers import DATABASE
+            from msprobe_core.exports.exports_offer import DATABASE
             from msprobe_core.plugins import registry
 
             (path,) = registry().exports()[DATABASE].write(Page(data, graphs, output_path, stem))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from msprobe_core.cli.incomplete import allow_incomplete_option
-from msprobe_core.cli.output import output_option, overwrite_option
+from msprobe_core.cli.output_options import output_option, overwrite_option
 from msprobe_core.cli.pairing import Pairing, noise_given, noise_option, pairing_options
 from msprobe_core.cli.progress import progress_bar
 from msprobe_core.cli.reports import report_option, say_written

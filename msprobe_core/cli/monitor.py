@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import click
 
-from msprobe_core.cli.monitor_alarms import alarms
 from msprobe_core.cli.monitor_analyze import analyze
 from msprobe_core.cli.monitor_compare import compare
 from msprobe_core.cli.monitor_export import to_db, to_tensorboard
+from msprobe_core.cli.monitor_first_alarms import alarms
 from msprobe_core.cli.monitor_norms import norms
 from msprobe_core.cli.monitor_reduction import reduction_check
 from msprobe_core.cli.monitor_selftest import selftest

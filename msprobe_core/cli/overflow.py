@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from msprobe_core.cli.incomplete import allow_incomplete_option, exit_status
-from msprobe_core.cli.output import output_option, overwrite_option
+from msprobe_core.cli.output_options import output_option, overwrite_option
 from msprobe_core.cli.show import show
 
 

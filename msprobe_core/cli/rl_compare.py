@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import click
 
 from msprobe_core.cli.incomplete import allow_incomplete_option, exit_status
-from msprobe_core.cli.output import output_option, overwrite_option
+from msprobe_core.cli.output_options import output_option, overwrite_option
 
 if TYPE_CHECKING:
     from msprobe_core.rl.outcome import Outcome

@@ -11,7 +11,7 @@ import click
 
 from msprobe_core.cli.incomplete import allow_incomplete_option
 from msprobe_core.cli.locate import Asked, options_of
-from msprobe_core.cli.output import output_option, overwrite_option
+from msprobe_core.cli.output_options import output_option, overwrite_option
 from msprobe_core.cli.pairing import noise_option, pairing_options
 from msprobe_core.cli.show import show
 from msprobe_core.errors import printable

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from msprobe_core.cli.incomplete import allow_incomplete_option, exit_status, say_incomplete
-from msprobe_core.cli.output import output_option, overwrite_option
+from msprobe_core.cli.output_options import output_option, overwrite_option
 from msprobe_core.cli.pairing import Pairing, noise_given, pairing_options
 from msprobe_core.cli.progress import progress_bar
 from msprobe_core.errors import printable

@@ -108,7 +108,7 @@ MOVED: Final = {
 
 
 PROGRAMS: Final = {
-    "msprobe.core.monitor.anomaly_processor": "msprobe_core.cli.monitor_alarms",
+    "msprobe.core.monitor.anomaly_processor": "msprobe_core.cli.monitor_first_alarms",
 }
 """Former names of modules that are run by ``python -m``, and the modules that are run instead."""
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_core.findings import text_and_content
-from msprobe_core.overflow.records import records_of
 from msprobe_core.overflow.result import OverflowResult, StepResult
 from msprobe_core.overflow.search import origins_by_rank
+from msprobe_core.overflow.stored_records import records_of
 from msprobe_core.store import layout
 from msprobe_core.store.results import plain_result, refuse_foreign_json
 from msprobe_core.untrusted.paths import encode_json

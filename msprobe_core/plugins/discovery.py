@@ -62,7 +62,7 @@ _BUILT_IN = (
     "msprobe_core.monitor.event_files",
     "msprobe_core.report.own_format",
     "msprobe_core.compat.formats",
-    "msprobe_core.exports.offers",
+    "msprobe_core.exports.exports_offer",
     "msprobe_core.cli.commands",
 )
 

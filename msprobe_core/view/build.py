@@ -29,8 +29,8 @@ from msprobe_core.overflow import search
 from msprobe_core.overflow.result import OverflowResult
 from msprobe_core.store.reading import check_exists, read_dump
 from msprobe_core.untrusted.paths import shown
+from msprobe_core.view.api_checks import checks_alone, verdict_with
 from msprobe_core.view.calls import GOLDEN_MARK, Calls
-from msprobe_core.view.checks import checks_alone, verdict_with
 from msprobe_core.view.communication import Communication
 from msprobe_core.view.configuration import facts_beside
 from msprobe_core.view.data import (

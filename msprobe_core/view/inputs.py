@@ -16,7 +16,7 @@ from msprobe_core.store.reading import check_exists, is_dump
 from msprobe_core.store.results import read_json
 from msprobe_core.store.runs import steps_of_run, units_of_step
 from msprobe_core.untrusted.paths import path_of
-from msprobe_core.view.checks import CheckFile
+from msprobe_core.view.api_checks import CheckFile
 from msprobe_core.view.suspects import Location, read_location
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msprobe_core.errors import CompareError
 from msprobe_core.findings import Finding
-from msprobe_core.view.checks import CheckFile, check_files_of, shown_checks
+from msprobe_core.view.api_checks import CheckFile, check_files_of, shown_checks
 from msprobe_core.view.data import CheckedDump
 from msprobe_core.view.view_codes import ViewCode
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 from msprobe.pytorch import _replay
+from msprobe.pytorch._formula_specialised import formula_for
 from msprobe.pytorch._reference_formulas import _FUNCTIONS, _METHODS, find_reference
 from msprobe.pytorch._script_formula import whole_formula
-from msprobe.pytorch._script_specialised import formula_for
 from replaying import call_of
 
 from msprobe_core.api_check.call_check import CallChecker

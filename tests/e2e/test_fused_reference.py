@@ -5,9 +5,9 @@ import inspect
 import pytest
 import torch
 from msprobe.pytorch import _replay
+from msprobe.pytorch._formula_specialised import specialised_formula
 from msprobe.pytorch._replay_table import find_function
 from msprobe.pytorch._script_formula import named_arguments, whole_formula
-from msprobe.pytorch._script_specialised import specialised_formula
 from replaying import replay
 from torch.nn import functional
 

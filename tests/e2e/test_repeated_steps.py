@@ -12,7 +12,7 @@ from torch import nn
 from msprobe_core.calibrate import calibrate
 from msprobe_core.compare import CompareOptions, compare_dumps
 from msprobe_core.judge.noise import load_noise
-from msprobe_core.judge.noise.profile import NoiseProfile
+from msprobe_core.judge.noise.profile_file import NoiseProfile
 from msprobe_core.locate import LocateOptions, LocateVerdict, locate
 
 pytestmark = pytest.mark.usefixtures("close_debugger")

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from msprobe.pytorch._formula_specialised import formula_for, same_results, specialised_formula
+from msprobe.pytorch._formula_values import UnknownError
 from msprobe.pytorch._fused_attention import npu_fusion_attention
 from msprobe.pytorch._optimizer_formulas import fused_adam, fused_adamw
 from msprobe.pytorch._script_formula import whole_formula
-from msprobe.pytorch._script_specialised import formula_for, same_results, specialised_formula
-from msprobe.pytorch._script_values import UnknownError
 from replaying import call_of
 
 

@@ -936,7 +936,7 @@ TARGETS = {
     ),
     "configurations": Target(["store/manifest_file"], _configured, _use_configured, "*/step0/*/manifest.json"),
     "noise": Target(
-        ["judge/noise/profile"],
+        ["judge/noise/profile_file"],
         _noise,
         _use_noise,
         "golden/noise_profile.parquet",

@@ -93,7 +93,7 @@ def _layouts(path):
 
 
 def _profile(path):
-    from msprobe_core.judge.noise.profile import NoiseProfile
+    from msprobe_core.judge.noise.profile_file import NoiseProfile
 
     (path.parent / "step0" / "rank0").mkdir(parents=True, exist_ok=True)
     NoiseProfile(path).unit(path.parent / "step0" / "rank0")

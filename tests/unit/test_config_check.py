@@ -13,7 +13,7 @@ from msprobe_core.config_check.differences import Section, Severity
 from msprobe_core.config_check.manifests import compare_manifests
 from msprobe_core.config_check.name_pairs import pair_names
 from msprobe_core.config_check.pack import read_pack, write_pack
-from msprobe_core.config_check.ranks import check_ranks
+from msprobe_core.config_check.rank_agreement import check_ranks
 from msprobe_core.config_check.runs import read_run
 from msprobe_core.config_check.severities import severity_of_setting
 from msprobe_core.config_check.static_settings import read_settings, shell_settings

@@ -11,7 +11,7 @@ from foreign_files import READERS
 from limited import deadline, run_limited
 
 from msprobe_core.errors import MsprobeError
-from msprobe_core.judge.noise.profile import SCHEMA, identity_of
+from msprobe_core.judge.noise.profile_file import SCHEMA, identity_of
 from msprobe_core.model import RunHeader
 from msprobe_core.untrusted.files import TooLargeError, open_plain, read_plain
 from msprobe_core.untrusted.malformed import MalformedError
@@ -148,7 +148,7 @@ def test_a_live_job_is_not_stalled_by_its_configuration(tmp_path):
 ANSWERS = """
 import sys
 from foreign_files import READERS
-import msprobe_core.judge.noise.profile, msprobe_core.compat.read_table, msprobe_core.store.arrow_reader, openpyxl
+import msprobe_core.judge.noise.profile_file, msprobe_core.compat.read_table, msprobe_core.store.arrow_reader, openpyxl
 from msprobe_core.errors import MsprobeError
 from msprobe_core.model import RunHeader
 limit()

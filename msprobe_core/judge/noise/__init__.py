@@ -2,7 +2,7 @@
 
 from msprobe_core.judge.noise.measures import MEASURES, Measure
 from msprobe_core.judge.noise.model import ALPHA, NoiseModel, NoiseSource, load_noise, measured_noise
-from msprobe_core.judge.noise.profile import PROFILE_FILE, NoiseProfile
+from msprobe_core.judge.noise.profile_file import PROFILE_FILE, NoiseProfile
 
 __all__ = [
     "ALPHA",

@@ -19,7 +19,7 @@ from msprobe_core.judge.noise.closed_form import CLOSED_NULLS, closed, with_clos
 from msprobe_core.judge.noise.measures import MEASURES, WORDS, Measure, with_stored_measures
 from msprobe_core.judge.noise.null_distribution import EXTREME_LIMIT
 from msprobe_core.judge.noise.operations import Operations
-from msprobe_core.judge.noise.profile import NoiseProfile, UnitNoise, find_profile
+from msprobe_core.judge.noise.profile_file import NoiseProfile, UnitNoise, find_profile
 from msprobe_core.judge.noise.rounding import least, with_sizes
 from msprobe_core.store.stored_rows import Rows, narrowed, roots_of
 

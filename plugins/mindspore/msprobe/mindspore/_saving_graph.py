@@ -1,4 +1,4 @@
-"""``save`` and ``save_grad`` as compiled into graphs; see `msprobe.mindspore.graph.reading`.
+"""``save`` and ``save_grad`` as compiled into graphs; see `msprobe.mindspore.graph.compiled_functions`.
 
 On the CPU values are passed to Python, which writes them. On Ascend MindSpore's operator ``TensorDump`` writes them; it
 adds step and rank to the path, and appends dtype and number.
@@ -20,7 +20,7 @@ from mindspore.ops.primitive import _run_op
 from numpy.typing import NDArray
 
 from msprobe.mindspore._device import is_host
-from msprobe.mindspore.graph import reading
+from msprobe.mindspore.graph import compiled_functions
 from msprobe.mindspore.graph.layouts import Place, Tree, TreeReader
 from msprobe.mindspore.graph.leaf import operator
 from msprobe_core.store import tensor_file_name
@@ -140,13 +140,13 @@ def advance() -> None:
 
 def save(save_dir: str, name: str, data: Any) -> None:
     """Save the values in ``data``."""
-    values = reading.flatten_all(data)
+    values = compiled_functions.flatten_all(data)
     number = _number(save_dir, name, data)
     for i in range(len(values)):
         x = values[i]
-        if reading.may_be_read(x):
+        if compiled_functions.may_be_read(x):
             if _is_on_host(name):
-                _arrive(number, reading.number_tensor(i), reading.plain(ops.stop_gradient(x)))
+                _arrive(number, compiled_functions.number_tensor(i), compiled_functions.plain(ops.stop_gradient(x)))
             else:
                 _dump(_path(save_dir, name, data, i), ops.stop_gradient(x))
 
@@ -158,7 +158,7 @@ class _Tap(nn.Cell):
         return x
 
     def bprop(self, x: Any, number: Any, position: Any, out: Any, dout: Any) -> Any:
-        shown = _arrive(number, position, reading.plain(dout))
+        shown = _arrive(number, position, compiled_functions.plain(dout))
         return ops.depend(dout, shown), ops.zeros_like(number), ops.zeros_like(position)
 
 
@@ -178,9 +178,9 @@ _dump_tap = _DumpTap()
 
 def save_grad(save_dir: str, name: str, data: Any) -> Any:
     """Save the gradient with respect to the returned value."""
-    if reading.may_have_gradient(data):
+    if compiled_functions.may_have_gradient(data):
         if _is_on_host(name):
-            data = _tap(data, _number(save_dir, name + "_grad", data), reading.number_tensor(0))
+            data = _tap(data, _number(save_dir, name + "_grad", data), compiled_functions.number_tensor(0))
         else:
             data = _dump_tap(data, _path(save_dir, name + "_grad", data, 0))
     return data

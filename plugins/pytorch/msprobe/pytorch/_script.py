@@ -6,13 +6,13 @@ import msgspec
 import torch
 
 from msprobe.pytorch import _script_parts as parts
+from msprobe.pytorch._formula_specialised import formula_for
 from msprobe.pytorch._optimizer_formulas import FORMULAS as OPTIMIZER_STEPS
 from msprobe.pytorch._reference_formulas import find_reference
 from msprobe.pytorch._replay import CASTS, dtype_of, special_of, why_not_replayed, with_epsilon
 from msprobe.pytorch._replay_modules import Plan, plan_of
 from msprobe.pytorch._replay_table import find_function
 from msprobe.pytorch._script_formula import Formula
-from msprobe.pytorch._script_specialised import formula_for
 from msprobe_core.interception import (
     NOT_SPECIAL,
     call_text,

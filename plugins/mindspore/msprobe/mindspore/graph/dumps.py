@@ -1,4 +1,4 @@
-"""Points that write values to files, for Ascend; see `reading` for how they are compiled, `tensordump` for the reader.
+"""Points that write values to files, for Ascend; `compiled_functions` has the compiled part, `tensordump` the reader.
 
 On Ascend a running graph cannot pass values to Python, but ``TensorDump`` can write them. Nothing in the graph
 identifies a call; the order of the files does.
@@ -12,8 +12,7 @@ import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.ops import PrimitiveWithInfer, prim_attr_register
 
-from msprobe.mindspore.graph.layouts import FIRST_RESULT
-from msprobe.mindspore.graph.reading import (
+from msprobe.mindspore.graph.compiled_functions import (
     copied,
     describe_arguments,
     describe_results,
@@ -23,6 +22,7 @@ from msprobe.mindspore.graph.reading import (
     rebuild_all,
     tap_at,
 )
+from msprobe.mindspore.graph.layouts import FIRST_RESULT
 from msprobe.mindspore.graph.tensordump import Kind, arrivals
 
 # ruff: noqa: ARG002, RUF005  # the compiler names the arguments of a bprop, and cannot unpack in a tuple

@@ -100,7 +100,7 @@ class Layouts:
 
 
 class TreeReader:
-    """Converts the compiler's input of ``__infer__``; numbers tensors in the order of `reading.flatten_all`."""
+    """Converts the compiler's input of ``__infer__``; numbers tensors as `compiled_functions.flatten_all`."""
 
     def __init__(self, first: int = 0, *, has_tap: Callable[[int], bool] = lambda _: True) -> None:
         self._has_tap = has_tap

@@ -1,4 +1,4 @@
-"""Points that pass values to Python while the graph runs, on the CPU; see `reading` for how they are compiled.
+"""Points that pass values to Python while the graph runs, on the CPU; see `compiled_functions` for the compiled part.
 
 Each value passes through a Cell that is the identity in forward and backward, so that its gradient can be taken; the
 value itself is read by a separate operator. The training's own computation stays the same.
@@ -12,10 +12,7 @@ import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 
 from msprobe.mindspore.graph.collector import station
-from msprobe.mindspore.graph.layouts import FIRST_RESULT
-from msprobe.mindspore.graph.leaf import GRADIENT, MOST, copying, operator, operators
-from msprobe.mindspore.graph.plan import Tap
-from msprobe.mindspore.graph.reading import (
+from msprobe.mindspore.graph.compiled_functions import (
     copied,
     describe_arguments,
     describe_results,
@@ -28,6 +25,9 @@ from msprobe.mindspore.graph.reading import (
     rebuild_all,
     tap_at,
 )
+from msprobe.mindspore.graph.layouts import FIRST_RESULT
+from msprobe.mindspore.graph.leaf import GRADIENT, MOST, copying, operator, operators
+from msprobe.mindspore.graph.plan import Tap
 
 # ruff: noqa: ARG002, RUF005  # the compiler names the arguments of a bprop, and cannot unpack in a tuple
 

@@ -16,15 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from msprobe.pytorch._script_code import (
+from msprobe.pytorch._formula_code import (
     load,
     mapped,
     replaced,
     store,
     with_plain_names,
 )
-from msprobe.pytorch._script_formula import bare_definition
-from msprobe.pytorch._script_values import (
+from msprobe.pytorch._formula_values import (
     Closure,
     Context,
     Frame,
@@ -38,7 +37,8 @@ from msprobe.pytorch._script_values import (
     tuple_of,
     values_of,
 )
-from msprobe.pytorch._script_writing import Writing
+from msprobe.pytorch._formula_writing import Writing
+from msprobe.pytorch._script_formula import bare_definition
 
 _KNOWN = frozenset(["shape", "ndim"])
 """What is known of a tensor without its values."""

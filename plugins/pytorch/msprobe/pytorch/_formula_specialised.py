@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from msprobe.pytorch._formula_code import load, text_of
+from msprobe.pytorch._formula_evaluation import Specialised
+from msprobe.pytorch._formula_values import Known, UnknownError, is_plain, plain
 from msprobe.pytorch._replay import dtype_of, replay, special_of
-from msprobe.pytorch._script_code import load, text_of
-from msprobe.pytorch._script_evaluation import Specialised
 from msprobe.pytorch._script_formula import Formula, Sources, first_sentence, named_arguments, whole_formula
-from msprobe.pytorch._script_values import Known, UnknownError, is_plain, plain
 from msprobe_core.interception import build_arguments, script_tensors, tensors_by_path
 from msprobe_core.plugin import Argument, Phase, ReplayCall, ReplayTensor
 

@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 
-from msprobe.pytorch._script_code import (
+from msprobe.pytorch._formula_code import (
     function_code,
     merged,
     pruned,
     renamed,
 )
-from msprobe.pytorch._script_statements import Statements
-from msprobe.pytorch._script_values import (
+from msprobe.pytorch._formula_statements import Statements
+from msprobe.pytorch._formula_values import (
     all_parts,
     needed,
 )

@@ -14,15 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from msprobe.pytorch._script_code import (
+from msprobe.pytorch._formula_code import (
     class_code,
     function_code,
     load,
     uses_of,
 )
-from msprobe.pytorch._script_expressions import Expressions
-from msprobe.pytorch._script_formula import bare_definition
-from msprobe.pytorch._script_values import (
+from msprobe.pytorch._formula_expressions import Expressions
+from msprobe.pytorch._formula_values import (
     Closure,
     Context,
     Frame,
@@ -39,6 +38,7 @@ from msprobe.pytorch._script_values import (
     tuple_of,
     values_of,
 )
+from msprobe.pytorch._script_formula import bare_definition
 
 _LONGEST = 100
 """Longest expression that is put in place of a name, in characters."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from msprobe.pytorch._script_values import (
+from msprobe.pytorch._formula_values import (
     Known,
     UnknownError,
 )

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from msprobe.pytorch._script_calls import Calls
-from msprobe.pytorch._script_code import (
+from msprobe.pytorch._formula_calls import Calls
+from msprobe.pytorch._formula_code import (
     extended,
     load,
     store,
     stores,
 )
-from msprobe.pytorch._script_values import (
+from msprobe.pytorch._formula_values import (
     Closure,
     Context,
     Frame,
