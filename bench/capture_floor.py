@@ -38,8 +38,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "dispatch of calls and modules": (
         "interception/apis.py", "interception/modules.py", "interception/patching.py", "_functions.py", "_apis.py",
         "_calls.py", "_modules.py", "_slots.py", "_omitted_arguments.py", "_collectives.py", "_owners.py",
-        "_unwritten.py", "interception/call_scope.py", "_dropout.py", "interception/host_values.py",
-        "interception/attachment.py",
+        "_unwritten.py", "interception/call_scope.py", "_dropout.py", "interception/attachment.py",
     ),
     "guard around the probe's work": ("_quiet.py",),
     "arguments and tensors, described": (
@@ -47,7 +46,8 @@ PARTS: dict[str, tuple[str, ...]] = {
         "capture/tensor_reader.py", "_transforms.py",
     ),
     "reductions": (
-        "_reduce.py", "_statistics.py", "_native.py", "_memory.py", "native/", "fingerprint/", "capture/processors.py",
+        "interception/host_reducer.py", "_reduce.py", "_statistics.py",
+        "_native.py", "_memory.py", "native/", "fingerprint/", "capture/processors.py",
     ),
     "gradients: graph and hooks": (
         "interception/gradients.py", "interception/autograd_graph.py", "_gradients.py",

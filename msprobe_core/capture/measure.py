@@ -120,7 +120,7 @@ def requested_measurement() -> MeasurementRequest | None:
         return msgspec.json.decode(value, type=MeasurementRequest)
     except msgspec.MsgspecError as error:
         raise ConfigError(
-            f"the environment variable {REQUEST_VARIABLE} is none of `msprobe estimate` ({error}); unset it"
+            f"the environment variable {REQUEST_VARIABLE} holds no request of `msprobe estimate` ({error}); unset it"
         ) from error
 
 

@@ -1,7 +1,7 @@
 """Repetitions of a golden run: where they are recorded, and how a whole program is made to run as one.
 
 An environment variable makes a program run as a repetition, so that its command line stays the same, and the processes
-that it starts inherit the setting.
+that it starts inherit the request.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ def _measure(request: Request, command: Sequence[str], case: Case, progress: Pro
             "another with --scratch"
         ) from error
     is_tensor = case.mode == TENSOR_MODE
-    wanted = MeasurementRequest(
+    measurement = MeasurementRequest(
         directory=str(directory),
         level=case.level,
         task="tensor" if is_tensor else "statistics",
@@ -166,7 +166,7 @@ def _measure(request: Request, command: Sequence[str], case: Case, progress: Pro
         num_steps=request.num_steps,
     )
     try:
-        run = run_program(command, wanted, timeout_s=request.timeout_s, progress=progress)
+        run = run_program(command, measurement, timeout_s=request.timeout_s, progress=progress)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     problem = _problem(request, case, run)

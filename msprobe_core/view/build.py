@@ -101,7 +101,7 @@ def build(
     progress: ViewProgress | None = None,
     checks: Path | None = None,
 ) -> ViewData:
-    """Build the data of a page; graphs go to ``graphs``, and are null in the result.
+    """Build the data of a page; its graphs are stored in ``graphs``, and are null in the result.
 
     Args:
         target: A run, a step, a rank's directory or a dump; or files of a monitor.
@@ -177,7 +177,7 @@ class _Builder:
         return self._data(Kind.DUMP, target, None, verdict, {})
 
     def _read_all(self, tasks: Sequence[DumpTask]) -> None:
-        """Put the calls of all dumps into the graphs; the error of a dump is raised if it is the only one."""
+        """Store the calls of all dumps; the error of a dump is raised if it is the only one."""
         if len(tasks) == 1:
             self._graphs.put_calls(0, packed_dump(tasks[0]))
             self._progress(1, 1, tasks[0].label)

@@ -457,10 +457,10 @@ def test_a_fault_of_the_second_pass_is_found_there(tmp_path):
 
 def test_view_shows_the_passes(tmp_path):
     golden = record_faulty(tmp_path / "golden")
-    cache = StoredGraphs()
-    build(golden, None, cache)
-    graph = msgspec.json.decode(cache.content(0), type=Graph)
-    cache.close()
+    graphs = StoredGraphs()
+    build(golden, None, graphs)
+    graph = msgspec.json.decode(graphs.content(0), type=Graph)
+    graphs.close()
     nodes = zip(graph.name, graph.label, graph.parent, strict=True)
     shown = {name: (label, graph.name[parent]) for name, label, parent in nodes}
     assert shown["Torch.tanh-pass1.0.backward"] == ("tanh.0 pass 1", "Module.trunk.Block-pass1.backward.0")

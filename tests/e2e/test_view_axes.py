@@ -66,9 +66,9 @@ def pages(tmp_path_factory):
     directory = tmp_path_factory.mktemp("pages")
     record(directory / "golden")
     record(directory / "target", faulty_micro_step=1)
-    with closing(StoredGraphs()) as cache:
-        data = build(directory / "target", directory / "golden", cache)
-        micro = json.loads(b"".join(document(data, cache, range(len(data.units)))))
+    with closing(StoredGraphs()) as graphs:
+        data = build(directory / "target", directory / "golden", graphs)
+        micro = json.loads(b"".join(document(data, graphs, range(len(data.units)))))
     made = {
         "micro": micro,
         "two": json.loads(encode(monitored_data(MONITOR / "target", MONITOR / "golden", Chosen()))),

@@ -40,10 +40,10 @@ def browser() -> Iterator[Browser]:
 def page_of(path: Path, subject: Path) -> tuple[Path, ViewData]:
     """Write a page of a run or of an ``acc_check.json``."""
     found = subject_of(subject)
-    cache = StoredGraphs()
-    data = build(found.target, found.golden, cache, checks=found.checks)
-    write_page(data, cache, path, units_that_fit(data, cache))
-    cache.close()
+    graphs = StoredGraphs()
+    data = build(found.target, found.golden, graphs, checks=found.checks)
+    write_page(data, graphs, path, units_that_fit(data, graphs))
+    graphs.close()
     return path, data
 
 

@@ -45,10 +45,10 @@ def write_run(root: Path, *, eps: float, lr: float = 1e-3, port: str = "1", has_
 
 
 def page_of(path: Path, target: Path, golden: Path | None = None) -> Path:
-    cache = StoredGraphs()
-    data = build(target, golden, cache)
-    write_page(data, cache, path, units_that_fit(data, cache))
-    cache.close()
+    graphs = StoredGraphs()
+    data = build(target, golden, graphs)
+    write_page(data, graphs, path, units_that_fit(data, graphs))
+    graphs.close()
     return path
 
 

@@ -62,10 +62,10 @@ def small_dump():
 
 
 def page_of(path, target, golden=None):
-    cache = StoredGraphs()
-    data = build(target, golden, cache)
-    write_page(data, cache, path, units_that_fit(data, cache))
-    cache.close()
+    graphs = StoredGraphs()
+    data = build(target, golden, graphs)
+    write_page(data, graphs, path, units_that_fit(data, graphs))
+    graphs.close()
     return path
 
 
@@ -411,8 +411,8 @@ def test_a_training_that_goes_on(browser, tmp_path):
     training = Training(ranks=2, layers=2, steps=60, faults=faults)
     Training(ranks=2, layers=2, steps=20).write(tmp_path, ["grad_reduced"])
     live = LiveMonitor(tmp_path, None, Chosen())
-    cache = StoredGraphs()
-    server = PageServer(live.data, cache, live=live)
+    graphs = StoredGraphs()
+    server = PageServer(live.data, graphs, live=live)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
@@ -444,7 +444,7 @@ def test_a_training_that_goes_on(browser, tmp_path):
         server.shutdown()
         thread.join()
         server.server_close()
-        cache.close()
+        graphs.close()
 
 
 @pytest.mark.skipif(

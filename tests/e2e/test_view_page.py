@@ -559,11 +559,11 @@ class TestPage:
 @pytest.mark.slow
 def test_served_graphs_come_when_they_are_looked_at(browser):
     data = msgspec.convert(example("comparison"), ViewData)
-    cache = StoredGraphs()
+    graphs = StoredGraphs()
     for number, unit in enumerate(data.units):
-        cache.put(number, msgspec.convert(unit.graph, Graph))
+        graphs.put(number, msgspec.convert(unit.graph, Graph))
     empty = [msgspec.structs.replace(unit, graph=None) for unit in data.units]
-    server = PageServer(msgspec.structs.replace(data, units=empty), cache)
+    server = PageServer(msgspec.structs.replace(data, units=empty), graphs)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
@@ -581,7 +581,7 @@ def test_served_graphs_come_when_they_are_looked_at(browser):
         server.shutdown()
         thread.join()
         server.server_close()
-        cache.close()
+        graphs.close()
 
 
 @pytest.mark.slow

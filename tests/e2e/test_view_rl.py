@@ -39,8 +39,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = open_run(write_run(place / "run", Recipe(steps=3, unsent=(STALE,))))
     words = {f"▁w{i}": i for i in range(23)} | {HOSTILE: 23}
     (place / "tokenizer.json").write_text(json.dumps({"model": {"vocab": words}}))
-    with closing(StoredGraphs()) as cache:
-        write_page(page_of(run, None, RLPageOptions(tokenizer=place)), cache, place / "page.html", [])
+    with closing(StoredGraphs()) as graphs:
+        write_page(page_of(run, None, RLPageOptions(tokenizer=place)), graphs, place / "page.html", [])
     return place / "page.html"
 
 

@@ -34,9 +34,9 @@ def browser() -> Iterator[Browser]:
 
 def page_of(path: Path, subject: Path) -> Path:
     found = subject_of(subject)
-    with closing(StoredGraphs()) as cache:
-        data = build(found.target, found.golden, cache)
-        write_page(data, cache, path, units_that_fit(data, cache))
+    with closing(StoredGraphs()) as graphs:
+        data = build(found.target, found.golden, graphs)
+        write_page(data, graphs, path, units_that_fit(data, graphs))
     return path
 
 

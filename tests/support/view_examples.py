@@ -38,10 +38,10 @@ def main() -> None:
         ("dump", run / "golden", None),
         ("comparison", run / "target", run / "golden"),
     ):
-        cache = StoredGraphs()
-        data = build(target, golden, cache)
-        text = b"".join(document(data, cache, range(len(data.units)))).decode()
-        cache.close()
+        graphs = StoredGraphs()
+        data = build(target, golden, graphs)
+        text = b"".join(document(data, graphs, range(len(data.units)))).decode()
+        graphs.close()
         content = neutral(text, run).encode()
         (PLACE / f"{name}.json.gz").write_bytes(gzip.compress(content, mtime=0))
 

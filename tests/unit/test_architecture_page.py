@@ -1,4 +1,4 @@
-"""The page of the architecture names every room of the core and every private file of a plugin."""
+"""The page of the architecture names every package of the core and every private file of a plugin."""
 
 import re
 from pathlib import Path
@@ -39,3 +39,16 @@ def test_files_that_are_named_exist(page):
 def test_rooms_are_named(page):
     rooms = {path.parent.name for path in (REPOSITORY / "msprobe_core").glob("*/__init__.py")}
     assert sorted(rooms - named(page)) == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_of_rooms_exist(page):
+    """Each table row about the inside of a room names files of that room, or others by their room or command."""
+    table = (REPOSITORY / page).read_text(encoding="utf-8").split('<a id="inside', 1)[-1].split("## Inside the", 1)[-1]
+    core = REPOSITORY / "msprobe_core"
+    known = {path.stem for path in core.rglob("*.py")} | {path.name for path in core.rglob("*") if path.is_dir()}
+    named = set()
+    for line in table.split("\n\n")[2].splitlines()[2:]:
+        named |= set(re.findall(r"`([a-z][a-z_]*)`", line))
+    assert len(named) > 60
+    assert sorted(named - known - {"layers", "onpolicy"}) == []  # subcommands

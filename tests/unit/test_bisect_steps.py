@@ -219,7 +219,7 @@ def test_the_error_of_a_process_is_told_not_the_summary_of_its_launcher(tmp_path
     assert last_line(log).endswith("ends")
 
 
-def test_an_order_chooses_steps_and_directory(tmp_path, monkeypatch):
+def test_a_request_chooses_steps_and_directory(tmp_path, monkeypatch):
     request = WindowRequest(directory=str(tmp_path), steps=(20, 25), begin=20)
     monkeypatch.setenv(REQUEST_VARIABLE, request.encoded())
     config = load_config(None, dump_path="elsewhere", step=[0], dump_enable=False)

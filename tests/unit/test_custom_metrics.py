@@ -183,9 +183,9 @@ def test_text_is_shown_on_the_page_and_exported(tmp_path, plug_in, cells):
     for side, sign in (("t", 1), ("g", 2)):
         write_dump(tmp_path / side / "step0" / "rank0", [-np.ones(3, np.float32), sign * np.ones(3, np.float32)])
     subject = [str(tmp_path / side) for side in "tg"]
-    with closing(StoredGraphs()) as cache:
-        data = build(*map(Path, subject), cache)
-        graph = json.loads(cache.content(0) or b"null")
+    with closing(StoredGraphs()) as graphs:
+        data = build(*map(Path, subject), graphs)
+        graph = json.loads(graphs.content(0) or b"null")
     assert len(data.units) == 1
     assert graph["values"]["metrics"]["words"] == [*map(str, cells)]
     assert _run(["export", *subject, "-o", str(tmp_path / "e"), "--tb-database", "--model-explorer", "--perfetto"]) == 0

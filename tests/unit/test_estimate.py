@@ -56,9 +56,9 @@ def test_a_disk_that_fills_up_ends_the_run(run, monkeypatch):
     assert "5.0 GB were free" in ended.problem
 
 
-def test_an_order_that_is_none(monkeypatch, tmp_path):
+def test_a_request_that_is_none(monkeypatch, tmp_path):
     monkeypatch.setenv(REQUEST_VARIABLE, "yes")
-    with pytest.raises(ConfigError, match=r"MSPROBE_ESTIMATE is none of `msprobe estimate` .*; unset it"):
+    with pytest.raises(ConfigError, match=r"MSPROBE_ESTIMATE holds no request of `msprobe estimate` .*; unset it"):
         PrecisionDebugger(dump_path=tmp_path)
     assert PrecisionDebugger._instance is None
 

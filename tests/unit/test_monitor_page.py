@@ -267,7 +267,7 @@ def ask(server, path, **headers):
 
 @contextmanager
 def served(live):
-    with closing(StoredGraphs()) as cache, PageServer(live.data, cache, live=live) as server:
+    with closing(StoredGraphs()) as graphs, PageServer(live.data, graphs, live=live) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         try:

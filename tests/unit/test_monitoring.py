@@ -259,8 +259,8 @@ def test_a_monitor_beside_dumps_adds_its_trends(tmp_path):
         shutil.copytree(source, tmp_path / name)
         data = {"Torch.relu.0.forward": {"input_args": [tensor([1.0, 2.0])], "output": [tensor([1.0, 2.0])]}}
         write_dump(tmp_path / name / "step0" / "rank0", data)
-    with closing(StoredGraphs()) as cache:
-        data = build(tmp_path / "target", tmp_path / "golden", cache, ViewOptions())
+    with closing(StoredGraphs()) as graphs:
+        data = build(tmp_path / "target", tmp_path / "golden", graphs, ViewOptions())
     assert data.kind is Kind.COMPARISON
     assert data.verdict.state is State.AGREE
     assert {each.origin for each in data.trends} == {"monitor"}

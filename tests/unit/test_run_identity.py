@@ -152,8 +152,8 @@ class TestLeftovers:
         assert search(target).steps[0].notes[0] == note
 
     def test_a_page_of_both_runs_says_so_too(self, runs):
-        with closing(StoredGraphs()) as cache:
-            notes = build(*runs, cache).notes
+        with closing(StoredGraphs()) as graphs:
+            notes = build(*runs, graphs).notes
         assert RunCode.STEPS_LEFT_OUT.value in [note.code for note in notes]
 
     def test_earlier_steps_stay_as_of_a_training_that_went_on(self, tmp_path):

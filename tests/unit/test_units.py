@@ -48,8 +48,8 @@ def calibrated(root, progress):
 
 
 def viewed(root, progress):
-    with closing(StoredGraphs()) as cache:
-        found = build(root / "target", root / "golden", cache, progress=progress)
+    with closing(StoredGraphs()) as graphs:
+        found = build(root / "target", root / "golden", graphs, progress=progress)
     return found.notes, [unit.rank for unit in found.units if unit.nodes]
 
 
@@ -190,9 +190,9 @@ def test_a_page_compares_each_pair_once(runs, monkeypatch, has_location):
         return plain(pair, options, **kwargs)
 
     monkeypatch.setattr(engine, "compare_unit", counted)
-    with closing(StoredGraphs()) as cache:
+    with closing(StoredGraphs()) as graphs:
         page = build(
-            root / "target", root / "golden", cache, location=None if located is None else location_of(located)
+            root / "target", root / "golden", graphs, location=None if located is None else location_of(located)
         )
     assert compared == [unit.label for unit in page.units]
     assert len(compared) == 6

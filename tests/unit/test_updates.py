@@ -71,6 +71,20 @@ OF_SIGNS = 3.0 / NUMEL**0.5
 """Size of each element of a parameter that began at zero, after one update of Adam."""
 
 
+def of_signs(precision, *, lowest=-OF_SIGNS, turned=0, norm=3.0, of_gradient=None):
+    """Return the rows of biases, one of which has so many elements of the other sign, and such a norm."""
+    is_one = pl.col("key").str.contains("layers.5.fc.Linear.forward", literal=True)
+    is_gradient = pl.col("role") == Role.PARAMETERS_GRAD.value
+    coarse = int(precision if of_gradient is None else of_gradient)
+    return rows("bias", precision=precision, norm_target=3.0).with_columns(
+        max_golden=pl.lit(OF_SIGNS),
+        min_golden=pl.lit(lowest),
+        precision=pl.when(is_gradient).then(coarse).otherwise("precision"),
+        mean_target=pl.when(is_one).then(0.001 + 2 * OF_SIGNS * turned / NUMEL).otherwise(0.001),
+        norm_target=pl.when(is_one).then(norm).otherwise(3.0),
+    )
+
+
 @pytest.mark.parametrize(
     ("precision", "lowest", "turned", "is_wrong"),
     [
@@ -82,13 +96,17 @@ OF_SIGNS = 3.0 / NUMEL**0.5
     ],
 )
 def test_as_many_elements_may_have_the_other_sign_as_a_gradient_is_rounded(precision, lowest, turned, is_wrong):
-    values = {"max_golden": OF_SIGNS, "min_golden": lowest, "norm_target": 3.0}
-    frame = rows("bias", precision=precision, norm_target=3.0).with_columns(
-        **{name: pl.lit(value) for name, value in values.items()},
-        mean_target=pl.when(pl.col("key").str.contains("layers.5.fc.Linear.forward", literal=True))
-        .then(0.001 + 2 * OF_SIGNS * turned / NUMEL)
-        .otherwise(0.001),
-    )
+    assert bool(wrong(of_signs(precision, lowest=lowest, turned=turned))) == is_wrong
+
+
+def test_the_gradient_may_be_coarser_than_its_parameter():
+    assert wrong(of_signs(Precision.FLOAT32, turned=40))
+    assert not wrong(of_signs(Precision.FLOAT32, turned=40, of_gradient=Precision.BFLOAT16))
+
+
+@pytest.mark.parametrize(("vanished", "is_wrong"), [(1, False), (3, True)])
+def test_an_element_may_have_no_update(vanished, is_wrong):
+    frame = of_signs(Precision.FLOAT32, norm=3.0 * (1 - vanished / (2 * NUMEL)))
     assert bool(wrong(frame)) == is_wrong
 
 

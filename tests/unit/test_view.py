@@ -78,18 +78,18 @@ class Run:
 
 
 @pytest.fixture
-def cache():
-    cache = StoredGraphs()
-    yield cache
-    cache.close()
+def graphs():
+    graphs = StoredGraphs()
+    yield graphs
+    graphs.close()
 
 
-def graph_in(cache, number=0) -> Graph:
-    return msgspec.json.decode(cache.content(number), type=Graph)
+def graph_in(graphs, number=0) -> Graph:
+    return msgspec.json.decode(graphs.content(number), type=Graph)
 
 
-def made(cache, target, golden=None, **options):
-    return build(target, golden, cache, **options)
+def made(graphs, target, golden=None, **options):
+    return build(target, golden, graphs, **options)
 
 
 def as_columns(graph, *names):
@@ -99,9 +99,9 @@ def as_columns(graph, *names):
 # --- the tree -----------------------------------------------------------------------------------------------------
 
 
-def test_parents_stand_before_what_is_in_them_and_siblings_in_the_order_of_their_first_call(tmp_path, cache):
-    made(cache, Run().record().write(tmp_path / "a"))
-    graph = graph_in(cache)
+def test_parents_stand_before_what_is_in_them_and_siblings_in_the_order_of_their_first_call(tmp_path, graphs):
+    made(graphs, Run().record().write(tmp_path / "a"))
+    graph = graph_in(graphs)
     assert all(parent < i for i, parent in enumerate(graph.parent))
     assert [name for name in graph.name if "forward" in name][:7] == [
         "Module.Model.forward.0",
@@ -115,13 +115,13 @@ def test_parents_stand_before_what_is_in_them_and_siblings_in_the_order_of_their
     assert len(set(graph.name)) == len(graph.name)
 
 
-def test_what_runs_in_no_module_is_collected_and_the_optimizer_is_one(tmp_path, cache):
+def test_what_runs_in_no_module_is_collected_and_the_optimizer_is_one(tmp_path, graphs):
     run = Run().record()
     for n in range(3):
         run.call(f"Torch.abs.{n}.forward", None, [tensor(X)], X * n)
-    made(cache, run.write(tmp_path / "a"))
-    shown = as_columns(graph_in(cache), "kind", "phase", "parent", "label")
-    graph = graph_in(cache)
+    made(graphs, run.write(tmp_path / "a"))
+    shown = as_columns(graph_in(graphs), "kind", "phase", "parent", "label")
+    graph = graph_in(graphs)
     assert shown["optimizer"][:2] == ("collection", "optimizer")
     assert graph.name[shown["Tensor.add_.1.forward"][2]] == "optimizer"
     assert shown["Tensor.add_.1.forward"][1] == "optimizer"
@@ -134,9 +134,9 @@ def test_what_runs_in_no_module_is_collected_and_the_optimizer_is_one(tmp_path, 
     assert shown["Functional.linear.1.forward"][3] == "linear.1"
 
 
-def test_micro_steps_are_those_of_the_outermost_module(tmp_path, cache):
-    data = made(cache, Run().record(micro_steps=2).write(tmp_path / "a"))
-    shown = as_columns(graph_in(cache), "micro_step")
+def test_micro_steps_are_those_of_the_outermost_module(tmp_path, graphs):
+    data = made(graphs, Run().record(micro_steps=2).write(tmp_path / "a"))
+    shown = as_columns(graph_in(graphs), "micro_step")
     assert data.units[0].micro_steps == 2
     assert shown["Functional.linear.1.forward"] == (0,)
     assert shown["Functional.linear.3.forward"] == (1,)
@@ -144,20 +144,20 @@ def test_micro_steps_are_those_of_the_outermost_module(tmp_path, cache):
     assert (shown["Torch.mean.0.forward"], shown["optimizer"]) == ((0,), (0,))
 
 
-def test_the_overview_has_micro_steps_apart(tmp_path, cache):
+def test_the_overview_has_micro_steps_apart(tmp_path, graphs):
     golden = Run().record(micro_steps=2)
     target = Run().record(micro_steps=2)
     entry = "Functional.leaky_relu.3.forward"  # of the second layer, in the second micro step
     target.data[entry]["output"] = [tensor(X * 5)]
-    data = made(cache, target.write(tmp_path / "t"), golden.write(tmp_path / "g"))
+    data = made(graphs, target.write(tmp_path / "t"), golden.write(tmp_path / "g"))
     assert data.heat.micro_steps.columns == [(0, 0), (0, 1)]
     row = [layer.name for layer in data.layers].index("layers.1")
     assert [severity > 0.5 for severity in data.heat.micro_steps.forward[row]] == [False, True]
     assert data.heat.forward[row] == [max(data.heat.micro_steps.forward[row])]
 
 
-def test_without_several_micro_steps_there_are_none_apart(tmp_path, cache):
-    data = made(cache, Run().record().write(tmp_path / "t"), Run(linear1=2.0).record().write(tmp_path / "g"))
+def test_without_several_micro_steps_there_are_none_apart(tmp_path, graphs):
+    data = made(graphs, Run().record().write(tmp_path / "t"), Run(linear1=2.0).record().write(tmp_path / "g"))
     assert data.heat.micro_steps is None
 
 
@@ -187,9 +187,9 @@ def test_a_thousand_calls_beside_each_other_are_divided():
 # --- who feeds whom -----------------------------------------------------------------------------------------------
 
 
-def test_edges_follow_values_between_the_innermost_calls(tmp_path, cache):
-    made(cache, Run().record().write(tmp_path / "a"))
-    graph = graph_in(cache)
+def test_edges_follow_values_between_the_innermost_calls(tmp_path, graphs):
+    made(graphs, Run().record().write(tmp_path / "a"))
+    graph = graph_in(graphs)
     edges = {(graph.name[a], graph.name[b]): graph.values.slot[row] for a, b, row in graph.edges}
     assert edges["Functional.linear.0.forward", "Functional.leaky_relu.0.forward"] == "input.0"
     assert edges["Functional.leaky_relu.0.forward", "Functional.linear.1.forward"] == "input.0"
@@ -198,35 +198,35 @@ def test_edges_follow_values_between_the_innermost_calls(tmp_path, cache):
     assert edges["Module.layers.0.Layer.parameters_grad.0", "Tensor.add_.0.forward"] == "input.0"
 
 
-def test_where_no_inner_calls_were_recorded_modules_are_connected(tmp_path, cache):
+def test_where_no_inner_calls_were_recorded_modules_are_connected(tmp_path, graphs):
     run = Run().record()
     run.data = {name: record for name, record in run.data.items() if name.startswith("Module")}
-    made(cache, run.write(tmp_path / "a"))
-    graph = graph_in(cache)
+    made(graphs, run.write(tmp_path / "a"))
+    graph = graph_in(graphs)
     edges = {(graph.name[a], graph.name[b]) for a, b, _ in graph.edges}
     assert ("Module.layers.0.Layer.forward.0", "Module.layers.1.Layer.forward.0") in edges
 
 
-def test_values_that_many_calls_make_connect_nothing(tmp_path, cache):
+def test_values_that_many_calls_make_connect_nothing(tmp_path, graphs):
     zeros = tensor(np.zeros((4, 8)))
     data = {f"Torch.abs.{n}.forward": {"input_args": [zeros], "output": [zeros]} for n in range(4)}
     write_dump(tmp_path / "a", data)
-    made(cache, tmp_path / "a")
-    assert graph_in(cache).edges == []
+    made(graphs, tmp_path / "a")
+    assert graph_in(graphs).edges == []
 
 
 # --- two runs -----------------------------------------------------------------------------------------------------
 
 
-def test_a_fault_is_the_verdict_the_culprit_and_the_colour(tmp_path, cache):
+def test_a_fault_is_the_verdict_the_culprit_and_the_colour(tmp_path, graphs):
     golden = Run().record().write(tmp_path / "golden")
     target = Run(linear1=1.5).record().write(tmp_path / "target")
-    data = made(cache, target, golden)
+    data = made(graphs, target, golden)
     assert data.verdict.state == "fault"
     assert "Functional.linear.1.forward in Module.layers.1.Layer.forward.0: scale" in data.verdict.sentence.text
     culprit = data.culprits[0]
     assert (culprit.unit, culprit.node, culprit.strength) == (0, "Functional.linear.1.forward", "strong")
-    graph = graph_in(cache)
+    graph = graph_in(graphs)
     shown = as_columns(graph, "own", "severity", "side", "partner", "reason")
     assert shown["Functional.linear.0.forward"] == (0.0, 0.0, "both", "Functional.linear.0.forward", "")
     own, _, _, _, reason = shown["Functional.linear.1.forward"]
@@ -243,12 +243,12 @@ def test_a_fault_is_the_verdict_the_culprit_and_the_colour(tmp_path, cache):
     assert data.verdict.counts.flagged == data.units[0].flagged > 0
 
 
-def test_calls_of_one_side_are_grey_and_stand_in_the_module_that_has_them(tmp_path, cache):
+def test_calls_of_one_side_are_grey_and_stand_in_the_module_that_has_them(tmp_path, graphs):
     golden, target = Run().record(), Run().record()
     golden.call("Torch.exp.0.forward", "Module.layers.1.Layer.forward.0", [tensor(X)], X * 7)
     target.call("Torch.sin.0.forward", "Module.layers.1.Layer.forward.0", [tensor(X)], X * 8)
-    data = made(cache, target.write(tmp_path / "t"), golden.write(tmp_path / "g"))
-    graph = graph_in(cache)
+    data = made(graphs, target.write(tmp_path / "t"), golden.write(tmp_path / "g"))
+    graph = graph_in(graphs)
     shown = as_columns(graph, "side", "own", "partner", "parent")
     for name, side in (("Torch.exp.0.forward", "golden"), ("Torch.sin.0.forward", "target")):
         assert shown[name][:3] == (side, None, None)
@@ -256,34 +256,34 @@ def test_calls_of_one_side_are_grey_and_stand_in_the_module_that_has_them(tmp_pa
     assert data.verdict.counts.unmatched == 2
 
 
-def test_nothing_is_flagged_in_equal_runs(tmp_path, cache):
+def test_nothing_is_flagged_in_equal_runs(tmp_path, graphs):
     sides = [Run().record().write(tmp_path / side) for side in ("t", "g")]
-    data = made(cache, *sides)
+    data = made(graphs, *sides)
     assert (data.verdict.state, data.culprits, data.verdict.counts.flagged) == ("agree", [], 0)
-    assert set(graph_in(cache).severity) == {0.0}
+    assert set(graph_in(graphs).severity) == {0.0}
 
 
-def test_calls_without_partner_may_be_called_alike(tmp_path, cache):
+def test_calls_without_partner_may_be_called_alike(tmp_path, graphs):
     golden, target = Run().record(), Run().record()
     golden.call("Torch.exp.0.forward", None, [tensor(X)], X * 7)
     target.call("Torch.exp.0.forward", "optimizer", [tensor(X[:2])], X[:2])
-    made(cache, target.write(tmp_path / "t"), golden.write(tmp_path / "g"))
-    names = graph_in(cache).name
+    made(graphs, target.write(tmp_path / "t"), golden.write(tmp_path / "g"))
+    names = graph_in(graphs).name
     assert len(set(names)) == len(names)
 
 
 # --- one run ------------------------------------------------------------------------------------------------------
 
 
-def test_a_single_run_has_no_severity_but_of_what_makes_nan(tmp_path, cache):
+def test_a_single_run_has_no_severity_but_of_what_makes_nan(tmp_path, graphs):
     run = Run().record()
-    data = made(cache, run.write(tmp_path / "a"))
+    data = made(graphs, run.write(tmp_path / "a"))
     assert (data.kind, data.verdict.state, data.heat) == ("dump", "none", None)
-    assert set(graph_in(cache).severity) == {None}
+    assert set(graph_in(graphs).severity) == {None}
     bad = tensor(X, num_nan=1) | {"Max": "NaN", "Min": "NaN", "Mean": "NaN", "Norm": "NaN"}
     run.data["Functional.linear.1.forward"]["output"] = [bad]
-    data = made(cache, run.write(tmp_path / "b"))
-    shown = as_columns(graph_in(cache), "own", "reason")
+    data = made(graphs, run.write(tmp_path / "b"))
+    shown = as_columns(graph_in(graphs), "own", "reason")
     own, reason = shown["Functional.linear.1.forward"]
     assert (own, reason.code, reason.fields) == (1.0, "view.call.not-finite", {"slot": "output.0"})
     assert data.verdict.state == "fault"
@@ -307,12 +307,12 @@ def two_ranks(place, **faults):
     return place
 
 
-def test_ranks_are_connected_by_their_communication(tmp_path, cache):
-    data = made(cache, two_ranks(tmp_path / "run"))
+def test_ranks_are_connected_by_their_communication(tmp_path, graphs):
+    data = made(graphs, two_ranks(tmp_path / "run"))
     assert [unit.label for unit in data.units] == ["step0/rank0", "step0/rank1", "step1/rank0", "step1/rank1"]
     peers = {
         name: each
-        for name, each in zip(graph_in(cache, 2).name, graph_in(cache, 2).communication, strict=True)
+        for name, each in zip(graph_in(graphs, 2).name, graph_in(graphs, 2).communication, strict=True)
         if each is not None
     }
     assert peers["Distributed.all_reduce.0.forward"].peers == [(3, "Distributed.all_reduce.0.forward")]
@@ -320,8 +320,8 @@ def test_ranks_are_connected_by_their_communication(tmp_path, cache):
     assert (send.peers, send.sends, send.receives) == ([(3, "Distributed.recv.0.forward")], [0], [])
 
 
-def test_heat_and_trends_are_by_layer_unit_and_step(tmp_path, cache):
-    data = made(cache, two_ranks(tmp_path / "t", rank1=1.5), two_ranks(tmp_path / "g"))
+def test_heat_and_trends_are_by_layer_unit_and_step(tmp_path, graphs):
+    data = made(graphs, two_ranks(tmp_path / "t", rank1=1.5), two_ranks(tmp_path / "g"))
     assert (data.heat.layers, data.heat.units) == (1, 4)
     assert data.heat.forward[0][0] == 0.0
     assert data.heat.forward[0][1] > 0.5
@@ -333,10 +333,10 @@ def test_heat_and_trends_are_by_layer_unit_and_step(tmp_path, cache):
     assert norm.target["1"][0] == pytest.approx(1.5 * norm.golden["1"][0])
 
 
-def test_layers_stand_before_what_contains_them(tmp_path, cache):
+def test_layers_stand_before_what_contains_them(tmp_path, graphs):
     run = Run()
     run.call("Torch.neg.0.forward", "Module.Model.forward.0", [tensor(X)], X)  # the model's own, before its layers
-    data = made(cache, run.record().write(tmp_path / "a"))
+    data = made(graphs, run.record().write(tmp_path / "a"))
     names = [layer.name for layer in data.layers]
     assert names == ["layers.0", "layers.1", "Model", "(outside of modules)", "optimizer"]
 
@@ -433,9 +433,9 @@ def test_hostile_names_never_leave_the_data(tmp_path):
     assert f"Module.{HOSTILE}.Layer.forward.0" in names
 
 
-def test_the_document_is_what_its_description_says(tmp_path, cache):
-    data = made(cache, two_ranks(tmp_path / "t", rank1=1.5), two_ranks(tmp_path / "g"))
-    content = b"".join(document(data, cache, [0, 3]))
+def test_the_document_is_what_its_description_says(tmp_path, graphs):
+    data = made(graphs, two_ranks(tmp_path / "t", rank1=1.5), two_ranks(tmp_path / "g"))
+    content = b"".join(document(data, graphs, [0, 3]))
     read = msgspec.json.decode(content, type=ViewData)
     assert [unit.graph is not None for unit in read.units] == [True, False, False, True]
     graph = msgspec.convert(json.loads(content)["units"][3]["graph"], Graph)
@@ -451,16 +451,16 @@ def test_the_document_is_what_its_description_says(tmp_path, cache):
     assert sorted(row for rows in graph.rows for row in rows) == list(range(num_values))
 
 
-def test_a_file_has_the_graphs_of_culprits_first(tmp_path, cache):
-    data = made(cache, two_ranks(tmp_path / "t", rank1=1.5), two_ranks(tmp_path / "g"))
+def test_a_file_has_the_graphs_of_culprits_first(tmp_path, graphs):
+    data = made(graphs, two_ranks(tmp_path / "t", rank1=1.5), two_ranks(tmp_path / "g"))
     assert data.culprits[0].unit == 1
     units = [msgspec.structs.replace(unit, severity=0.6 if i == 1 else 0.9) for i, unit in enumerate(data.units)]
     data = msgspec.structs.replace(data, units=units)
-    assert units_that_fit(data, cache, max_bytes=max(cache.sizes.values())) == [1]
-    assert units_that_fit(data, cache) == [0, 1, 2, 3]
+    assert units_that_fit(data, graphs, max_bytes=max(graphs.sizes.values())) == [1]
+    assert units_that_fit(data, graphs) == [0, 1, 2, 3]
 
 
-def test_the_page_is_for_its_owner_only(tmp_path, cache, monkeypatch):
+def test_the_page_is_for_its_owner_only(tmp_path, graphs, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     own = StoredGraphs()
     made(own, Run().record().write(tmp_path / "a"))
@@ -477,7 +477,7 @@ def test_the_page_is_for_its_owner_only(tmp_path, cache, monkeypatch):
 # --- what is looked at --------------------------------------------------------------------------------------------
 
 
-def test_results_say_which_runs_they_are_of(tmp_path, cache):
+def test_results_say_which_runs_they_are_of(tmp_path, graphs):
     golden = Run().record().write(tmp_path / "golden")
     target = Run(linear1=1.5).record().write(tmp_path / "target")
     # By the program's own entry: a command that is invoked alone first keeps click's help option, without -h, for good.
@@ -490,7 +490,7 @@ def test_results_say_which_runs_they_are_of(tmp_path, cache):
     compared, located = subject_of(tmp_path / "c"), subject_of(tmp_path / "l" / "locate.json")
     assert (compared.target, compared.golden, compared.location) == (target, golden, None)
     assert isinstance(located.location, Location)
-    data = made(cache, located.target, located.golden, location=located.location)
+    data = made(graphs, located.target, located.golden, location=located.location)
     assert data.culprits[0].node == "Functional.linear.1.forward"
     (tmp_path / "target" / "dump.json").unlink()
     (tmp_path / "target" / "construct.json").unlink()
@@ -550,33 +550,33 @@ def test_bad_input_is_a_sentence(tmp_path, arguments):
     assert not (tmp_path / "p.html").exists()
 
 
-def test_a_structure_without_values_has_a_graph_all_the_same(tmp_path, cache):
+def test_a_structure_without_values_has_a_graph_all_the_same(tmp_path, graphs):
     run = Run().record()
     entries = {entry: None for entry in run.data if "parameters_grad" not in entry}
     write_dump(tmp_path / "a", {}, parents=entries | run.parents, task="structure")
-    assert "whose values were not recorded" in made(cache, tmp_path / "a").verdict.sentence.text
-    shown = as_columns(graph_in(cache), "kind", "parent")
-    assert graph_in(cache).name[shown["Functional.linear.1.forward"][1]] == "Module.layers.1.Layer.forward.0"
+    assert "whose values were not recorded" in made(graphs, tmp_path / "a").verdict.sentence.text
+    shown = as_columns(graph_in(graphs), "kind", "parent")
+    assert graph_in(graphs).name[shown["Functional.linear.1.forward"][1]] == "Module.layers.1.Layer.forward.0"
 
 
-def test_a_missing_call_is_the_golden_run_s_node(tmp_path, cache):
+def test_a_missing_call_is_the_golden_run_s_node(tmp_path, graphs):
     golden, target = Run().record(), Run().record()
     golden.call("Torch.exp.0.forward", "Module.layers.1.Layer.forward.0", [tensor(X)], X * 7)
     changed = Run(linear1=1.5).record()
     target.data["Module.layers.1.Layer.forward.0"] = changed.data["Module.layers.1.Layer.forward.0"]
-    data = made(cache, target.write(tmp_path / "t"), golden.write(tmp_path / "g"))
+    data = made(graphs, target.write(tmp_path / "t"), golden.write(tmp_path / "g"))
     culprit = data.culprits[0]
     assert (culprit.kind, culprit.node) == ("missing call", "Torch.exp.0.forward")
-    graph = graph_in(cache)
+    graph = graph_in(graphs)
     assert graph.side[graph.name.index(culprit.node)] == "golden"
 
 
-def test_what_all_ranks_say_is_said_once(tmp_path, cache):
+def test_what_all_ranks_say_is_said_once(tmp_path, graphs):
     sides = [two_ranks(tmp_path / side) for side in ("t", "g")]
     for rank in range(2):
         path = tmp_path / "t" / "step0" / f"rank{rank}" / "construct.json"
         path.write_text("{")
-    data = made(cache, *sides)
+    data = made(graphs, *sides)
     assert len({note.text for note in data.notes}) == len(data.notes)
 
 

@@ -115,9 +115,9 @@ def test_ranks_are_arranged_as_the_options_say(tmp_path):
 
 @contextmanager
 def served(tmp_path, factor=1.5):
-    cache = StoredGraphs()
-    data = build(dump(tmp_path / "t", factor), dump(tmp_path / "g"), cache)
-    with PageServer(data, cache) as server:
+    graphs = StoredGraphs()
+    data = build(dump(tmp_path / "t", factor), dump(tmp_path / "g"), graphs)
+    with PageServer(data, graphs) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         try:
@@ -125,7 +125,7 @@ def served(tmp_path, factor=1.5):
         finally:
             server.shutdown()
             thread.join()
-    cache.close()
+    graphs.close()
 
 
 def ask(server, path, *, method="GET", **headers):
@@ -254,11 +254,11 @@ def test_ranks_that_share_a_layer_are_merged(tmp_path):
 
 
 def test_graphs_that_a_file_has_no_room_for_are_said(tmp_path, capsys):
-    cache = StoredGraphs()
-    data = build(ranks(tmp_path / "t"), None, cache)
-    cache.sizes = dict.fromkeys(cache.sizes, 150 << 20)
-    write(data, cache, tmp_path / "page.html")
-    cache.close()
+    graphs = StoredGraphs()
+    data = build(ranks(tmp_path / "t"), None, graphs)
+    graphs.sizes = dict.fromkeys(graphs.sizes, 150 << 20)
+    write(data, graphs, tmp_path / "page.html")
+    graphs.close()
     shown = capsys.readouterr()
     assert "graphs that the file has no room for: 3 of 4; --serve shows all of them" in shown.err
     packed = re.search(r'id="msprobe-data">([^<]*)<', (tmp_path / "page.html").read_text())[1]

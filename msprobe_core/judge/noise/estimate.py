@@ -277,7 +277,7 @@ def _signed(
         kinds: Groups of similar rows.
         lower: Lower bounds of floors.
         distance: Floors of the distance, or of its substitute.
-        has_rows: Which rows are not vectors; vectors have a separate limit.
+        has_rows: Which rows average over several rows of elements; others have a separate limit.
     """
     num_repeats = errors.shape[1]
     unit = np.where(np.isfinite(distance) & (distance > 0), distance, lower)

@@ -11,9 +11,10 @@ They are not quite independent: an intermediate rounding, such as that of the re
 normalisation, is shared by all elements of the last dimension. So the floors of averaged measures are at least the
 share of the distance that remains if only the rows are independent.
 
-Nor do all elements count. The errors of few large elements do not average out over many small ones: the gradient of an
-embedding has rows for the tokens of the step, and zeros for the rest of the vocabulary. The largest of ``n`` normal
-elements is about ``sqrt(2 ln n)`` times their root mean square; if it is larger, so many fewer elements make the norm.
+Nor do all elements count. The errors of a few large elements do not average out over many small ones: the gradient of
+an embedding has rows for the tokens of the step, and zeros for the rest of the vocabulary. The largest of ``n`` normal
+elements is about ``sqrt(2 ln n)`` times their root mean square; if it is much larger, correspondingly fewer elements
+make up the norm.
 """
 
 from __future__ import annotations
@@ -37,20 +38,22 @@ distance over the square root of the number of rows in half of the tensors, up t
 
 
 _USUAL_TAILS = 8.0
-"""Multiple of the square of the largest normal element that is still taken for that of a dense tensor."""
+"""How many times the square of a normal tensor's largest element may be exceeded before fewer elements count."""
 
 
 def with_sizes(rows: Rows) -> Rows:
     """Return aligned rows with ``roundoff``, the unit round-off of the row's precision, and ``num_rows``.
 
-    ``num_rows`` is the number of elements that count over the last dimension; 1 for a vector, and for the result of
-    a reduction over the last dimension, whose elements have no others in their row. Both are null for dtypes that are
-    not floats.
+    ``num_rows`` is the number of elements that count over the last dimension, at least 2 for several rows; 1 for a
+    vector, and for the result of a reduction over the last dimension, whose elements have no others in their row. Both
+    are null for dtypes that are not floats.
     """
     last = pl.col("shape_golden").str.extract(r"(\d+)\]$").cast(pl.Float64)
     numel = pl.col("numel_golden").cast(pl.Float64)
     is_float = pl.col("precision").is_not_null()
-    num_rows = pl.when(last > 1).then(numel * _share_that_counts(numel) / last).otherwise(1.0)
+    num_rows = pl.when(last > 1).then(numel / last).otherwise(1.0)
+    # What averages over several rows is judged as such, however few of them count.
+    num_rows = pl.max_horizontal(num_rows * _share_that_counts(numel), pl.min_horizontal(num_rows, pl.lit(2.0)))
     added = {
         "roundoff": pl.when(is_float).then(roundoff_of(pl.col("precision"))),
         "num_rows": pl.when(is_float).then(pl.max_horizontal(num_rows, pl.lit(1.0)).fill_nan(1.0).fill_null(1.0)),
@@ -59,7 +62,10 @@ def with_sizes(rows: Rows) -> Rows:
 
 
 def _share_that_counts(numel: pl.Expr) -> pl.Expr:
-    """Return the share of the elements that make the norm: 1 if the largest is as small as that of normal elements."""
+    """Return the share of the elements that make up the norm.
+
+    It is 1 if the largest element is at most ``sqrt(_USUAL_TAILS)`` times as large as that of normal elements.
+    """
     squares = pl.col("norm_golden") ** 2
     largest = pl.max_horizontal(pl.col("max_golden").abs(), pl.col("min_golden").abs())
     share = _USUAL_TAILS * 2 * numel.log() * squares / (numel * largest**2)

@@ -200,6 +200,6 @@ def test_chosen_steps_and_the_command(run: Callable[..., tuple[int, str, str]], 
 
 def test_hostile_names_do_not_leave_the_data(tmp_path: Path) -> None:
     data = page(write_run(tmp_path / "<b>bold", Recipe(steps=1)), reads_tensors=False)
-    with closing(StoredGraphs()) as cache:
-        write_page(data, cache, tmp_path / "page.html", [])
+    with closing(StoredGraphs()) as graphs:
+        write_page(data, graphs, tmp_path / "page.html", [])
     assert "<b>bold" not in (tmp_path / "page.html").read_text()

@@ -19,7 +19,7 @@ from msprobe.pytorch._calls import ApiCalls
 from msprobe.pytorch._collectives import local
 from msprobe.pytorch._dropout import DropoutKernels, without_dropout
 from msprobe.pytorch._gradients import is_in_backward
-from msprobe.pytorch._omitted_arguments import ForgottenArguments
+from msprobe.pytorch._omitted_arguments import OmittedArguments
 from msprobe.pytorch._owners import is_of_compiler
 from msprobe.pytorch._quiet import RecordingGuard
 from msprobe.pytorch._thread_ends import at_thread_end
@@ -49,7 +49,7 @@ class ApiMode(TorchFunctionMode):
         self._calls = calls
         self._operators: dict[tuple[int, int], tuple[bool, CodeType]] = {}
         self._aside: set[int] = set()
-        self._forgotten = ForgottenArguments()
+        self._omitted = OmittedArguments()
         self._visits = _Visits()
         self._thread = threading.get_ident()
         self._is_on = True
@@ -141,7 +141,7 @@ class ApiMode(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         self._has_seen_calls = True
-        kwargs = self._forgotten.add_to(kwargs or {}, func, args, sys._getframe(1))
+        kwargs = self._omitted.add_to(kwargs or {}, func, args, sys._getframe(1))
         if not self._is_on or local.is_communicating or export._is_compiling_flag:
             return func(*args, **kwargs)
         calls, recorder = self._calls, self._recorder

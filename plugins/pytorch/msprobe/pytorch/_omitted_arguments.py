@@ -18,7 +18,7 @@ Function = Callable[..., Any]
 _HANDING_OVER: CodeType = torch.overrides.handle_torch_function.__code__
 
 
-class ForgottenArguments:
+class OmittedArguments:
     """Restores the arguments that a function has not passed on, if its frame still has them."""
 
     def __init__(self) -> None:

@@ -219,7 +219,7 @@ class _Put:
         construct = self._taps.construct if by_call else construct_like(original, self._taps)
         if hasattr(cell, "bprop"):
             # The user's backward belongs to the user's construct, so both move to a Cell within this one.
-            original = _twin_of(cell)
+            original = _copy_of(cell)
             cell.__class__ = _without_bprop(kind)
         attributes["_msprobe_cell"] = station().number_of_cell(cell, own)
         attributes["_msprobe_parameters"] = tuple(own.values())
@@ -243,15 +243,15 @@ def _taps(*, writes_files: bool) -> Any:
     return taps
 
 
-def _twin_of(cell: nn.Cell) -> nn.Cell:
+def _copy_of(cell: nn.Cell) -> nn.Cell:
     """Return a Cell with the same class and attributes; a copy would share the same dictionary."""
     kind = type(cell)
-    twin = kind.__new__(kind)
-    nn.Cell.__init__(twin)
-    # A Cell deletes the graphs in its cache when it ends, so the twin must not share the original's.
-    own = {name: twin.__dict__.get(name) for name in ("_compile_cache", "create_time")}
-    twin.__dict__.update({**cell.__dict__, **own})
-    return twin
+    copy = kind.__new__(kind)
+    nn.Cell.__init__(copy)
+    # A Cell deletes the graphs in its cache when it ends, so the copy must not share the original's.
+    own = {name: copy.__dict__.get(name) for name in ("_compile_cache", "create_time")}
+    copy.__dict__.update({**cell.__dict__, **own})
+    return copy
 
 
 def _without_bprop(kind: type[nn.Cell]) -> type[nn.Cell]:
