@@ -34,6 +34,13 @@ from msprobe_core.store.stored_rows import Rows
 _IDENTITY = ("numel_golden", "max_golden", "min_golden", "mean_golden", "norm_golden")
 
 
+_ANOTHER_DRAW = 2.0
+"""How much larger the target's roundings may be, if the golden run's are negligible: sums of random terms vary.
+
+Measured on the biases of attention's keys of BERT in bfloat16, one and two threads: 0.8 to 1.6 times as large.
+"""
+
+
 def is_vanishing_vector(table: LimitTable) -> pl.Expr:
     """Whether this is the gradient of a vector, such as a bias, that is negligible relative to the terms of its sum."""
     if not RoundingRule.VANISHING_SUMS.is_on:
@@ -41,7 +48,7 @@ def is_vanishing_vector(table: LimitTable) -> pl.Expr:
     is_gradient = (pl.col("phase") != Phase.FORWARD.value) & pl.col("shape_golden").str.contains(r"^\[\d+\]$")
     own, shared = (_share_of_sum(table, pl.col(name)) for name in ("precision_golden", "precision"))
     is_golden_zero = pl.col("norm_golden") <= own * pl.col("source_norm")
-    return is_gradient & is_golden_zero & (pl.col("norm_target") <= shared * pl.col("source_norm"))
+    return is_gradient & is_golden_zero & (pl.col("norm_target") <= _ANOTHER_DRAW * shared * pl.col("source_norm"))
 
 
 def _share_of_sum(table: LimitTable, precision: pl.Expr) -> pl.Expr:

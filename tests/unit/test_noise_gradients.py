@@ -106,3 +106,14 @@ def test_sums_of_many_terms_may_be_further_from_zero(verdicts, num_terms, dtype,
     found = verdicts(target, golden)["Module.m.Linear.parameters_grad.0.bias"]
     assert found[0] == expected
     assert (RowCode.VANISHING in found[1]) == (expected == "pass")
+
+
+@pytest.mark.parametrize(
+    ("target", "golden", "expected"),
+    [(0.06, 0.03, "pass"), (0.09, 0.045, "pass"), (0.11, 0.045, "error"), (0.03, 0.06, "error")],
+)
+def test_roundings_of_the_target_may_be_twice_as_large(verdicts, target, golden, expected):
+    """Shares of what the gradient is the sum of; 0.05 is negligible in bfloat16."""
+    norm = (2 * 4096) ** 0.5 / (1 + 1 / 9) ** 0.5
+    sides = [biased(each * norm, num_terms=4096, dtype="torch.bfloat16") for each in (target, golden)]
+    assert verdicts(*sides)["Module.m.Linear.parameters_grad.0.bias"][0] == expected
