@@ -52,8 +52,10 @@ unexport PYTHONDONTWRITEBYTECODE
 # PyTorch uses one thread in each, because more would compete for the cores.
 WORKERS ?= 2
 QUICK := -m pytest -m "not slow and not nightly"
-BOTH := -m pytest -m "not nightly"
-SLOW := -m pytest -m "slow and not nightly"
+# A share of what test-slow runs, such as 2/3: of every three tests the second. All shares together are all tests.
+SHARE ?= 1/1
+BOTH := -m pytest -m "not nightly" --share=$(SHARE)
+SLOW := -m pytest -m "slow and not nightly" --share=$(SHARE)
 NIGHTLY := -m pytest -m nightly
 SHARED := --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
 test-numpy-1 test-lowest test-mindspore test-verl test-main slow-mindspore slow-jax slow-verl verl-comparisons slow-main test-nightly: \

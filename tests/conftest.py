@@ -4,9 +4,11 @@
 checks itself that each has what it is for.
 """
 
+import argparse
 import gc
 import os
 from collections import defaultdict
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -45,6 +47,14 @@ collect_ignore = [str(path) for files in LEFT_OUT for path in Path(__file__).par
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--renew-wording", action="store_true", help="write tests/data/wording as commands say it now")
     parser.addoption("--all-variants", action="store_true", help="mark no variants of end-to-end tests as slow")
+    parser.addoption("--share", type=_share, default=(1, 1), metavar="K/N", help="of every N tests, run the Kth only")
+
+
+def _share(text: str) -> tuple[int, int]:
+    number, _, total = text.partition("/")
+    if not (number.isdecimal() and total.isdecimal() and 1 <= int(number) <= int(total)):
+        raise argparse.ArgumentTypeError(f"a share is K/N with K from 1 to N, such as 1/3; this is {text!r}")
+    return int(number), int(total)
 
 
 @pytest.fixture
@@ -53,13 +63,18 @@ def wording_snapshot(request: pytest.FixtureRequest) -> Snapshot:
     return Snapshot(renews=request.config.getoption("--renew-wording"))
 
 
-@pytest.hookimpl(tryfirst=True)  # before tests are selected by their marks
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Refuse names of tests that differ between the processes that share them; mark variants as slow."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # before and after tests are selected by their marks
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """Refuse names of tests that differ between the processes that run them; mark variants as slow; take the share."""
     if not config.getoption("--all-variants"):
         _leave_variants_to_the_slow_run(items)
     if unstable := [item.nodeid for item in items if " at 0x" in item.nodeid]:
         raise pytest.UsageError(f"the name of a test has an address, which no two processes have alike: {unstable[0]}")
+    yield
+    number, total = config.getoption("--share")
+    taken = items[number - 1 :: total]
+    config.hook.pytest_deselected(items=[item for place, item in enumerate(items) if place % total != number - 1])
+    items[:] = taken
 
 
 def pytest_collection_finish() -> None:

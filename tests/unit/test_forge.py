@@ -1,6 +1,8 @@
 """Files for a public forge: they are valid, and what they run is there."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,7 +30,7 @@ def test_workflows_run_what_is_there_with_few_rights(path):
         assert {"runs-on", "steps"} <= job.keys()
         for command in commands(job):
             if command.startswith("make "):
-                assert command.removeprefix("make ") in TARGETS
+                assert command.split()[1] in TARGETS
             if command.startswith(".ci/"):
                 assert (REPOSITORY / command).is_file()
             assert "${{ github.event" not in command  # text of strangers is not run
@@ -39,6 +41,23 @@ def test_everything_that_the_project_has_is_run_somewhere():
     run = "\n".join(command for path in WORKFLOWS for job in read(path)["jobs"].values() for command in commands(job))
     for command in ("make test", "make test-slow", "make site", ".ci/nightly", "make release"):
         assert command in run
+
+
+def test_shares_of_the_slow_tests_together_are_all():
+    (job,) = (job for job in read(REPOSITORY / ".github/workflows/ci.yml")["jobs"].values() if "strategy" in job and
+              "share" in job["strategy"]["matrix"])  # fmt: skip
+    shares = job["strategy"]["matrix"]["share"]
+    assert f"% {len(shares)} + 1" in (REPOSITORY / ".ci/run").read_text()
+
+    def collected(*options):
+        command = [sys.executable, "-m", "pytest", "--collect-only", "--quiet", __file__, *options]
+        done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+        return [line for line in done.stdout.splitlines() if "::" in line]
+
+    found = [collected(f"--share={share}") for share in shares]
+    assert sorted(test for tests in found for test in tests) == sorted(collected())
+    assert all(found)
+    assert collected("--share=4/3") == []
 
 
 @pytest.mark.parametrize("path", FORMS, ids=lambda path: path.name)
