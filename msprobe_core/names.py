@@ -467,3 +467,10 @@ def backward_of_any(apis: Iterable[str]) -> str:
     """Return the pattern of backwards of APIs with one of these names, or of modules of one of these classes."""
     either = "|".join(map(re.escape, apis))
     return rf"\.(?:{either})(?:{IN_LATER_PASS})?\.(?:\d+\.backward|backward\.\d+)$"
+
+
+def call_of_any(apis: Iterable[str]) -> str:
+    """Return the pattern of entries of APIs with one of these names, or of modules of one of these classes."""
+    either = "|".join(map(re.escape, apis))
+    phases = "forward|backward"
+    return rf"\.(?:{either})(?:{IN_LATER_PASS})?\.(?:\d+\.(?:{phases})|(?:{phases}|parameters_grad)\.\d+)$"

@@ -17,6 +17,7 @@ from msprobe_core.errors import NoValuesError
 from msprobe_core.execute.units import files_of
 from msprobe_core.judge.columns import Match
 from msprobe_core.judge.limits import conventional
+from msprobe_core.judge.noise.channel_shapes import channel_shapes
 from msprobe_core.judge.noise.estimate import DISTANCE, estimate
 from msprobe_core.judge.noise.measures import MEASURES, with_measures
 from msprobe_core.judge.noise.profile_file import NO_RANK, SCHEMA, VERSION, About, identity_of, place_of
@@ -188,7 +189,7 @@ def _errors(unit: UnitResult) -> pl.DataFrame:
     updates = [entry for entry, parent in unit.golden_parents.items() if parent == names.OPTIMIZER]
     is_update = pl.col("entry_golden").is_in(updates)
     is_state = (pl.col("role") == Role.PARAMETERS.value) | is_given | is_update
-    rows = with_sizes(with_measures(rows)).filter(pl.col("name_golden").is_not_null())
+    rows = with_sizes(with_measures(rows), channel_shapes(rows)).filter(pl.col("name_golden").is_not_null())
     rows = rows.with_columns(is_state=is_state.fill_null(value=False))
     is_pair = pl.col("match") == Match.BOTH.value
     is_wrong = pl.col("verdict").is_in([Verdict.ERROR.value, Verdict.UNMATCHED.value])

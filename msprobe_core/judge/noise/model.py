@@ -15,6 +15,7 @@ from msprobe_core.judge.joining import filtered, filtered_parts, joined, with_ad
 from msprobe_core.judge.judge_codes import JudgeCode
 from msprobe_core.judge.noise import student, turned
 from msprobe_core.judge.noise.carried import carried_distance, is_parameter
+from msprobe_core.judge.noise.channel_shapes import channel_shapes
 from msprobe_core.judge.noise.closed_form import CLOSED_NULLS, closed, with_closed_form
 from msprobe_core.judge.noise.measures import MEASURES, WORDS, Measure, with_stored_measures
 from msprobe_core.judge.noise.null_distribution import EXTREME_LIMIT
@@ -82,7 +83,7 @@ class NoiseModel:
             CompareError: the profile cannot be read.
         """
         found = NoiseProfile(self.profile).unit(golden) if self.profile is not None else None
-        prepared = with_closed_form(with_sizes(with_stored_measures(rows)), operations)
+        prepared = with_closed_form(with_sizes(with_stored_measures(rows), channel_shapes(rows)), operations)
         measured = found if isinstance(found, UnitNoise) else None
         prepared = _with_profile(prepared, measured)
         if operations is not None:

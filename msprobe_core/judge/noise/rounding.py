@@ -8,8 +8,8 @@ on Scientific Computing 41(5), 2019: constants ``n u`` in bounds become ``sqrt(n
 mean zero.
 
 They are not quite independent: an intermediate rounding, such as that of the reciprocal root mean square of a row in a
-normalisation, is shared by all elements of the last dimension. So the floors of averaged measures are at least the
-share of the distance that remains if only the rows are independent.
+normalisation, is shared by all elements of the last dimension, or by the channels of a position in an image. So the
+floors of averaged measures are at least the share of the distance that remains if only the rows are independent.
 
 Nor do all elements count. The errors of a few large elements do not average out over many small ones: the gradient of
 an embedding has rows for the tokens of the step, and zeros for the rest of the vocabulary. The largest of ``n`` normal
@@ -23,6 +23,7 @@ import polars as pl
 
 from msprobe_core.judge.joining import with_added
 from msprobe_core.judge.limits import roundoff_of
+from msprobe_core.judge.noise.channel_shapes import ChannelShapes
 from msprobe_core.judge.noise.measures import Measure
 from msprobe_core.store.stored_rows import Rows, roots_of
 
@@ -41,14 +42,14 @@ _USUAL_TAILS = 8.0
 """How many times the square of a normal tensor's largest element may be exceeded before fewer elements count."""
 
 
-def with_sizes(rows: Rows) -> Rows:
+def with_sizes(rows: Rows, shapes: ChannelShapes = ChannelShapes()) -> Rows:  # noqa: B008  # frozen
     """Return aligned rows with ``roundoff``, the unit round-off of the row's precision, and ``num_rows``.
 
-    ``num_rows`` is the number of elements that count over the last dimension, at least 2 for several rows; 1 for a
-    vector, and for the result of a reduction over the last dimension, whose elements have no others in their row. Both
-    are null for dtypes that are not floats.
+    ``num_rows`` is the number of elements that count over the last dimension, or over the channels of ``shapes``; at
+    least 2 for several rows; 1 for a vector, and for the result of a reduction over the last dimension, whose elements
+    have no others in their row. Both are null for dtypes that are not floats.
     """
-    last = pl.col("shape_golden").str.extract(r"(\d+)\]$").cast(pl.Float64)
+    last = pl.coalesce(shapes.per_row(), pl.col("shape_golden").str.extract(r"(\d+)\]$").cast(pl.Float64))
     numel = pl.col("numel_golden").cast(pl.Float64)
     is_float = pl.col("precision").is_not_null()
     num_rows = pl.when(last > 1).then(numel / last).otherwise(1.0)
