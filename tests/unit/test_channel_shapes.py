@@ -61,3 +61,13 @@ def test_rows_of_these_shapes_are_independent_over_positions_or_channels_whereve
     frame = rows(given)
     assert with_sizes(frame, OF_CONVOLUTIONS)["num_rows"].to_list() == [4 * 4 * 4, 512, 4 * 8 * 16]
     assert with_sizes(frame)["num_rows"].to_list() == [4 * 512 * 4, 512 * 256 * 3, 4 * 8 * 16]
+
+
+@pytest.mark.parametrize(
+    ("size", "roundoff"), [(1.0, 2.0**-11), (2.0**-13, 2.0**-11), (2.0**-20, 2.0**-5), (2.0**-30, 1.0), (0.0, 2.0**-11)]
+)
+def test_subnormal_elements_are_rounded_by_more(size, roundoff):
+    """The smallest number in float16 is 2**-24; half of it is the largest error of a rounding among subnormal ones."""
+    frame = rows({"Functional.linear.0.backward.output.0": "[16, 16]"}, Precision.FLOAT16, norm=16 * size)
+    assert with_sizes(frame)["roundoff"].item() == roundoff
+    assert with_sizes(frame.with_columns(precision=pl.lit(3)))["roundoff"].item() == 2.0**-8

@@ -22,7 +22,7 @@ from __future__ import annotations
 import polars as pl
 
 from msprobe_core.judge.joining import with_added
-from msprobe_core.judge.limits import roundoff_of
+from msprobe_core.judge.limits import half_smallest_of, roundoff_of
 from msprobe_core.judge.noise.channel_shapes import ChannelShapes
 from msprobe_core.judge.noise.measures import Measure
 from msprobe_core.store.stored_rows import Rows, roots_of
@@ -43,7 +43,10 @@ _USUAL_TAILS = 8.0
 
 
 def with_sizes(rows: Rows, shapes: ChannelShapes = ChannelShapes()) -> Rows:  # noqa: B008  # frozen
-    """Return aligned rows with ``roundoff``, the unit round-off of the row's precision, and ``num_rows``.
+    """Return aligned rows with ``roundoff``, the largest error of one rounding, and ``num_rows``.
+
+    ``roundoff`` is the unit round-off of the row's precision; more if typical elements are subnormal, as those of
+    gradients in float16 may be.
 
     ``num_rows`` is the number of elements that count over the last dimension, or over the channels of ``shapes``; at
     least 2 for several rows; 1 for a vector, and for the result of a reduction over the last dimension, whose elements
@@ -56,10 +59,17 @@ def with_sizes(rows: Rows, shapes: ChannelShapes = ChannelShapes()) -> Rows:  # 
     # What averages over several rows is judged as such, however few of them count.
     num_rows = pl.max_horizontal(num_rows * _share_that_counts(numel), pl.min_horizontal(num_rows, pl.lit(2.0)))
     added = {
-        "roundoff": pl.when(is_float).then(roundoff_of(pl.col("precision"))),
+        "roundoff": pl.when(is_float).then(_largest_rounding(numel)),
         "num_rows": pl.when(is_float).then(pl.max_horizontal(num_rows, pl.lit(1.0)).fill_nan(1.0).fill_null(1.0)),
     }
     return with_added(rows, lambda part: part.select(**added), roots_of(*added.values()))
+
+
+def _largest_rounding(numel: pl.Expr) -> pl.Expr:
+    """Return the largest error of one rounding, relative to a typical element; 1 if it is as large as the element."""
+    size = pl.col("norm_golden") / numel.sqrt()
+    subnormal = (half_smallest_of(pl.col("precision")) / size).fill_nan(0.0).fill_null(0.0).clip(0.0, 1.0)
+    return pl.max_horizontal(roundoff_of(pl.col("precision")), pl.when(size > 0).then(subnormal))
 
 
 def _share_that_counts(numel: pl.Expr) -> pl.Expr:
