@@ -104,6 +104,7 @@ _HELPERS = (
     EXCUSE_OF,
     FROM_END,
     "precision_golden",
+    "source_precision",
     "precision_limit",
     "own_error",
     "is_special",
@@ -275,9 +276,10 @@ def _at_least_of_mask(own: pl.Expr) -> pl.Expr:
 
 
 def _with_source(compared: Rows) -> Rows:
-    """Add the largest norm, magnitude and number of elements of the golden tensors among a call's inputs.
+    """Add the largest norm, magnitude, number of elements and precision of the golden tensors among a call's inputs.
 
-    The columns are ``source_norm``, ``source_size`` and ``source_numel``; null for the inputs themselves.
+    The columns are ``source_norm``, ``source_size``, ``source_numel`` and ``source_precision``; null for the inputs
+    themselves.
     """
     numbers = numbered(compared["entry"])
     rows = compared.with_columns(numbers.alias("number"))
@@ -285,6 +287,7 @@ def _with_source(compared: Rows) -> Rows:
         "source_norm": pl.col("norm_golden"),
         "source_size": _size("golden"),
         "source_numel": pl.col("numel_golden"),
+        "source_precision": pl.col("precision_golden"),
     }
     is_given = (pl.col("role") == Role.INPUT.value) & both(RowKind.TENSOR)
     parts = filtered_parts(rows, ["number", *roots_of(*sizes.values())], is_given)

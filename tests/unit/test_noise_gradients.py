@@ -117,3 +117,15 @@ def test_roundings_of_the_target_may_be_twice_as_large(verdicts, target, golden,
     norm = (2 * 4096) ** 0.5 / (1 + 1 / 9) ** 0.5
     sides = [biased(each * norm, num_terms=4096, dtype="torch.bfloat16") for each in (target, golden)]
     assert verdicts(*sides)["Module.m.Linear.parameters_grad.0.bias"][0] == expected
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [("torch.float32", "error"), ("torch.float16", "pass")])
+def test_a_sum_is_as_fine_as_its_terms(verdicts, dtype, expected):
+    """In an autocast context, the gradient of a bias in float32 is the sum of gradients in float16."""
+
+    def mixed(noise):
+        data = biased(noise, num_terms=64)
+        data["Module.m.Linear.backward.0"]["input"] = [tensor([[1.0, -1.0]] * 64, dtype=dtype)]
+        return data
+
+    assert verdicts(mixed(2e-3), mixed(4e-3))["Module.m.Linear.parameters_grad.0.bias"][0] == expected
