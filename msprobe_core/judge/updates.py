@@ -54,6 +54,9 @@ _SEEN = 4.0
 _FACTOR, _STEADINESS = 1e-3, 10.0
 """Minimum deviation of a common factor of all updates from one: absolute, and in units of the factors' spread."""
 
+_ONE_SIZE = 0.5
+"""Share of the largest update that those of three quarters of the parameters have at least, if they have one size."""
+
 _FEW = 3
 _SIDES = ("target", "golden")
 
@@ -119,29 +122,33 @@ def _judged(rows: Rows) -> pl.DataFrame:
     like = place.str.replace_all(r"\.\d+", ".#")
     own = own.with_columns(place=place, like=like, drift=pl.max_horizontal(norm, mean))
     own = own.join(of_gradients, on="place", how="left", maintain_order="left")
-    turned = _turned_signs(pl.max_horizontal(roundoff, "of_gradient")) / _LIMIT
+    of_mean, of_norm = (each / _LIMIT for each in _turned_signs(pl.max_horizontal(roundoff, "of_gradient")))
     own = own.filter(pl.col("drift").is_finite())
     has_like = pl.len().over("like") >= _FEW
     usual = pl.when(has_like).then(pl.col("drift").median().over("like")).otherwise(pl.col("drift").median())
     least = pl.max_horizontal(pl.lit(_LEAST), _OF_ELEMENT / pl.col("numel_golden"))
     # Bounded by the limit: a fault of an earlier step may have reached all of them, so similarity alone is no excuse.
     allowed = pl.max_horizontal(pl.min_horizontal(usual, "limit"), least)
-    score = pl.max_horizontal(norm / pl.max_horizontal(allowed, turned / 4), mean / pl.max_horizontal(allowed, turned))
+    score = pl.max_horizontal(norm / pl.max_horizontal(allowed, of_norm), mean / pl.max_horizontal(allowed, of_mean))
     own = own.with_columns(is_of_noise=pl.col("place").is_in(of_noise))
     return own.with_columns(drift_score=pl.when("is_of_noise").then(0.0).otherwise(score))
 
 
-def _turned_signs(roundoff: pl.Expr) -> pl.Expr:
-    """Return how far the mean may move, relative to the root mean square, if elements are updated with the other sign.
+def _turned_signs(roundoff: pl.Expr) -> tuple[pl.Expr, pl.Expr]:
+    """Return how far mean and norm may move, relative to the root mean square, if elements get the other update.
 
     A parameter that began at zero, such as a bias, consists after Adam's first update of the learning rate with the
     signs of its gradient. The error of a gradient, relative to its root mean square, is about the share of elements
     that it exceeds, whose signs it may turn. Each moves the mean by twice its size over their number, upwards or
     downwards; at least one always may. One whose gradient vanishes beside Adam's epsilon has no update: it moves the
-    norm by about half of its size over their number, a quarter of what is returned. Other parameters have zero.
+    norm by about half of its size over their number. So do those that the norm shows to have none, in float16 often
+    because their gradient underflows: their number varies by its root. Other parameters have zero.
 
     Args:
         roundoff: Unit round-off of the parameter, or of its gradient if that is coarser.
+
+    Returns:
+        The movement of the mean, and the relative movement of the norm.
     """
     number, norm = pl.col("numel_golden").cast(pl.Float64), pl.col("norm_golden")
     high, low = pl.col("max_golden"), -pl.col("min_golden")
@@ -149,7 +156,10 @@ def _turned_signs(roundoff: pl.Expr) -> pl.Expr:
     crest = largest * number.sqrt() / norm
     is_of_signs = (crest <= _LARGEST_CREST) & (smallest >= _LEAST_BALANCE * largest)
     turned = pl.min_horizontal(_GRADIENT_ROUNDINGS * roundoff, 1.0) * number
-    return pl.when(is_of_signs).then(2 / number * (crest + _DEVIATIONS * turned.sqrt())).otherwise(0.0)
+    without = number * (1 - 1 / crest**2).clip(0.0, 1.0)
+    of_mean = 2 / number * (crest + _DEVIATIONS * turned.sqrt())
+    of_norm = of_mean / 4 + _DEVIATIONS * without.sqrt() / (2 * number)
+    return pl.when(is_of_signs).then(of_mean).otherwise(0.0), pl.when(is_of_signs).then(of_norm).otherwise(0.0)
 
 
 def parameters_of(rows: pl.DataFrame) -> pl.DataFrame:
@@ -163,9 +173,10 @@ def parameters_of(rows: pl.DataFrame) -> pl.DataFrame:
     gradients = rows.filter(is_gradient).select(
         place=place,
         gradient_error=pl.when("is_exempt").then(1.0).otherwise(pl.col("judged_error").fill_nan(None).fill_null(1.0)),
+        gradient_roundoff=roundoff_of(pl.col("precision")),
     )
     own = _own_parameters(rows).select("key", *_MOVING, place=place)
-    largest = gradients.group_by("place").agg(pl.col("gradient_error").max())
+    largest = gradients.group_by("place").agg(pl.col("gradient_error", "gradient_roundoff").max())
     return own.join(largest, on="place", how="left", maintain_order="left").drop("place")
 
 
@@ -240,7 +251,7 @@ def _movements(joined: pl.DataFrame, name: str, *, allows_turns: bool) -> pl.Dat
     )
     inherited = _SEEN * pl.col("gradient_error").fill_null(1.0) * length * share
     if allows_turns:
-        inherited += _turned_elements(name, length, is_measured)
+        inherited += _turned_elements(name, length, is_measured, has_one_size=_have_one_size(joined))
     return joined.select(
         "value",
         factor=target / golden,
@@ -249,7 +260,7 @@ def _movements(joined: pl.DataFrame, name: str, *, allows_turns: bool) -> pl.Dat
     )
 
 
-def _turned_elements(name: str, length: pl.Expr, is_measured: pl.Expr) -> pl.Expr:
+def _turned_elements(name: str, length: pl.Expr, is_measured: pl.Expr, *, has_one_size: bool) -> pl.Expr:
     """Return how far a statistic moves if elements of an update get the other sign.
 
     An element whose gradient is near the epsilon of Adam has an update of any size; among all tensors of a model there
@@ -260,16 +271,41 @@ def _turned_elements(name: str, length: pl.Expr, is_measured: pl.Expr) -> pl.Exp
         name: ``norm`` or ``mean``.
         length: Norm of the update, at least.
         is_measured: Whether repetitions show how far the parameter may differ.
+        has_one_size: Whether all elements of all parameters have updates of about one size; see `_have_one_size`.
     """
     number = pl.col("numel_golden").cast(pl.Float64)
     typical = length / number.sqrt()
     largest = pl.max_horizontal(pl.col("max_golden").abs(), pl.col("min_golden").abs())
-    one = 2 * typical * (1 / number if name == "mean" else (largest / pl.col("norm_golden")).fill_nan(1.0))
-    # Extremes are single elements, and show the size of an element's update best.
-    moves = [(pl.col(f"{end}_golden") - pl.col(f"{end}_golden_before")).abs() for end in ("max", "min")]
-    half = pl.max_horizontal(typical, *moves) * math.sqrt(2) / (number.sqrt() if name == "mean" else 1)
+    size = pl.max_horizontal(typical, *_moves_of_extremes())
+    turned = pl.lit(1.0)
+    if has_one_size:
+        # The elements of an update have both signs, so statistics of the whole tensor hardly move, and show neither the
+        # size of an update nor the error of a gradient. This error, relative to the root mean square, is about the
+        # share of elements whose signs it turns.
+        typical = size
+        error = pl.max_horizontal(
+            _SEEN * pl.col("gradient_error").fill_null(1.0), _GRADIENT_ROUNDINGS * pl.col("gradient_roundoff")
+        )
+        turned = (error * number).clip(1.0, number).sqrt()
+    if name == "mean":
+        few = 2 * typical * turned / number
+    else:
+        few = 2 * typical * pl.max_horizontal((largest / pl.col("norm_golden")).fill_nan(1.0), turned / number.sqrt())
+    half = size * math.sqrt(2) / (number.sqrt() if name == "mean" else 1)
     is_vector = pl.col("shape_golden").str.contains(r"^\[\d+\]$")
-    return pl.when(is_vector & ~is_measured).then(pl.max_horizontal(one, half)).otherwise(one)
+    return pl.when(is_vector & ~is_measured).then(pl.max_horizontal(few, half)).otherwise(few)
+
+
+def _moves_of_extremes() -> list[pl.Expr]:
+    """Return how far maximum and minimum have moved, which are single elements."""
+    return [(pl.col(f"{end}_golden") - pl.col(f"{end}_golden_before")).abs() for end in ("max", "min")]
+
+
+def _have_one_size(joined: pl.DataFrame) -> bool:
+    """Whether updates have the same size in nearly all parameters, as the first ones of Adam do, and no others."""
+    sizes = joined.select(pl.max_horizontal(_moves_of_extremes())).to_series()
+    largest, usual = sizes.max(), sizes.quantile(0.25)
+    return isinstance(largest, float) and usual is not None and usual >= _ONE_SIZE * largest > 0
 
 
 def _is_single(joined: pl.DataFrame, name: str) -> bool:

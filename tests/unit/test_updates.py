@@ -110,6 +110,15 @@ def test_an_element_may_have_no_update(vanished, is_wrong):
     assert bool(wrong(frame)) == is_wrong
 
 
+def test_so_many_elements_have_no_update_that_their_number_varies():
+    """As where gradients underflow: a sixth of the elements is zero, and the norm smaller by a twelfth."""
+    size, golden = OF_SIGNS / (1 - 1 / 6) ** 0.5, 3.0
+    varied = [golden * (1 + by / (2 * NUMEL)) for by in (60, 400)]
+    for norm, is_wrong in zip(varied, (False, True), strict=True):
+        frame = of_signs(Precision.FLOAT32, norm=norm).with_columns(max_golden=pl.lit(size), min_golden=pl.lit(-size))
+        assert bool(wrong(frame)) == is_wrong
+
+
 def test_floors_of_whole_trainings_win():
     frame = rows(noise_floor=1e-3)
     assert with_updated_parameters(frame).equals(frame)
@@ -203,6 +212,22 @@ def test_an_optimizer_that_makes_more_of_rounding_says_nothing_of_single_updates
 
 def test_an_update_is_as_far_off_as_its_gradient():
     assert updated([1.01 if number == 4 else 1.0 for number in range(NUM_PARAMETERS)], gradient_error=1.0) == ([], None)
+
+
+def by_signs(turned, *, number=4, size=1e-3):
+    """Return what is judged if all elements are updated by one size, and so many of one parameter otherwise."""
+    golden = [(initial + size * np.sign(update)) for initial, update in zip(INITIAL, UPDATES, strict=True)]
+    target = [array.copy() for array in golden]
+    target[number].flat[:turned] -= 2 * size * np.sign(UPDATES[number].flat[:turned])
+    before = parameters_of(step(INITIAL, INITIAL, gradient_error=1e-7))
+    judged = with_judged_updates(step(target, golden, gradient_error=1e-7), before)
+    return judged.filter(pl.col("is_parameter") & (pl.col("excess") > 1))["key"].to_list()
+
+
+@pytest.mark.parametrize(("turned", "is_wrong"), [(0, False), (1, False), (500, True)])
+def test_single_elements_of_updates_of_one_size_may_have_the_other_sign(turned, is_wrong):
+    """The statistics of the whole tensor hardly show an update that goes both ways; its extremes do."""
+    assert bool(by_signs(turned)) == is_wrong
 
 
 def test_statistics_in_float32_are_rounded_themselves():
