@@ -10,7 +10,6 @@ import polars as pl
 
 from msprobe_core.judge.columns import SKETCH_ERROR
 from msprobe_core.judge.joining import with_added
-from msprobe_core.judge.noise.channel_shapes import ChannelShapes, channel_shapes
 from msprobe_core.judge.noise.measures import MEASURES, with_measures
 from msprobe_core.judge.noise.rounding import least, with_sizes
 from msprobe_core.model import Role
@@ -39,14 +38,13 @@ def with_local_excess(rows: Rows) -> Rows:
         rows: Judged rows.
     """
     reads = [name for name in _READ if name in rows.columns]
-    shapes = channel_shapes(rows)
-    return with_added(rows, lambda part: _local_excess(part.select(reads), shapes), reads)
+    return with_added(rows, lambda part: _local_excess(part.select(reads)), reads)
 
 
-def _local_excess(rows: pl.DataFrame, shapes: ChannelShapes) -> pl.DataFrame:
+def _local_excess(rows: pl.DataFrame) -> pl.DataFrame:
     is_made = pl.col("role").is_in([Role.OUTPUT.value, Role.PARAMETERS_GRAD.value])
     made = rows.with_row_index("row").filter(is_made & (pl.col("judged_error") > 0) & pl.col("precision").is_not_null())
-    measured = with_sizes(with_measures(made), shapes)
+    measured = with_sizes(with_measures(made))
     scores = [pl.col(measure.column) / least(measure, pl.col("roundoff")) for measure in MEASURES]
     found = measured.select("row", local_excess=(pl.max_horizontal(scores) / ALLOWED).fill_nan(None).fill_null(0.0))
     numbers = rows.select(row=pl.int_range(pl.len(), dtype=pl.UInt32))

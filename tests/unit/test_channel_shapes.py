@@ -13,11 +13,14 @@ OF_CONVOLUTIONS = ChannelShapes(frozenset({IMAGES}), frozenset({WEIGHT}))
 
 def rows(shapes, precision=Precision.BFLOAT16, norm=1.0):
     """Return rows, by their keys, of these shapes; all elements have the same size."""
+    phases = ["backward" if "backward" in key or "grad" in key else "forward" for key in shapes]
     numbers = [[int(text) for text in shape.strip("[]").split(", ")] for shape in shapes.values()]
     sizes = pl.Series("numel_golden", [0] * len(shapes))
     for row, each in enumerate(numbers):
         sizes[row] = int(pl.Series(each).product())
-    frame = pl.DataFrame({"key": list(shapes), "shape_golden": list(shapes.values()), "numel_golden": sizes})
+    frame = pl.DataFrame(
+        {"key": list(shapes), "shape_golden": list(shapes.values()), "numel_golden": sizes, "phase": phases}
+    )
     size = norm / pl.col("numel_golden").sqrt()
     return frame.with_columns(
         entry=pl.col("key").str.replace(r"\.(?:input|output|parameters|\w+)\.?[\w]*$", ""),
@@ -56,11 +59,12 @@ def test_other_calls_show_none(prefix):
 
 
 def test_rows_of_these_shapes_are_independent_over_positions_or_channels_wherever_they_appear():
-    given = {"Functional.relu.0.forward.output.0": IMAGES, "Tensor.addcdiv_.7.forward.input.0": WEIGHT,
-             "Torch.matmul.0.forward.output.0": SCORES}  # fmt: skip
+    given = {"Functional.relu.0.backward.output.0": IMAGES, "Functional.relu.0.forward.output.0": IMAGES,
+             "Tensor.addcdiv_.7.forward.input.0": WEIGHT, "Torch.matmul.0.backward.output.0": SCORES}  # fmt: skip
     frame = rows(given)
-    assert with_sizes(frame, OF_CONVOLUTIONS)["num_rows"].to_list() == [4 * 4 * 4, 512, 4 * 8 * 16]
-    assert with_sizes(frame)["num_rows"].to_list() == [4 * 512 * 4, 512 * 256 * 3, 4 * 8 * 16]
+    last = [4 * 512 * 4, 4 * 512 * 4, 512 * 256 * 3, 4 * 8 * 16]
+    assert with_sizes(frame)["num_rows"].to_list() == last
+    assert with_sizes(frame, OF_CONVOLUTIONS)["num_rows"].to_list() == [4 * 4 * 4, last[1], 512, last[3]]
 
 
 @pytest.mark.parametrize(

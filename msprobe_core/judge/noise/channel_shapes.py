@@ -1,8 +1,13 @@
 """Shapes of the tensors of convolutions, which have their channels first and not last.
 
-What an image or a kernel has in its last dimension are a few neighbouring pixels, which share their errors: those of a
-weight's gradient come from the output channel, and those of an activation from its position, like those of a token. A
-tensor of such a shape is taken for one of these wherever it appears: pooling, activations and optimizers keep shapes.
+What an image or a kernel has in its last dimension are a few neighbouring pixels. Errors of gradients are shared by
+more: those of a weight's gradient by an output channel, and those of an activation's by its position, like those of a
+token. A tensor of such a shape is taken for one of these wherever it appears: pooling, rectifiers and optimizers keep
+shapes.
+
+In forward direction, the roundings of a convolution are independent. Measured in bfloat16 on other kernels, 64 to 512
+wide: values of ResNet and ConvNeXt are within the floors of their last dimension, while 10 of 18 pairs had a gradient
+beyond these.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ import polars as pl
 
 from msprobe_core import names
 from msprobe_core.judge.joining import filtered
+from msprobe_core.model import Phase
 from msprobe_core.store.stored_rows import Rows
 
 _NUMBERS = (1, 2, 3)
@@ -43,12 +49,12 @@ class ChannelShapes:
     weights: Collection[str] = ()
 
     def per_row(self) -> pl.Expr:
-        """Return the number of elements that share errors; null for rows of other shapes."""
+        """Return the number of elements that share errors; null for other rows."""
         shape, numel = pl.col("shape_golden"), pl.col("numel_golden").cast(pl.Float64)
         first = shape.str.extract(r"^\[(\d+)").cast(pl.Float64)
         second = shape.str.extract(r"^\[\d+, (\d+)").cast(pl.Float64)
         return (
-            pl.when(shape.is_in(list(self.activations)))
+            pl.when(shape.is_in(list(self.activations)) & (pl.col("phase") != Phase.FORWARD.value))
             .then(second)
             .when(shape.is_in(list(self.weights)))
             .then(numel / first)

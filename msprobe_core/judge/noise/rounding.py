@@ -42,7 +42,7 @@ _USUAL_TAILS = 8.0
 """How many times the square of a normal tensor's largest element may be exceeded before fewer elements count."""
 
 
-def with_sizes(rows: Rows, shapes: ChannelShapes = ChannelShapes()) -> Rows:  # noqa: B008  # frozen
+def with_sizes(rows: Rows, shapes: ChannelShapes | None = None) -> Rows:
     """Return aligned rows with ``roundoff``, the largest error of one rounding, and ``num_rows``.
 
     ``roundoff`` is the unit round-off of the row's precision; more if typical elements are subnormal, as those of
@@ -52,7 +52,9 @@ def with_sizes(rows: Rows, shapes: ChannelShapes = ChannelShapes()) -> Rows:  # 
     least 2 for several rows; 1 for a vector, and for the result of a reduction over the last dimension, whose elements
     have no others in their row. Both are null for dtypes that are not floats.
     """
-    last = pl.coalesce(shapes.per_row(), pl.col("shape_golden").str.extract(r"(\d+)\]$").cast(pl.Float64))
+    last = pl.col("shape_golden").str.extract(r"(\d+)\]$").cast(pl.Float64)
+    if shapes is not None:
+        last = pl.coalesce(shapes.per_row(), last)
     numel = pl.col("numel_golden").cast(pl.Float64)
     is_float = pl.col("precision").is_not_null()
     num_rows = pl.when(last > 1).then(numel / last).otherwise(1.0)
