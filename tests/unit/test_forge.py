@@ -43,6 +43,7 @@ def test_everything_that_the_project_has_is_run_somewhere():
         assert command in run
 
 
+@pytest.mark.slow
 def test_shares_of_the_slow_tests_together_are_all():
     (job,) = (job for job in read(REPOSITORY / ".github/workflows/ci.yml")["jobs"].values() if "strategy" in job and
               "share" in job["strategy"]["matrix"])  # fmt: skip
