@@ -18,9 +18,9 @@ from msprobe_core.execute.units import files_of
 from msprobe_core.judge.columns import Match
 from msprobe_core.judge.limits import conventional
 from msprobe_core.judge.noise.channel_shapes import channel_shapes
-from msprobe_core.judge.noise.estimate import DISTANCE, estimate
 from msprobe_core.judge.noise.measures import MEASURES, with_measures
 from msprobe_core.judge.noise.profile_file import NO_RANK, SCHEMA, VERSION, About, identity_of, place_of
+from msprobe_core.judge.noise.repetition_floors import DISTANCE, repetition_floors
 from msprobe_core.judge.noise.rounding import with_sizes
 from msprobe_core.judge.parameter_arguments import golden_parameters_given, is_at_place_of_parameter
 from msprobe_core.judge.verdict import Verdict
@@ -115,7 +115,7 @@ def calibrate_dump(task: CalibrationTask) -> DumpCalibration:
     place = place_of(task.golden)
     are_updated = _parameters_vary(rows, errors)
     named = rows.rename({"name_golden": "name", "entry_golden": "entry"})
-    found = estimate(named, errors, are_updated=are_updated)
+    found = repetition_floors(named, errors, are_updated=are_updated)
     flips = pl.DataFrame([frame["flips"].alias(str(k)) for k, frame in enumerate(errors)]).select(
         flips=pl.sum_horizontal(pl.all())
     )["flips"]

@@ -15,8 +15,8 @@ from msprobe_core.errors import CompareError
 from msprobe_core.findings import Finding, Level
 from msprobe_core.judge.limits import Precision
 from msprobe_core.judge.noise import PROFILE_FILE, NoiseModel, load_noise, student
-from msprobe_core.judge.noise.estimate import DISTANCE, estimate
 from msprobe_core.judge.noise.measures import MEASURES, Measure
+from msprobe_core.judge.noise.repetition_floors import DISTANCE, repetition_floors
 from msprobe_core.judge.noise.rounding import with_sizes
 from msprobe_core.judge.row_codes import RowCode
 from msprobe_core.judge.row_findings import FINDINGS, findings_of
@@ -211,7 +211,7 @@ def errors_of(num_rows, num_repeats, rng, norm=1e-3, distance=0.02):
 
 def test_moderated_floors_are_nearer_to_the_truth_than_those_of_single_rows():
     sizes, errors = errors_of(2000, 3, np.random.default_rng(0))
-    found = estimate(rows_of(2000), errors).floors["norm"].to_numpy()
+    found = repetition_floors(rows_of(2000), errors).floors["norm"].to_numpy()
     own = np.sqrt(np.mean([frame[Measure.NORM.column].to_numpy() ** 2 for frame in errors], axis=0))
     off = [np.sqrt(np.mean(np.log(each / sizes) ** 2)) for each in (found, own)]
     assert off[0] < 0.7 * off[1]
@@ -222,7 +222,7 @@ def test_a_limit_is_exceeded_as_often_as_it_says():
     rng = np.random.default_rng(1)
     num_rows = 20_000
     sizes, errors = errors_of(num_rows, 3, rng)
-    found = estimate(rows_of(num_rows), errors)
+    found = repetition_floors(rows_of(num_rows), errors)
     scores = np.abs(sizes * rng.normal(size=num_rows)) / found.floors["norm"].to_numpy()
     limit = found.nulls[Measure.NORM].limit(1e-3)
     assert 3e-4 < np.mean(scores > limit) < 2e-3
@@ -231,7 +231,7 @@ def test_a_limit_is_exceeded_as_often_as_it_says():
 def test_floors_are_never_below_one_rounding():
     _, errors = errors_of(100, 3, np.random.default_rng(2), norm=1e-12, distance=1e-9)
     rows = rows_of(100).with_columns(num_rows=pl.lit(64.0), numel_golden=pl.lit(4096))
-    floors = estimate(rows, errors).floors
+    floors = repetition_floors(rows, errors).floors
     assert floors["rel_l2"].min() == pytest.approx(U)
     assert (floors["norm"] >= U / 64).all()
 

@@ -67,7 +67,7 @@ statistics."""
 
 
 @dataclass(frozen=True)
-class Estimate:
+class RepetitionFloors:
     """Result of the repetitions of one dump.
 
     Attributes:
@@ -79,7 +79,9 @@ class Estimate:
     nulls: ScoreDistributions
 
 
-def estimate(rows: pl.DataFrame, errors: Sequence[pl.DataFrame], *, are_updated: bool = False) -> Estimate:
+def repetition_floors(
+    rows: pl.DataFrame, errors: Sequence[pl.DataFrame], *, are_updated: bool = False
+) -> RepetitionFloors:
     """Return floors and the distributions of scores.
 
     Extremes of parameters after an update have unbounded floors: a single element may be anywhere, because an update of
@@ -111,7 +113,7 @@ def estimate(rows: pl.DataFrame, errors: Sequence[pl.DataFrame], *, are_updated:
         floors[measure.value] = np.where(is_unbounded, math.inf, floors[measure.value])
         nulls[measure] = msgspec.structs.replace(null, least=LEAST_LIMITS[measure])
     table = pl.DataFrame({name: pl.Series(values, dtype=pl.Float32).fill_nan(None) for name, values in floors.items()})
-    return Estimate(table, nulls)
+    return RepetitionFloors(table, nulls)
 
 
 def _largest_of_kind(errors: Array, kinds: _Kinds) -> Array:
