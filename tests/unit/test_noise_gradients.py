@@ -119,7 +119,9 @@ def test_roundings_of_the_target_may_be_twice_as_large(verdicts, target, golden,
     assert verdicts(*sides)["Module.m.Linear.parameters_grad.0.bias"][0] == expected
 
 
-@pytest.mark.parametrize(("dtype", "expected"), [("torch.float32", "error"), ("torch.float16", "pass")])
+@pytest.mark.parametrize(
+    ("dtype", "expected"), [("torch.float32", "error"), ("torch.float16", "pass"), ("torch.bfloat16", "pass")]
+)
 def test_a_sum_is_as_fine_as_its_terms(verdicts, dtype, expected):
     """In an autocast context, the gradient of a bias in float32 is the sum of gradients in float16."""
 
