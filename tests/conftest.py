@@ -53,7 +53,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def _share(text: str) -> tuple[int, int]:
     number, _, total = text.partition("/")
     if not (number.isdecimal() and total.isdecimal() and 1 <= int(number) <= int(total)):
-        raise argparse.ArgumentTypeError(f"a share is K/N with K from 1 to N, such as 1/3; this is {text!r}")
+        raise argparse.ArgumentTypeError(f"a share is K/N with K from 1 to N, such as 1/4; this is {text!r}")
     return int(number), int(total)
 
 
