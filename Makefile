@@ -53,7 +53,7 @@ unexport PYTHONDONTWRITEBYTECODE
 WORKERS ?= 2
 QUICK := -m pytest -m "not slow and not nightly"
 # A share of what test-slow runs, such as 2/4: of every four tests the second. All shares together are all tests.
-SHARE ?= 1/1
+SHARE := 1/1
 BOTH := -m pytest -m "not nightly" --share=$(SHARE)
 SLOW := -m pytest -m "slow and not nightly" --share=$(SHARE)
 NIGHTLY := -m pytest -m nightly

@@ -403,6 +403,9 @@ MODULE = r"^(?:Module|Cell)\."
 MODULE_CALL = rf"^((?:Module|Cell)\..+?)(?:{IN_LATER_PASS})?\.(?:forward|backward|parameters_grad)\.([0-9]+)$"
 """Stem and index of a module's entry."""
 
+BACKWARD_OPERATOR = rf"^\w+{_BACKWARD_OPERATOR}\."
+"""Entries of operators that a backward pass calls."""
+
 OUTERMOST_MODULE = rf"{MODULE}[^.]+\.(?:forward|backward|parameters_grad)(?:\.\d+)?$"
 """Entries of whole models, whose stem has a class and no path."""
 
@@ -470,7 +473,10 @@ def backward_of_any(apis: Iterable[str]) -> str:
 
 
 def call_of_any(apis: Iterable[str]) -> str:
-    """Return the pattern of entries of APIs with one of these names, or of modules of one of these classes."""
+    """Return the pattern of entries of APIs with one of these names, or of modules of one of these classes.
+
+    FSDP2 puts ``FSDP`` before the name of a class.
+    """
     either = "|".join(map(re.escape, apis))
     phases = "forward|backward"
-    return rf"\.(?:{either})(?:{IN_LATER_PASS})?\.(?:\d+\.(?:{phases})|(?:{phases}|parameters_grad)\.\d+)$"
+    return rf"\.(?:FSDP)?(?:{either})(?:{IN_LATER_PASS})?\.(?:\d+\.(?:{phases})|(?:{phases}|parameters_grad)\.\d+)$"

@@ -42,15 +42,6 @@ UNIT_ROUNDOFF: dict[Precision, float] = {
 }
 """Largest relative error of one rounding to nearest. Source: Higham, *Accuracy and Stability*, 2nd ed., sec. 2.1."""
 
-_SMALLEST: dict[Precision, float] = {
-    Precision.FLOAT64: 2.0**-1074,
-    Precision.FLOAT32: 2.0**-149,
-    Precision.FLOAT16: 2.0**-24,
-    Precision.BFLOAT16: 2.0**-133,
-    Precision.FLOAT8: 2.0**-16,
-}
-"""Smallest positive number, the distance of subnormal ones; of E5M2 for float8. Source: IEEE 754-2019, sec. 3.3."""
-
 LOWEST_FINITE = (-65504.0, -3.3895313892515355e38, -3.4028234663852886e38, -1.7976931348623157e308)
 """Smallest finite number of float16, bfloat16, float32 and float64, which masks use as minus infinity."""
 
@@ -288,11 +279,6 @@ def _first(dtype: str | None, patterns: Sequence[tuple[str, Any]]) -> Any:
 def roundoff_of(precision: pl.Expr) -> pl.Expr:
     """Return the unit round-off for a column of `Precision` integers; 0 for null."""
     return _look_up(precision, UNIT_ROUNDOFF)
-
-
-def half_smallest_of(precision: pl.Expr) -> pl.Expr:
-    """Return the largest error of one rounding to a subnormal number, for a column of `Precision` integers."""
-    return _look_up(precision, {precision: number / 2 for precision, number in _SMALLEST.items()})
 
 
 def _look_up(precision: pl.Expr, table: Mapping[Precision, float]) -> pl.Expr:

@@ -24,7 +24,8 @@ for averaged measures of calls whose rounding is shared by all elements of a row
 
 
 _READ = (
-    *("role", "judged_error", "precision", "shape_golden", "numel_golden", "norm_golden", "max_golden", "min_golden"),
+    *("role", "judged_error", "precision", "dtype_target", "dtype_golden", "shape_golden"),
+    *("numel_golden", "norm_golden", "max_golden", "min_golden"),
     *(f"{name}_diff" for name in ("norm", "mean", "max", "min")),
     *("euclidean", "largest_abs", "scale", SKETCH_ERROR),
 )

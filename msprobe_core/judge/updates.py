@@ -57,6 +57,9 @@ _FACTOR, _STEADINESS = 1e-3, 10.0
 _ONE_SIZE = 0.5
 """Share of the largest update that those of three quarters of the parameters have at least, if they have one size."""
 
+_LEAST_FACTOR = 0.02
+"""Deviation from one of a single parameter's factor from which its extremes show it."""
+
 _FEW = 3
 _SIDES = ("target", "golden")
 
@@ -109,7 +112,8 @@ def _judged(rows: Rows) -> pl.DataFrame:
     of_noise = rows.filter(is_noise).select(place).to_series().to_list()
     roundoff = roundoff_of(pl.col("precision"))
     gradients = rows.filter(pl.col("role") == Role.PARAMETERS_GRAD.value).group_by(place=place)
-    of_gradients = gradients.agg(of_gradient=roundoff.max())
+    is_float16 = pl.col("precision") == int(Precision.FLOAT16)
+    of_gradients = gradients.agg(of_gradient=roundoff.max(), underflows=is_float16.any())
     own = rows.filter((pl.col("role") == Role.PARAMETERS.value) & (pl.col("match") == Match.BOTH.value))
     own = own.filter(
         pl.col("noise_floor").is_null()
@@ -122,7 +126,8 @@ def _judged(rows: Rows) -> pl.DataFrame:
     like = place.str.replace_all(r"\.\d+", ".#")
     own = own.with_columns(place=place, like=like, drift=pl.max_horizontal(norm, mean))
     own = own.join(of_gradients, on="place", how="left", maintain_order="left")
-    of_mean, of_norm = (each / _LIMIT for each in _turned_signs(pl.max_horizontal(roundoff, "of_gradient")))
+    turned = _turned_signs(pl.max_horizontal(roundoff, "of_gradient"), pl.col("underflows").fill_null(value=False))
+    of_mean, of_norm = (each / _LIMIT for each in turned)
     own = own.filter(pl.col("drift").is_finite())
     has_like = pl.len().over("like") >= _FEW
     usual = pl.when(has_like).then(pl.col("drift").median().over("like")).otherwise(pl.col("drift").median())
@@ -134,18 +139,19 @@ def _judged(rows: Rows) -> pl.DataFrame:
     return own.with_columns(drift_score=pl.when("is_of_noise").then(0.0).otherwise(score))
 
 
-def _turned_signs(roundoff: pl.Expr) -> tuple[pl.Expr, pl.Expr]:
+def _turned_signs(roundoff: pl.Expr, underflows: pl.Expr) -> tuple[pl.Expr, pl.Expr]:
     """Return how far mean and norm may move, relative to the root mean square, if elements get the other update.
 
     A parameter that began at zero, such as a bias, consists after Adam's first update of the learning rate with the
     signs of its gradient. The error of a gradient, relative to its root mean square, is about the share of elements
     that it exceeds, whose signs it may turn. Each moves the mean by twice its size over their number, upwards or
     downwards; at least one always may. One whose gradient vanishes beside Adam's epsilon has no update: it moves the
-    norm by about half of its size over their number. So do those that the norm shows to have none, in float16 often
-    because their gradient underflows: their number varies by its root. Other parameters have zero.
+    norm by about half of its size over their number. If gradients underflow, these may be many, as the norm shows, and
+    their number varies by its root. Other parameters have zero.
 
     Args:
         roundoff: Unit round-off of the parameter, or of its gradient if that is coarser.
+        underflows: Whether the gradient came through float16.
 
     Returns:
         The movement of the mean, and the relative movement of the norm.
@@ -158,7 +164,7 @@ def _turned_signs(roundoff: pl.Expr) -> tuple[pl.Expr, pl.Expr]:
     turned = pl.min_horizontal(_GRADIENT_ROUNDINGS * roundoff, 1.0) * number
     without = number * (1 - 1 / crest**2).clip(0.0, 1.0)
     of_mean = 2 / number * (crest + _DEVIATIONS * turned.sqrt())
-    of_norm = of_mean / 4 + _DEVIATIONS * without.sqrt() / (2 * number)
+    of_norm = of_mean / 4 + pl.when(underflows).then(_DEVIATIONS * without.sqrt() / (2 * number)).otherwise(0.0)
     return pl.when(is_of_signs).then(of_mean).otherwise(0.0), pl.when(is_of_signs).then(of_norm).otherwise(0.0)
 
 
@@ -180,7 +186,7 @@ def parameters_of(rows: pl.DataFrame) -> pl.DataFrame:
     return own.join(largest, on="place", how="left", maintain_order="left").drop("place")
 
 
-_MOVING = (*(f"{name}_{side}" for name in ("mean", "norm") for side in _SIDES), "max_golden", "min_golden")
+_MOVING = tuple(f"{name}_{side}" for name in ("mean", "norm", "max", "min") for side in _SIDES)
 
 
 def _own_parameters(rows: pl.DataFrame) -> pl.DataFrame:
@@ -230,7 +236,10 @@ def with_judged_updates(rows: pl.DataFrame, before: pl.DataFrame) -> pl.DataFram
 
 
 def _found(joined: pl.DataFrame, *, allows_turns: bool) -> pl.DataFrame:
-    return pl.concat([_movements(joined, name, allows_turns=allows_turns) for name in ("mean", "norm")])
+    found = [_movements(joined, name, allows_turns=allows_turns) for name in ("mean", "norm")]
+    if allows_turns and _have_one_size(joined):
+        found.append(_movements_of_extremes(joined))
+    return pl.concat(found)
 
 
 def _movements(joined: pl.DataFrame, name: str, *, allows_turns: bool) -> pl.DataFrame:
@@ -284,7 +293,7 @@ def _turned_elements(name: str, length: pl.Expr, is_measured: pl.Expr, *, has_on
         # share of elements whose signs it turns.
         typical = size
         error = pl.max_horizontal(
-            _SEEN * pl.col("gradient_error").fill_null(1.0), _GRADIENT_ROUNDINGS * pl.col("gradient_roundoff")
+            pl.col("gradient_error").fill_null(1.0), _GRADIENT_ROUNDINGS * pl.col("gradient_roundoff")
         )
         turned = (error * number).clip(1.0, number).sqrt()
     if name == "mean":
@@ -296,16 +305,41 @@ def _turned_elements(name: str, length: pl.Expr, is_measured: pl.Expr, *, has_on
     return pl.when(is_vector & ~is_measured).then(pl.max_horizontal(few, half)).otherwise(few)
 
 
+def _movements_of_extremes(joined: pl.DataFrame) -> pl.DataFrame:
+    """Return the result of `_movements` for maximum and minimum, if both have moved by another multiple.
+
+    An element that turns is one of the two, and has no part in the other.
+    """
+    factors = [
+        (pl.col(f"{end}_target") - pl.col(f"{end}_target_before"))
+        / (pl.col(f"{end}_golden") - pl.col(f"{end}_golden_before"))
+        for end in ("max", "min")
+    ]
+    high, low = (factor - 1 for factor in factors)
+    off = pl.min_horizontal(high.abs(), low.abs())
+    is_common = (high * low > 0) & ((high - low).abs() <= off / 2) & (off >= _LEAST_FACTOR) & off.is_finite()
+    size = pl.max_horizontal(_moves_of_extremes())
+    largest = pl.max_horizontal(pl.col("max_golden").abs(), pl.col("min_golden").abs())
+    inherited = _SEEN * pl.col("gradient_error").fill_null(1.0) * size / _ROUNDINGS
+    return joined.select(
+        "value",
+        factor=factors[0],
+        is_seen=pl.lit(value=False),
+        score=pl.when(is_common).then(off * size / (pl.col("roundoff") * largest + inherited)).otherwise(0.0),
+    )
+
+
 def _moves_of_extremes() -> list[pl.Expr]:
     """Return how far maximum and minimum have moved, which are single elements."""
     return [(pl.col(f"{end}_golden") - pl.col(f"{end}_golden_before")).abs() for end in ("max", "min")]
 
 
 def _have_one_size(joined: pl.DataFrame) -> bool:
-    """Whether updates have the same size in nearly all parameters, as the first ones of Adam do, and no others."""
-    sizes = joined.select(pl.max_horizontal(_moves_of_extremes())).to_series()
-    largest, usual = sizes.max(), sizes.quantile(0.25)
-    return isinstance(largest, float) and usual is not None and usual >= _ONE_SIZE * largest > 0
+    """Whether the updates of three quarters of the parameters have about one size, as the first ones of Adam."""
+    size = pl.col("size")
+    moved = joined.select(size=pl.max_horizontal(_moves_of_extremes())).filter(size > 0)
+    number, largest, usual = moved.select(pl.len(), largest=size.max(), usual=size.quantile(0.25)).row(0)
+    return number >= _FEW and usual >= _ONE_SIZE * largest
 
 
 def _is_single(joined: pl.DataFrame, name: str) -> bool:

@@ -276,10 +276,10 @@ def _at_least_of_mask(own: pl.Expr) -> pl.Expr:
 
 
 def _with_source(compared: Rows) -> Rows:
-    """Add the largest norm, magnitude, number of elements and precision of the golden tensors among a call's inputs.
+    """Add the largest norm, magnitude and number of elements of the golden tensors among a call's inputs.
 
-    The columns are ``source_norm``, ``source_size``, ``source_numel`` and ``source_precision``; null for the inputs
-    themselves.
+    The columns are ``source_norm``, ``source_size``, ``source_numel``, and ``source_precision`` of the input with the
+    largest norm; null for the inputs themselves.
     """
     numbers = numbered(compared["entry"])
     rows = compared.with_columns(numbers.alias("number"))
@@ -287,14 +287,12 @@ def _with_source(compared: Rows) -> Rows:
         "source_norm": pl.col("norm_golden"),
         "source_size": _size("golden"),
         "source_numel": pl.col("numel_golden"),
-        "source_precision": pl.col("precision_golden"),
     }
+    of_largest = {"source_precision": pl.col("precision_golden").sort_by("norm_golden").last()}
     is_given = (pl.col("role") == Role.INPUT.value) & both(RowKind.TENSOR)
-    parts = filtered_parts(rows, ["number", *roots_of(*sizes.values())], is_given)
-    of_parts = [
-        part.group_by(source="number").agg(**{name: size.max() for name, size in sizes.items()}) for part in parts
-    ]
-    given = pl.concat(of_parts).group_by("source").agg(pl.col(*sizes).max())
+    parts = filtered_parts(rows, ["number", *roots_of(*sizes.values(), *of_largest.values())], is_given)
+    largest = {name: size.max() for name, size in sizes.items()} | of_largest
+    given = pl.concat([part.group_by(source="number").agg(**largest) for part in parts])  # parts have whole entries
     is_made = pl.col("role") != Role.INPUT.value
     source = pl.when(is_made).then(pl.col("number").replace(_sources(rows)))
     made = with_added(rows, lambda part: part.select(source=source), ["role", "number"])

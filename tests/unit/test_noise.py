@@ -357,7 +357,8 @@ def sizes_of(x):
     """Return the number of rows that count in a tensor."""
     statistics = {"numel": x.size, "norm": np.linalg.norm(x), "max": x.max(), "min": x.min()}
     row = {f"{name}_golden": float(value) for name, value in statistics.items()}
-    frame = pl.DataFrame({**row, "shape_golden": str(list(x.shape)), "precision": [int(Precision.BFLOAT16)]})
+    frame = pl.DataFrame({**row, "shape_golden": str(list(x.shape)), "precision": [int(Precision.BFLOAT16)],
+                          "dtype_target": "torch.bfloat16", "dtype_golden": "torch.bfloat16"})  # fmt: skip
     return with_sizes(frame)["num_rows"].item()
 
 

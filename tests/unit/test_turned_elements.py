@@ -143,6 +143,7 @@ def test_a_single_wrong_call_is_found(tmp_path, later_golden):
 )
 def test_what_a_reduction_leaves_is_a_vector(shape, numel, num_rows):
     row = {
+        "dtype_target": "torch.float32", "dtype_golden": "torch.float32",
         "shape_golden": str(shape), "numel_golden": numel, "precision": 2, "norm_golden": numel**0.5,
         "max_golden": 1.0, "min_golden": -1.0,
     }  # fmt: skip

@@ -115,8 +115,10 @@ def test_so_many_elements_have_no_update_that_their_number_varies():
     size, golden = OF_SIGNS / (1 - 1 / 6) ** 0.5, 3.0
     varied = [golden * (1 + by / (2 * NUMEL)) for by in (60, 400)]
     for norm, is_wrong in zip(varied, (False, True), strict=True):
-        frame = of_signs(Precision.FLOAT32, norm=norm).with_columns(max_golden=pl.lit(size), min_golden=pl.lit(-size))
-        assert bool(wrong(frame)) == is_wrong
+        for precision in (Precision.FLOAT16, Precision.FLOAT32):
+            frame = of_signs(Precision.FLOAT32, norm=norm, of_gradient=precision)
+            frame = frame.with_columns(max_golden=pl.lit(size), min_golden=pl.lit(-size))
+            assert bool(wrong(frame)) == (is_wrong or precision == Precision.FLOAT32)
 
 
 def test_floors_of_whole_trainings_win():
@@ -214,20 +216,30 @@ def test_an_update_is_as_far_off_as_its_gradient():
     assert updated([1.01 if number == 4 else 1.0 for number in range(NUM_PARAMETERS)], gradient_error=1.0) == ([], None)
 
 
-def by_signs(turned, *, number=4, size=1e-3):
-    """Return what is judged if all elements are updated by one size, and so many of one parameter otherwise."""
+def by_signs(*, turned=0, factor=1.0, number=4, size=1e-3, error=1e-7):
+    """Return what is judged if all elements are updated by one size, and some or all of one parameter otherwise."""
     golden = [(initial + size * np.sign(update)) for initial, update in zip(INITIAL, UPDATES, strict=True)]
     target = [array.copy() for array in golden]
+    target[number] += (factor - 1) * size * np.sign(UPDATES[number])
     target[number].flat[:turned] -= 2 * size * np.sign(UPDATES[number].flat[:turned])
-    before = parameters_of(step(INITIAL, INITIAL, gradient_error=1e-7))
-    judged = with_judged_updates(step(target, golden, gradient_error=1e-7), before)
+    before = parameters_of(step(INITIAL, INITIAL, gradient_error=error))
+    judged = with_judged_updates(step(target, golden, gradient_error=error), before)
     return judged.filter(pl.col("is_parameter") & (pl.col("excess") > 1))["key"].to_list()
 
 
 @pytest.mark.parametrize(("turned", "is_wrong"), [(0, False), (1, False), (500, True)])
 def test_single_elements_of_updates_of_one_size_may_have_the_other_sign(turned, is_wrong):
     """The statistics of the whole tensor hardly show an update that goes both ways; its extremes do."""
-    assert bool(by_signs(turned)) == is_wrong
+    assert bool(by_signs(turned=turned)) == is_wrong
+
+
+@pytest.mark.parametrize(("factor", "error"), [(1.1, 1e-2), (0.0, 5e-2), (2.0, 5e-2), (-1.0, 5e-2)])
+def test_another_update_of_one_parameter_is_found_among_updates_of_one_size(factor, error):
+    """In nearly all parameters; where another element becomes the largest, the extremes show no factor."""
+    found = [by_signs(number=number, factor=factor, error=error) for number in range(NUM_PARAMETERS)]
+    expected = [[f"Module.layers.{number}.fc.Linear.forward.0.parameters.weight"] for number in range(NUM_PARAMETERS)]
+    assert sum(keys == key for keys, key in zip(found, expected, strict=True)) >= NUM_PARAMETERS - 1
+    assert all(keys in ([], key) for keys, key in zip(found, expected, strict=True))
 
 
 def test_statistics_in_float32_are_rounded_themselves():

@@ -22,7 +22,7 @@ from __future__ import annotations
 import polars as pl
 
 from msprobe_core.judge.joining import with_added
-from msprobe_core.judge.limits import half_smallest_of, roundoff_of
+from msprobe_core.judge.limits import roundoff_of
 from msprobe_core.judge.noise.channel_shapes import ChannelShapes
 from msprobe_core.judge.noise.measures import Measure
 from msprobe_core.store.stored_rows import Rows, roots_of
@@ -38,6 +38,11 @@ distance over the square root of the number of rows in half of the tensors, up t
 """
 
 
+_FLOAT16 = r"(?i)\b(?:float16|half)$"
+
+_SMALLEST_FLOAT16 = 2.0**-24
+"""Smallest positive number in float16, which is the distance of subnormal ones. Source: IEEE 754-2019, sec. 3.3."""
+
 _USUAL_TAILS = 8.0
 """How many times the square of a normal tensor's largest element may be exceeded before fewer elements count."""
 
@@ -45,19 +50,19 @@ _USUAL_TAILS = 8.0
 def with_sizes(rows: Rows, shapes: ChannelShapes | None = None) -> Rows:
     """Return aligned rows with ``roundoff``, the largest error of one rounding, and ``num_rows``.
 
-    ``roundoff`` is the unit round-off of the row's precision; more if typical elements are subnormal, as those of
-    gradients in float16 may be.
+    ``roundoff`` is the unit round-off of the row's precision; more for float16 whose typical elements are subnormal, as
+    those of gradients may be.
 
     ``num_rows`` is the number of elements that count over the last dimension, or over the channels of ``shapes``; at
     least 2 for several rows; 1 for a vector, and for the result of a reduction over the last dimension, whose elements
     have no others in their row. Both are null for dtypes that are not floats.
     """
     last = pl.col("shape_golden").str.extract(r"(\d+)\]$").cast(pl.Float64)
-    if shapes is not None:
-        last = pl.coalesce(shapes.per_row(), last)
     numel = pl.col("numel_golden").cast(pl.Float64)
     is_float = pl.col("precision").is_not_null()
     num_rows = pl.when(last > 1).then(numel / last).otherwise(1.0)
+    if shapes is not None:
+        num_rows = pl.coalesce(shapes.num_rows(), num_rows)
     # What averages over several rows is judged as such, however few of them count.
     num_rows = pl.max_horizontal(num_rows * _share_that_counts(numel), pl.min_horizontal(num_rows, pl.lit(2.0)))
     added = {
@@ -70,8 +75,9 @@ def with_sizes(rows: Rows, shapes: ChannelShapes | None = None) -> Rows:
 def _largest_rounding(numel: pl.Expr) -> pl.Expr:
     """Return the largest error of one rounding, relative to a typical element; 1 if it is as large as the element."""
     size = pl.col("norm_golden") / numel.sqrt()
-    subnormal = (half_smallest_of(pl.col("precision")) / size).fill_nan(0.0).fill_null(0.0).clip(0.0, 1.0)
-    return pl.max_horizontal(roundoff_of(pl.col("precision")), pl.when(size > 0).then(subnormal))
+    subnormal = (_SMALLEST_FLOAT16 / 2 / size).fill_nan(0.0).fill_null(0.0).clip(0.0, 1.0)
+    is_float16 = pl.any_horizontal(pl.col(f"dtype_{side}").str.contains(_FLOAT16) for side in ("target", "golden"))
+    return pl.max_horizontal(roundoff_of(pl.col("precision")), pl.when(is_float16 & (size > 0)).then(subnormal))
 
 
 def _share_that_counts(numel: pl.Expr) -> pl.Expr:
