@@ -273,5 +273,6 @@ def _sum_of_quotient(parts: _Parts, factor: float, size: float) -> float:
 _FORMULAS: Mapping[str, Callable[[_Parts, float, float], float]] = {
     "add": _sum, "sub": _sum, "lerp": _sum, "mul": _product, "div": _quotient, "sqrt": _root, "clone": _product,
     "addcmul": _sum_of_product, "addcdiv": _sum_of_quotient, "allreduce": _sum_over_ranks,
+    "ampforeachnonfinitecheckandunscale": _product,
 }  # fmt: skip
 """Error of a result by operation, from those of its inputs, the factor ``value`` and the size of the result."""

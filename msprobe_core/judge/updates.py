@@ -146,8 +146,9 @@ def _turned_signs(roundoff: pl.Expr, underflows: pl.Expr) -> tuple[pl.Expr, pl.E
     signs of its gradient. The error of a gradient, relative to its root mean square, is about the share of elements
     that it exceeds, whose signs it may turn. Each moves the mean by twice its size over their number, upwards or
     downwards; at least one always may. One whose gradient vanishes beside Adam's epsilon has no update: it moves the
-    norm by about half of its size over their number. If gradients underflow, these may be many, as the norm shows, and
-    their number varies by its root. Other parameters have zero.
+    norm by about half of its size over their number. If gradients underflow, these may be many, as the norm shows:
+    their number varies by its root, and as many elements have gradients of a few roundings and any sign. Other
+    parameters have zero.
 
     Args:
         roundoff: Unit round-off of the parameter, or of its gradient if that is coarser.
@@ -162,9 +163,9 @@ def _turned_signs(roundoff: pl.Expr, underflows: pl.Expr) -> tuple[pl.Expr, pl.E
     crest = largest * number.sqrt() / norm
     is_of_signs = (crest <= _LARGEST_CREST) & (smallest >= _LEAST_BALANCE * largest)
     turned = pl.min_horizontal(_GRADIENT_ROUNDINGS * roundoff, 1.0) * number
-    without = number * (1 - 1 / crest**2).clip(0.0, 1.0)
-    of_mean = 2 / number * (crest + _DEVIATIONS * turned.sqrt())
-    of_norm = of_mean / 4 + pl.when(underflows).then(_DEVIATIONS * without.sqrt() / (2 * number)).otherwise(0.0)
+    underflowed = pl.when(underflows).then(number * (1 - 1 / crest**2).clip(0.0, 1.0)).otherwise(0.0)
+    of_mean = 2 / number * (crest + _DEVIATIONS * (turned + underflowed).sqrt())
+    of_norm = (crest + _DEVIATIONS * (turned.sqrt() + underflowed.sqrt())) / (2 * number)
     return pl.when(is_of_signs).then(of_mean).otherwise(0.0), pl.when(is_of_signs).then(of_norm).otherwise(0.0)
 
 
@@ -260,6 +261,9 @@ def _movements(joined: pl.DataFrame, name: str, *, allows_turns: bool) -> pl.Dat
     )
     inherited = _SEEN * pl.col("gradient_error").fill_null(1.0) * length * share
     if allows_turns:
+        # Statistics of a gradient average over the errors of its elements, which updates have too.
+        of_elements = _GRADIENT_ROUNDINGS * pl.col("gradient_roundoff").fill_null(0.0)
+        inherited += of_elements * pl.max_horizontal(_moves_of_extremes()) * share
         inherited += _turned_elements(name, length, is_measured, has_one_size=_have_one_size(joined))
     return joined.select(
         "value",

@@ -12,6 +12,7 @@ from msprobe_core.locate import LocateOptions, LocateVerdict, locate
 SIZE = 64
 LAST_DIGIT = 1e-7
 LR, EPSILON = 0.01, 1e-8
+SCALE = 1024.0
 
 
 def drawn(key, size=SIZE):
@@ -103,15 +104,31 @@ def reduced(data, side, given, factor, noise):
     return sums
 
 
-def located(tmp_path, write=one_by_one, *, noise="all", factors=(1.0, 1.0), wrong_total=False, sum_factor=None):
+def unscaled(data, side, scaled, wrong):
+    """Add the call by which a GradScaler divides all gradients by its factor, or the target by another one."""
+    made = [each / (SCALE * (1.01 if side == "target" and wrong else 1)) for each in scaled]
+    data["Torch._amp_foreach_non_finite_check_and_unscale_.0.forward"] = {
+        "input_args": [[tensor(each) for each in scaled], tensor([0.0]), tensor([1 / SCALE])],
+        "input_kwargs": {},
+        "output": [tensor(each) for each in made],
+    }
+    return made
+
+
+def located(
+    tmp_path, write=one_by_one, *, noise="all", factors=(1.0, 1.0), wrong_total=False, sum_factor=None, wrong_scale=None
+):
     """Write both runs, the target with updates that are multiplied by factors; return what is located."""
     for side in ("target", "golden"):
         data = {}
-        given = gradients(side, noise=noise)
-        x, upstream = nearly(drawn(8), side, 8), nearly(drawn(9) * 1e-2, side, 9)
+        scale = 1.0 if wrong_scale is None else SCALE
+        given = [each * scale for each in gradients(side, noise=noise)]
+        x, upstream = nearly(drawn(8), side, 8), nearly(drawn(9) * 1e-2 * scale, side, 9)
         for i, each in enumerate(given):
             data[f"Functional.linear.{i}.forward"] = api(tensor(x), output=tensor(x))
             data[f"Functional.linear.{i}.backward"] = {"input": [tensor(upstream)], "output": [tensor(each)]}
+        if wrong_scale is not None:
+            given = unscaled(data, side, given, wrong_scale)
         if sum_factor is not None:
             given = reduced(data, side, given, sum_factor, noise)
         norms(data, side, given, wrong_total)
@@ -154,3 +171,10 @@ def test_a_wrong_update_beside_noise_is_a_fault(tmp_path, noise, write):
 
 def test_a_wrong_total_norm_is_a_fault_although_it_includes_noise(tmp_path):
     assert located(tmp_path, wrong_total=True).suspects[0].entry == "Functional.norm.0.forward"
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_noise_is_divided_by_the_factor_of_the_loss_as_all_gradients_are(tmp_path, wrong):
+    found = located(tmp_path, on_lists, wrong_scale=wrong)
+    assert (found.verdict is LocateVerdict.FAULT) is wrong
+    assert all("unscale" in suspect.entry for suspect in found.suspects[:1])

@@ -156,7 +156,7 @@ def test_a_call_that_is_given_a_parameter_has_the_floor_of_the_parameter(tmp_pat
 NUM_PARAMETERS = 21
 
 
-def parameters(distances):
+def parameters(distances, shape="[64, 64]"):
     """Return parameters that are off by so much of their norm, by the distance of their tensors."""
     frame = pl.DataFrame(
         {
@@ -165,6 +165,7 @@ def parameters(distances):
             "roundoff": 2.0**-24,
             "precision_limit": 1e-3,
             "numel_golden": 4096,
+            "shape_golden": shape,
             **{measure.column: distances for measure in MEASURES},
         }
     )
@@ -191,6 +192,13 @@ def test_what_a_step_itself_has_updated_is_carried_only_where_no_repetition_show
     assert carried_distance(rows) > 0.0
 
 
-def test_where_few_parameters_differ_nothing_was_carried():
-    assert carried_distance(parameters([0.0] * 11 + [1e-4] * 10)) == 0.0
-    assert carried_distance(parameters([0.0] * 10 + [1e-4] * 11)) > 0.0
+def test_where_few_matrices_differ_nothing_was_carried():
+    assert carried_distance(parameters([0.0] * 14 + [1e-4] * 7)) == 0.0
+    many = parameters([0.0] * 13 + [1e-4] * 8)
+    assert carried_distance(many) > 0.0
+    vectors = parameters([0.0] * 30 + [1e-4], "[4096]")
+    assert carried_distance(pl.concat([many, vectors])) > 0.0
+
+
+def test_a_model_of_vectors_is_judged_by_them():
+    assert carried_distance(parameters([0.0] * 10 + [1e-4] * 11, "[4096]")) > 0.0
