@@ -228,6 +228,8 @@ def main() -> None:
     for name, width, dtype in product(
         arguments.models.split(","), map(int, arguments.widths.split(",")), arguments.dtypes.split(",")
     ):
+        if (name, dtype) == ("lstm", "mixed-float16"):  # which oneDNN lacks
+            continue
         blamed = [_blamed(name, width, seed, _Precision.of(dtype)) for seed in range(arguments.seeds)]
         found = [each for each in blamed if each]
         print(f"| {name} | {width} | {dtype} | {len(blamed)} | {len(found)} | {'; '.join(found)} |", flush=True)
