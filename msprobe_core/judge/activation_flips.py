@@ -8,13 +8,15 @@ differs by ``sqrt(0.64 e)`` of its norm: 8 % if the inputs differ by 1 %.
 
 Measured on tiny models, ``bench/healthy_pairs.py``: 0.05 to 0.11 where ``0.8 sqrt(e)`` is 0.05 to 0.08. The limit of
 backward values after a rectifier is therefore `FACTOR` times ``sqrt(e)``, if that is more than the limit of the
-precision. The extremes of such a gradient are single elements: they count half if no other information about elements
-exists, so that a wrong sign is found, and not at all if tensors or sketches were compared. Rectifiers whose inputs
-differ by more than their limit raise no limit, because consequences of a fault have to be visible.
+precision. Floors of the closed form are a part of it, if more than a few elements change sides. The extremes of such a
+gradient are single elements: they count half if no other information about elements exists, so that a wrong sign is
+found, and not at all if tensors or sketches were compared. Rectifiers whose inputs differ by more than their limit
+raise no limit, because consequences of a fault have to be visible.
 """
 
 from __future__ import annotations
 
+import math
 from typing import cast
 
 import polars as pl
@@ -30,36 +32,52 @@ from msprobe_core.store.stored_rows import Rows
 FACTOR = 2.0
 """2.5 times the expected value, because small tensors have few elements near zero."""
 
-HELPERS = ("whole_error", "is_behind_kink", "is_kink")
+HELPERS = ("whole_error", "is_behind_kink", "is_kink", "flips_distance")
+
+_OF_FLOOR = 0.2
+"""Part of this limit that is a floor: half of the expected value, because scores may be several times a floor."""
+
+_FEW = 3.0
+"""Expected number of elements that change sides up to which `noise.turned` finds them one by one."""
 
 
 def with_kinks(rows: Rows, table: LimitTable) -> Rows:
     """Return ``rows`` with ``is_behind_kink``, ``whole_error``, and ``limit``, raised where the first is true.
 
     ``is_kink`` marks the gradients that a rectifier itself computes, if its forward inputs differ between the runs.
+    ``flips_distance`` is the floor of the distance after rectifiers of which more than a few elements change sides.
     ``whole_error`` is the relative error without that of the extremes, or with one half of it.
     """
     raised = _raised(rows, table)
     if not raised:
         return rows.with_columns(
-            is_behind_kink=pl.lit(value=False), is_kink=pl.lit(value=False), whole_error=pl.lit(None, pl.Float64)
+            is_behind_kink=pl.lit(value=False),
+            is_kink=pl.lit(value=False),
+            whole_error=pl.lit(None, pl.Float64),
+            flips_distance=pl.lit(0.0),
         )
     is_backward = pl.col("phase").is_in([Phase.BACKWARD.value, Phase.PARAMETERS_GRAD.value])
     is_kink = is_backward & (pl.col("role") != Role.INPUT.value)
-    own = pl.when(is_kink).then(pl.col("entry").replace_strict(raised, default=None, return_dtype=pl.Float64))
+    limits, distances = ({entry: pair[i] for entry, pair in raised.items()} for i in (0, 1))
+    own = pl.when(is_kink).then(pl.col("entry").replace_strict(limits, default=None, return_dtype=pl.Float64))
+    distance = pl.when(is_kink).then(pl.col("entry").replace_strict(distances, default=None, return_dtype=pl.Float64))
     so_far = own.cum_max().forward_fill()
     is_behind = (is_backward & so_far.is_not_null() & (pl.col("limit") > 0)).fill_null(False)
     return (
         rows.with_columns(
-            is_behind_kink=is_behind, is_kink=own.is_not_null(), whole_error=_whole_error(rows.columns), raised=so_far
+            is_behind_kink=is_behind,
+            is_kink=own.is_not_null(),
+            whole_error=_whole_error(rows.columns),
+            raised=so_far,
+            flips_distance=pl.when(is_behind).then(distance.cum_max().forward_fill().fill_null(0.0)).otherwise(0.0),
         )
         .with_columns(limit=pl.when("is_behind_kink").then(pl.max_horizontal("limit", "raised")).otherwise("limit"))
         .drop("raised")
     )
 
 
-def _raised(rows: Rows, table: LimitTable) -> dict[str, float]:
-    """Return the limit after each rectifier, by the name of its backward entry."""
+def _raised(rows: Rows, table: LimitTable) -> dict[str, tuple[float, float]]:
+    """Return the limit after each rectifier and the floor of the distance there, by the name of its backward entry."""
     if not table.rectifiers or not RoundingRule.ACTIVATION_FLIPS.is_on:
         return {}
     is_rectifier = pl.col("entry").str.contains(names.backward_of_any(table.rectifiers))
@@ -77,9 +95,13 @@ def _raised(rows: Rows, table: LimitTable) -> dict[str, float]:
         & (pl.col("error") > 0)
         & (pl.col("error") <= pl.col("limit"))
     )
-    given = filtered(rows, ["entry", "error"], is_given)
-    errors = given.group_by("entry").agg(pl.col("error").max()).rows()
-    return {backward: FACTOR * error**0.5 for entry, error in errors for backward in backwards_of[entry]}
+    given = filtered(rows, ["entry", "error", "numel_golden"], is_given)
+    found: dict[str, tuple[float, float]] = {}
+    for entry, error, numel in given.group_by("entry").agg(pl.col("error", "numel_golden").max()).rows():
+        limit = FACTOR * error**0.5
+        num_turned = error / math.pi * (numel or 0)
+        found |= dict.fromkeys(backwards_of[entry], (limit, _OF_FLOOR * limit if num_turned > _FEW else 0.0))
+    return found
 
 
 def _whole_error(columns: list[str]) -> pl.Expr:

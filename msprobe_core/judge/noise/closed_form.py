@@ -57,6 +57,8 @@ def with_closed_form(rows: Rows, operations: Operations | None = None) -> Rows:
     """
     depth = (pl.col("entry") != pl.col("entry").shift()).fill_null(value=True).cum_sum()
     distance = pl.col("roundoff") * pl.max_horizontal(pl.lit(1.0), ROUNDINGS * depth.sqrt())
+    if "flips_distance" in rows.columns:
+        distance = pl.max_horizontal(distance, pl.when(pl.col("roundoff").is_not_null()).then("flips_distance"))
     shift = pl.lit(0.0)
     if operations is not None:
         from msprobe_core.judge.noise.propagation import SHIFT, SPREAD, with_flow  # unused within one framework
