@@ -5,8 +5,9 @@ import polars as pl
 import pytest
 from dumps import api, tensor, write_dump
 
-from msprobe_core.compare import compare_dumps
+from msprobe_core.compare import CompareOptions, compare_dumps
 from msprobe_core.judge.activation_flips import FACTOR
+from msprobe_core.judge.noise import NoiseModel
 from msprobe_core.judge.row_codes import RowCode
 from msprobe_core.judge.row_findings import FINDINGS, findings_of
 
@@ -38,8 +39,9 @@ def dump(e=0.0, *, before=1.0, downstream=1.0, api_name="relu", dtype="torch.bfl
 
 @pytest.fixture
 def compare(tmp_path):
-    def compare(target, golden):
-        return compare_dumps(*[write_dump(tmp_path / s, d) for s, d in (("target", target), ("golden", golden))])
+    def compare(target, golden, **options):
+        sides = [write_dump(tmp_path / s, d) for s, d in (("target", target), ("golden", golden))]
+        return compare_dumps(*sides, options=CompareOptions(**options))
 
     return compare
 
@@ -110,3 +112,12 @@ def test_modules_are_known_by_their_class(compare):
     target = dump(e=0.01)
     target[DOWNSTREAM]["output"][0]["Max"] *= 1.2
     assert row(compare(module(target), module(dump())))["verdict"] == "pass"
+
+
+@pytest.mark.parametrize(("e", "largest", "is_within"), [(0.01, 1.2, True), (0.01, 3.0, False), (5e-4, 1.2, False)])
+def test_the_closed_form_knows_that_more_than_a_few_elements_change_sides(compare, e, largest, is_within):
+    """Of 4,096 elements, 13 or less than one."""
+    target = dump(e=e)
+    target[DOWNSTREAM]["output"][0]["Max"] *= largest
+    found = row(compare(target, dump(), noise=NoiseModel()))
+    assert (found["score"] <= found["score_limit"]) is is_within
