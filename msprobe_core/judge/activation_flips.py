@@ -24,7 +24,7 @@ import polars as pl
 from msprobe_core import names
 from msprobe_core.judge.columns import SKETCH_LOW
 from msprobe_core.judge.joining import filtered, filtered_parts
-from msprobe_core.judge.limits import LimitTable
+from msprobe_core.judge.limits import LimitTable, roundoff_of
 from msprobe_core.judge.rounding_rules import RoundingRule
 from msprobe_core.model import Phase, Role
 from msprobe_core.store.stored_rows import Rows
@@ -36,6 +36,12 @@ HELPERS = ("whole_error", "is_behind_kink", "is_kink", "flips_distance")
 
 _OF_FLOOR = 0.2
 """Part of this limit that is a floor: half of the expected value, because scores may be several times a floor."""
+
+_ROUNDINGS = 16.0
+"""Number of unit round-offs by which inputs of a rectifier may differ at most, as far as floors are concerned.
+
+A fault before the rectifier may be within its limit, which is far more in float32.
+"""
 
 _FEW = 3.0
 """Expected number of elements that change sides up to which `noise.turned` finds them one by one."""
@@ -95,12 +101,14 @@ def _raised(rows: Rows, table: LimitTable) -> dict[str, tuple[float, float]]:
         & (pl.col("error") > 0)
         & (pl.col("error") <= pl.col("limit"))
     )
-    given = filtered(rows, ["entry", "error", "numel_golden"], is_given)
+    given = filtered(rows, ["entry", "error", "numel_golden", "precision"], is_given)
+    rounded = pl.min_horizontal("error", _ROUNDINGS * roundoff_of(pl.col("precision")))
     found: dict[str, tuple[float, float]] = {}
-    for entry, error, numel in given.group_by("entry").agg(pl.col("error", "numel_golden").max()).rows():
-        limit = FACTOR * error**0.5
-        num_turned = error / math.pi * (numel or 0)
-        found |= dict.fromkeys(backwards_of[entry], (limit, _OF_FLOOR * limit if num_turned > _FEW else 0.0))
+    of_entry = (pl.col("error").max(), rounded.max().alias("rounded"), pl.col("numel_golden").max())
+    largest = given.group_by("entry").agg(of_entry)
+    for entry, error, of_rounding, numel in largest.rows():
+        floor = _OF_FLOOR * FACTOR * of_rounding**0.5 if of_rounding / math.pi * (numel or 0) > _FEW else 0.0
+        found |= dict.fromkeys(backwards_of[entry], (FACTOR * error**0.5, floor))
     return found
 
 

@@ -32,7 +32,7 @@ class RoundingRule(Enum):
     """All rules."""
 
     ACTIVATION_FLIPS = Rule(
-        "limits of gradients after a rectifier whose inputs differ by rounding",
+        "limits, and floors of the closed form, of gradients after a rectifier whose inputs differ by rounding",
         "derived: elements near zero change sides, sqrt(0.64 e) of the gradient's norm for inputs that differ by e",
         "activation_flips",
     )

@@ -156,11 +156,11 @@ def test_a_call_that_is_given_a_parameter_has_the_floor_of_the_parameter(tmp_pat
 NUM_PARAMETERS = 21
 
 
-def parameters(distances, shape="[64, 64]"):
+def parameters(distances, shape="[64, 64]", name="weight"):
     """Return parameters that are off by so much of their norm, by the distance of their tensors."""
     frame = pl.DataFrame(
         {
-            "name_target": [f"Module.{i}.Linear.forward.0.parameters.weight" for i in range(len(distances))],
+            "name_target": [f"Module.{i}.Linear.forward.0.parameters.{name}" for i in range(len(distances))],
             "role": Role.PARAMETERS.value,
             "roundoff": 2.0**-24,
             "precision_limit": 1e-3,
@@ -193,11 +193,18 @@ def test_what_a_step_itself_has_updated_is_carried_only_where_no_repetition_show
 
 
 def test_where_few_matrices_differ_nothing_was_carried():
-    assert carried_distance(parameters([0.0] * 14 + [1e-4] * 7)) == 0.0
-    many = parameters([0.0] * 13 + [1e-4] * 8)
+    assert carried_distance(parameters([0.0] * 12 + [1e-4] * 9)) == 0.0
+    many = parameters([0.0] * 11 + [1e-4] * 10)
     assert carried_distance(many) > 0.0
-    vectors = parameters([0.0] * 30 + [1e-4], "[4096]")
+    vectors = parameters([0.0] * 30 + [1e-4], "[4096]", "bias")
     assert carried_distance(pl.concat([many, vectors])) > 0.0
+
+
+def test_one_wrong_matrix_of_two_or_in_many_calls_is_no_update():
+    assert carried_distance(parameters([0.0, 1e-4])) == 0.0
+    assert carried_distance(parameters([1e-4])) > 0.0
+    again = pl.concat([parameters([1e-4])] * 50)
+    assert carried_distance(pl.concat([parameters([0.0] * 3).tail(2), again])) == 0.0
 
 
 def test_a_model_of_vectors_is_judged_by_them():

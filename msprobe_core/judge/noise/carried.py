@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import polars as pl
 
-from msprobe_core.judge.initial_parameters import initial_values
+from msprobe_core.judge.initial_parameters import initial_values, with_parameter
 from msprobe_core.judge.noise.measures import MEASURES, Measure
 from msprobe_core.judge.rounding_rules import RoundingRule
 from msprobe_core.model import Role
@@ -38,8 +38,9 @@ _SHARE = 0.9
 """Share of parameters that the carried distance covers. After Adam, some parameters differ by far more than most, where
 single elements have jumped; a few differ because of a fault."""
 
-_MANY = 0.35
-"""Share of differing matrices above which the runs count as different before this step; of all parameters without any.
+_MANY, _LEAST = 0.45, 2
+"""Share of differing matrices above which the runs count as different before this step, and their least number; of all
+parameters without any matrix.
 
 Vectors say little: Adam's first update of one that began at zero is the learning rate with the signs of its gradient.
 Measured after one update of ConvNeXt with mixed precision in bfloat16: 7 of 15 matrices differed, and 2 of 33 vectors.
@@ -68,14 +69,17 @@ def carried_distance(rows: Rows, *, is_foreign: bool = False, is_measured: bool 
     root = pl.col("numel_golden").cast(pl.Float64).sqrt()
     by_statistics = root * pl.max_horizontal(Measure.NORM.column, Measure.MEAN.column)
     parameters = rows.filter(is_parameter() & pl.col("roundoff").is_not_null())
-    own = (initial_values(parameters) if is_measured else parameters).select(
+    own = (initial_values(parameters) if is_measured else with_parameter(parameters)).select(
+        "parameter",
         differs=differs,
         is_vector=pl.col("shape_golden").str.contains(_VECTOR),
         distance=pl.min_horizontal(pl.coalesce(Measure.REL_L2.column, by_statistics), "precision_limit"),
     )
-    matrices = own.filter(~pl.col("is_vector"))
-    telling = matrices if matrices.height else own
-    if not telling.height or float(telling.select(pl.col("differs").mean()).item()) <= _MANY:
+    each = own.group_by("parameter").agg(pl.col("differs").any(), pl.col("is_vector").any())
+    matrices = each.filter(~pl.col("is_vector"))
+    telling = (matrices if matrices.height else each)["differs"]
+    num_differing = int(telling.sum())
+    if num_differing <= _MANY * len(telling) or num_differing < min(_LEAST, len(telling)):
         return 0.0
     distance = own.filter("differs").select(pl.col("distance").quantile(_SHARE)).item()
     return AMPLIFICATION * float(distance or 0.0)

@@ -16,6 +16,7 @@ import math
 import polars as pl
 
 from msprobe_core.judge.joining import with_added
+from msprobe_core.judge.limits import roundoff_of
 from msprobe_core.judge.noise.divisions import with_divisions
 from msprobe_core.judge.noise.measures import MEASURES, Measure
 from msprobe_core.judge.noise.null_distribution import ScoreDistribution, ScoreDistributions
@@ -52,13 +53,14 @@ def with_closed_form(rows: Rows, operations: Operations | None = None) -> Rows:
     """Return aligned rows with a column ``closed_{measure}`` for each floor; null for dtypes that are not floats.
 
     Args:
-        rows: Rows in execution order, with ``roundoff`` and ``num_rows``.
+        rows: Rows in execution order, with ``roundoff`` and ``num_rows``; ``flips_distance``, if there, raises floors.
         operations: Operations of the golden dump's calls, if the dumps are of different frameworks.
     """
     depth = (pl.col("entry") != pl.col("entry").shift()).fill_null(value=True).cum_sum()
-    distance = pl.col("roundoff") * pl.max_horizontal(pl.lit(1.0), ROUNDINGS * depth.sqrt())
-    if "flips_distance" in rows.columns:
-        distance = pl.max_horizontal(distance, pl.when(pl.col("roundoff").is_not_null()).then("flips_distance"))
+    # Before this value, others are rounded, which need not be subnormal.
+    growing = roundoff_of(pl.col("precision")) * pl.max_horizontal(pl.lit(1.0), ROUNDINGS * depth.sqrt())
+    flips = pl.col("flips_distance") if "flips_distance" in rows.columns else pl.lit(0.0)
+    distance = pl.when(pl.col("roundoff").is_not_null()).then(pl.max_horizontal(growing, "roundoff", flips))
     shift = pl.lit(0.0)
     if operations is not None:
         from msprobe_core.judge.noise.propagation import SHIFT, SPREAD, with_flow  # unused within one framework

@@ -74,7 +74,7 @@ def with_sizes(rows: Rows, shapes: ChannelShapes | None = None) -> Rows:
 
 def _largest_rounding(numel: pl.Expr) -> pl.Expr:
     """Return the largest error of one rounding, relative to a typical element; 1 if it is as large as the element."""
-    size = pl.col("norm_golden") / numel.sqrt()
+    size = pl.col("norm_golden") / (numel * _share_that_counts(numel)).sqrt()
     subnormal = (_SMALLEST_FLOAT16 / 2 / size).fill_nan(0.0).fill_null(0.0).clip(0.0, 1.0)
     is_float16 = pl.any_horizontal(pl.col(f"dtype_{side}").str.contains(_FLOAT16) for side in ("target", "golden"))
     return pl.max_horizontal(roundoff_of(pl.col("precision")), pl.when(is_float16 & (size > 0)).then(subnormal))
