@@ -284,7 +284,7 @@ def _turned_elements(name: str, length: pl.Expr, is_measured: pl.Expr, *, has_on
         name: ``norm`` or ``mean``.
         length: Norm of the update, at least.
         is_measured: Whether repetitions show how far the parameter may differ.
-        has_one_size: Whether all elements of all parameters have updates of about one size; see `_have_one_size`.
+        has_one_size: Whether the updates of most parameters have about one size; see `_have_one_size`.
     """
     number = pl.col("numel_golden").cast(pl.Float64)
     typical = length / number.sqrt()

@@ -293,8 +293,8 @@ def _with_source(compared: Rows) -> Rows:
     parts = filtered_parts(rows, ["number", *roots_of(*sizes.values(), *of_largest.values())], is_given)
     largest = {name: size.max() for name, size in sizes.items()}
     of_parts = pl.concat([part.group_by(source="number").agg(**largest, **of_largest) for part in parts])
-    of_largest = pl.col("source_precision").sort_by("source_norm").last()
-    given = of_parts.group_by("source").agg(pl.col(*sizes).max(), of_largest)
+    of_largest_part = pl.col("source_precision").sort_by("source_norm").last()
+    given = of_parts.group_by("source").agg(pl.col(*sizes).max(), of_largest_part)
     is_made = pl.col("role") != Role.INPUT.value
     source = pl.when(is_made).then(pl.col("number").replace(_sources(rows)))
     made = with_added(rows, lambda part: part.select(source=source), ["role", "number"])
