@@ -9,6 +9,7 @@ import click
 
 from msprobe_core.cli.output_options import output_option, overwrite_option
 from msprobe_core.cli.show import show
+from msprobe_core.console import print_lines
 from msprobe_core.errors import CompareError, printable
 
 if TYPE_CHECKING:
@@ -119,8 +120,6 @@ def _say(sentence: str) -> None:
 
 
 def _print(answer: Answer, end: int, journal: Journal, replays: Replays, directory: Path, console: Console) -> None:
-    from rich.text import Text
-
     from msprobe_core.bisect_steps.answer_report import cost_in_words, cost_of, headline_of, rows_of, table_lines
     from msprobe_core.report.locate_file import write_location
     from msprobe_core.report.locate_text import print_location
@@ -129,7 +128,5 @@ def _print(answer: Answer, end: int, journal: Journal, replays: Replays, directo
     if place is not None:
         found = replays.examine(place.begin, place.steps, place.step, is_measured=place.is_measured)
         print_location(found, write_location(found, directory), console)
-    for line in table_lines(rows_of(journal)):
-        console.print(Text(line), soft_wrap=True)
-    console.print(Text(cost_in_words(cost_of(journal)).text), soft_wrap=True)
-    console.print(Text(headline_of(answer, end).text), soft_wrap=True)
+    cost, headline = cost_in_words(cost_of(journal)), headline_of(answer, end)
+    print_lines(console, [*table_lines(rows_of(journal)), cost.text, headline.text])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,12 +13,10 @@ import click
 from msprobe_core.cli.incomplete import allow_incomplete_option, exit_status, say_incomplete
 from msprobe_core.cli.output_options import overwrite_option
 from msprobe_core.cli.progress import progress_bar
-from msprobe_core.cli.show import show
+from msprobe_core.cli.show import show_lines
 from msprobe_core.model import PerturbMode, RoundingUnit
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from msprobe_core.calibrate import Calibration
 
 _MAX_MISSING = 10
@@ -111,14 +110,12 @@ def calibrate(
             run=run,
             progress=progress,
         )
-    show(lambda console: _print(result, console), f"the profile is in {result.path}")
+    show_lines(_lines(result), f"the profile is in {result.path}")
     say_incomplete(result.incomplete)
     return exit_status(is_wrong=bool(result.missing), incomplete=result.incomplete, allows_incomplete=allows_incomplete)
 
 
-def _print(result: Calibration, console: Console) -> None:
-    from rich.text import Text
-
+def _lines(result: Calibration) -> Iterator[str]:
     total: Counter[str] = Counter()
     floors: dict[str, list[tuple[float, int]]] = defaultdict(list)
     for dump in result.dumps:
@@ -127,32 +124,28 @@ def _print(result: Calibration, console: Console) -> None:
         for dtype, floor in dump.floors.items():
             floors[dtype].append(floor)
     dumps = "dump" if len(result.dumps) == 1 else "dumps"
-    lines = [
-        (
-            f"Noise of {len(result.dumps):,} {dumps} from {len(result.repeats)} repetitions: "
-            f"{total['num_nodes']:,} calls, {total['num_rows']:,} tensors of floats."
-        ),
-        (
-            f"Measured: {total['num_measured']:,} ({_percent(total['num_measured'], total['num_rows'])}); the same in "
-            f"all repetitions: {total['num_measured'] - total['num_varying']:,}."
-        ),
-    ]
+    yield (
+        f"Noise of {len(result.dumps):,} {dumps} from {len(result.repeats)} repetitions: "
+        f"{total['num_nodes']:,} calls, {total['num_rows']:,} tensors of floats."
+    )
+    yield (
+        f"Measured: {total['num_measured']:,} ({_percent(total['num_measured'], total['num_rows'])}); the same in "
+        f"all repetitions: {total['num_measured'] - total['num_varying']:,}."
+    )
     for dtype, found in floors.items():
         number = sum(count for _, count in found)
         median = sorted(found)[len(found) // 2][0]
-        lines.append(f"Median distance of {dtype}: {median:.2g} of the norm ({number:,} tensors).")
+        yield f"Median distance of {dtype}: {median:.2g} of the norm ({number:,} tensors)."
     if total["num_flips"]:
-        lines.append(
+        yield (
             f"Values that must be equal and were not in some repetition, which is no error from now on: "
             f"{total['num_flips']:,}."
         )
-    lines += [f"Not measured: {line}." for line in result.missing[:_MAX_MISSING]]
+    yield from (f"Not measured: {line}." for line in result.missing[:_MAX_MISSING])
     if len(result.missing) > _MAX_MISSING:
-        lines.append(f"Not measured: {len(result.missing) - _MAX_MISSING:,} more.")
-    lines.append(f"Took {result.seconds:.1f} s; profile: {result.path} ({result.path.stat().st_size:,} bytes).")
-    lines.append("Compare with it: msprobe compare -tp TARGET -gp GOLDEN --noise auto")
-    for line in lines:
-        console.print(Text(line), soft_wrap=True)
+        yield f"Not measured: {len(result.missing) - _MAX_MISSING:,} more."
+    yield f"Took {result.seconds:.1f} s; profile: {result.path} ({result.path.stat().st_size:,} bytes)."
+    yield "Compare with it: msprobe compare -tp TARGET -gp GOLDEN --noise auto"
 
 
 def _percent(part: int, whole: int) -> str:

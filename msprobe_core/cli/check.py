@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,11 +10,9 @@ import click
 
 from msprobe_core.cli.incomplete import allow_incomplete_option, exit_status, say_incomplete
 from msprobe_core.cli.output_options import output_option, overwrite_option
-from msprobe_core.cli.show import show
+from msprobe_core.cli.show import show_lines
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from msprobe_core.custom_checks.dumps import CheckedRun
 
 CHECK_FILE = "check.json"
@@ -60,19 +58,17 @@ def check(
         **text_and_content("incomplete", result.incomplete),
     }
     write_json(file, content)
-    show(lambda console: _print(result, file, console), f"it is in {file}")
+    show_lines(_lines(result, file), f"it is in {file}")
     say_incomplete([finding.text for finding in result.incomplete])
     return exit_status(is_wrong=result.is_wrong, incomplete=result.incomplete, allows_incomplete=allows_incomplete)
 
 
-def _print(result: CheckedRun, file: Path, console: Console) -> None:
-    from rich.text import Text
-
-    lines = [(unit.label, finding) for unit in result.units for finding in unit.findings]
-    for label, finding in lines[:_MAX_SHOWN]:
-        console.print(Text(f"{finding.level.value:<8} {label + ': ' if label else ''}{finding.text}"), soft_wrap=True)
-    if len(lines) > _MAX_SHOWN:
-        console.print(Text(f"{len(lines) - _MAX_SHOWN:,} more"))
+def _lines(result: CheckedRun, file: Path) -> Iterator[str]:
+    found = [(unit.label, finding) for unit in result.units for finding in unit.findings]
+    for label, finding in found[:_MAX_SHOWN]:
+        yield f"{finding.level.value:<8} {label + ': ' if label else ''}{finding.text}"
+    if len(found) > _MAX_SHOWN:
+        yield f"{len(found) - _MAX_SHOWN:,} more"
     verdict = "WRONG" if result.is_wrong else "INCOMPLETE" if result.incomplete else "NOTHING FOUND"
     names = ", ".join(result.checks)
-    console.print(Text(f"{verdict}: {len(result.units)} dumps, checked by {names}; {file}"), soft_wrap=True)
+    yield f"{verdict}: {len(result.units)} dumps, checked by {names}; {file}"

@@ -10,12 +10,10 @@ import click
 
 from msprobe_core.cli.output_options import overwrite_option
 from msprobe_core.cli.progress import progress_bar
-from msprobe_core.cli.show import show
+from msprobe_core.cli.show import show, show_lines
 from msprobe_core.errors import ConfigError, MalformedConfigError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from msprobe_core.checkpoint.contents import Checkpoint
     from msprobe_core.checkpoint.declared_ranks import RankLayout
     from msprobe_core.checkpoint.listing import Listing
@@ -250,7 +248,7 @@ def inspect(*, path: Path, layouts: Path | None, is_json: bool, top_k: int) -> i
 
         click.echo(encode_json(_listing_content(found), indent=2))
     else:
-        show(lambda console: _print_lines(_listing_lines(found, top_k), console), "give --json and redirect it")
+        show_lines(_listing_lines(found, top_k), "give --json and redirect it")
     return EXIT_AGREES if found.is_whole else EXIT_DIFFERENT
 
 
@@ -315,7 +313,7 @@ def resume(*, before: Path, after: Path) -> int:
     manifests = find_manifests(after)
     loaded = open_checkpoint(before)
     found = compare_running(loaded, after, manifests) if manifests else compare_resumed(loaded, open_checkpoint(after))
-    show(lambda console: _print_lines(_resume_lines(found), console), "redirect it")
+    show_lines(_resume_lines(found), "redirect it")
     return EXIT_AGREES if found.is_sound else EXIT_DIFFERENT
 
 
@@ -323,10 +321,3 @@ def _resume_lines(found: ResumeResult) -> Iterator[str]:
     steps = "" if found.num_steps is None else f", {found.num_steps:,} steps"
     yield f"{found.before} -> {found.after}{steps}: {'nothing was lost' if found.is_sound else 'state was lost'}"
     yield from (f"  {finding.level.value}: {finding}" for finding in found.findings)
-
-
-def _print_lines(lines: Iterator[str], console: Console) -> None:
-    from rich.text import Text
-
-    for line in lines:
-        console.print(Text(line), soft_wrap=True)

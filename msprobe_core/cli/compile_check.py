@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import shlex
 import sys
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from msprobe_core.cli.output_options import output_option, overwrite_option
-from msprobe_core.cli.show import show
+from msprobe_core.cli.show import show_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from rich.console import Console
+    from collections.abc import Callable, Iterator, Sequence
 
     from msprobe_core.compile_check.check import CompileCheck, ModuleCheck
     from msprobe_core.findings import Finding
@@ -99,7 +96,7 @@ def _run(
         if bisects:
             part = guilty_part(compiler, first, found.backend)[1]
     paths = write_check(found, output_path, part)
-    show(partial(_print, found, part, commands, number), f"it is in {paths[0]}")
+    show_lines(_lines(found, part, commands, number), f"it is in {paths[0]}")
     click.echo(f"Results: {', '.join(map(str, paths))}")
     if found.culprits:
         return EXIT_DIFFERENT
@@ -118,27 +115,22 @@ def _say_progress(done: int, number: int) -> None:
         click.echo(f"\rmodules: {done} of {number} ", nl=False, err=True)
 
 
-def _print(found: CompileCheck, part: Finding | None, commands: Sequence[str], number: int, console: Console) -> None:
-    from rich.text import Text
-
-    def line(text: str) -> None:
-        console.print(Text(text), soft_wrap=True)
-
-    line(found.headline.text)
+def _lines(found: CompileCheck, part: Finding | None, commands: Sequence[str], number: int) -> Iterator[str]:
+    yield found.headline.text
     if part is not None:
-        line(part.text)
+        yield part.text
     counts = ", ".join(f"{count} {kind.value.replace('_', ' ')}" for kind, count in found.counts.items() if count)
-    line(f"{len(found.modules):,} modules compiled with {found.backend}: {counts}; {found.seconds:.1f} s")
+    yield f"{len(found.modules):,} modules compiled with {found.backend}: {counts}; {found.seconds:.1f} s"
     rows = sorted(found.modules, key=lambda each: (not each.verdict.is_bad, each.is_explained))
-    line(f"{'eager':>9}  {'compiled':>9}  {'verdict':<15}  module: result")
+    yield f"{'eager':>9}  {'compiled':>9}  {'verdict':<15}  module: result"
     for module in rows[:number]:
         worst = module.worst
         if worst is not None:
             verdict = module.verdict.value.replace("_", " ")
-            line(f"{worst.eager:>9.3g}  {worst.compiled:>9.3g}  {verdict:<15}  {module.label}: {worst.name}")
+            yield f"{worst.eager:>9.3g}  {worst.compiled:>9.3g}  {verdict:<15}  {module.label}: {worst.name}"
     if len(rows) > number:
-        line(f"and {len(rows) - number} more")
+        yield f"and {len(rows) - number} more"
     for note in found.notes:
-        line(f"note: {note.text}")
+        yield f"note: {note.text}"
     for command in commands:
-        line(f"to go on: {command}")
+        yield f"to go on: {command}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from msprobe_core.cli.output_options import overwrite_option
-from msprobe_core.cli.show import show
+from msprobe_core.cli.show import show, show_lines
 
 if TYPE_CHECKING:
     from msprobe_core.config_check.differences import ConfigResult
@@ -113,8 +113,6 @@ def _mode(modes: Mapping[str, bool], files: Sequence[Path]) -> str:
 
 
 def _dump(files: Sequence[Path], out: Path, *, overwrites: bool) -> int:
-    from rich.text import Text
-
     from msprobe_core.config_check.pack import STATIC, read_pack, write_pack
     from msprobe_core.config_check.packing import static_pack
     from msprobe_core.errors import DumpError
@@ -129,7 +127,7 @@ def _dump(files: Sequence[Path], out: Path, *, overwrites: bool) -> int:
     write_pack(out, pack)
     number = len(pack.settings.get(STATIC, {}))
     line = f"{number:,} settings, {len(pack.libraries or {}):,} libraries, {len(pack.environment or {}):,} variables"
-    show(lambda console: console.print(Text(f"{line}: {out}"), soft_wrap=True), "the pack has been written")
+    show_lines([f"{line}: {out}"], "the pack has been written")
     return 0
 
 

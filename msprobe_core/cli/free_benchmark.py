@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 import click
 
 from msprobe_core.cli.free_benchmark_bisect import bisect
-from msprobe_core.cli.show import show as show_on_terminal
+from msprobe_core.cli.show import show_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from rich.console import Console
+    from collections.abc import Iterator, Sequence
 
     from msprobe_core.free_benchmark.ranking import Ranking, Site
 
@@ -40,32 +38,30 @@ def show(*, run: Path, conditions: bool, number: int) -> int:
 
     ranking = read_ranking(run)
     sites = ranking.by_condition if conditions else (ranking.bad or ranking.sites)
-    show_on_terminal(lambda console: _print(ranking, sites[:number], console), "")
+    show_lines(_lines(ranking, sites[:number]), "")
     if ranking.bad:
         return EXIT_DIFFERENT
     return EXIT_AGREES if ranking.num_judged else EXIT_FAILED
 
 
-def _print(ranking: Ranking, sites: Sequence[Site], console: Console) -> None:
-    from rich.text import Text
-
+def _lines(ranking: Ranking, sites: Sequence[Site]) -> Iterator[str]:
     from msprobe_core.api_check.verdict import Verdict
 
     verdict = "nothing could be judged" if not ranking.num_judged else "all judged calls react as they should"
     if ranking.bad:
         verdict = f"{ranking.bad[0].api} reacts as its arithmetic does not explain"
-    console.print(Text(verdict), soft_wrap=True)
+    yield verdict
     counts = f"{ranking.num_judged:,} calls judged, {sum(site.num_bad for site in ranking.sites):,} of them not right"
-    console.print(Text(f"{counts}; files: {ranking.num_files:,}"), soft_wrap=True)
+    yield f"{counts}; files: {ranking.num_files:,}"
     if ranking.num_damaged:
-        console.print(Text(f"lines that could not be read: {ranking.num_damaged:,}"), soft_wrap=True)
-    console.print(Text(f"{'units':>9}  {'amplifies':>9}  {'verdict':<12}  call"))
+        yield f"lines that could not be read: {ranking.num_damaged:,}"
+    yield f"{'units':>9}  {'amplifies':>9}  {'verdict':<12}  call"
     for site in sites:
         factor = "" if site.amplification is None else f"{site.amplification:.3g}"
         name = site.verdict.value.replace("_", " ")
         units = "" if site.verdict is Verdict.CANNOT_TELL else f"{site.times:.3g}"
-        console.print(Text(f"{units:>9}  {factor:>9}  {name:<12}  {site.api}  {site.tensors}"), soft_wrap=True)
+        yield f"{units:>9}  {factor:>9}  {name:<12}  {site.api}  {site.tensors}"
         if site.num_bad and site.first is not None:
             step, unit, call = site.first
             where = f"{site.num_bad} of {site.num_checked} calls, first {call} in step {step} of {unit}"
-            console.print(Text(f"{'':>36}{where}: {site.reason}"), soft_wrap=True)
+            yield f"{'':>36}{where}: {site.reason}"

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import sys
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from msprobe_core.cli.output_options import output_option, overwrite_option
-from msprobe_core.cli.show import show
+from msprobe_core.cli.show import show_lines
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from msprobe_core.free_benchmark.bisect import BisectResult
 
 
@@ -73,7 +71,7 @@ def bisect(
         pairs=pairs, progress=_say_progress,
     )  # fmt: skip
     paths = write_bisect(found, output_path)
-    show(partial(_print, found, number), f"it is in {paths[0]}")
+    show_lines(_lines(found, number), f"it is in {paths[0]}")
     click.echo(f"Results: {', '.join(map(str, paths))}; `msprobe view {paths[0]}` shows them")
     statuses = {BisectVerdict.NO_DIFFERENCE: EXIT_AGREES, BisectVerdict.NOT_REPEATED: EXIT_FAILED}
     return statuses.get(found.verdict, EXIT_DIFFERENT)
@@ -84,29 +82,24 @@ def _say_progress(num_pairs: int) -> None:
         click.echo(f"\rpairs of steps: {num_pairs} ", nl=False, err=True)
 
 
-def _print(found: BisectResult, number: int, console: Console) -> None:
-    from rich.text import Text
-
-    console.print(Text(found.headline.text), soft_wrap=True)
-    console.print(Text(
+def _lines(found: BisectResult, number: int) -> Iterator[str]:
+    yield found.headline.text
+    yield (
         f"{found.target}: {found.value:.8g} unchanged, {found.raised_value:.8g} with everything in "
         f"{found.reference.value}; {found.repeat_difference:.3g} apart when repeated"
-    ), soft_wrap=True)  # fmt: skip
-    console.print(Text(
+    )
+    yield (
         f"{found.num_modules:,} modules, {found.num_pairs} pairs of steps, {found.seconds:.1f} s; noise: "
         f"{100 * found.noise:.3g} %"
-    ), soft_wrap=True)  # fmt: skip
-    for note in found.notes:
-        console.print(Text(f"note: {note.text}"), soft_wrap=True)
+    )
+    yield from (f"note: {note.text}" for note in found.notes)
     if found.loss is not None and found.raised_loss is not None and found.target != "loss":
-        losses = f"loss: {found.loss:.8g} unchanged, {found.raised_loss:.8g} with everything in {found.reference.value}"
-        console.print(Text(losses), soft_wrap=True)
+        yield f"loss: {found.loss:.8g} unchanged, {found.raised_loss:.8g} with everything in {found.reference.value}"
     if found.measured:
-        console.print(Text(f"{'share %':>9}  {'x noise':>9}  {'loss':>11}  modules"))
+        yield f"{'share %':>9}  {'x noise':>9}  {'loss':>11}  modules"
     for part in found.parts[:number] if found.measured else ():
         mark = " (inferred)" if part.is_inferred else ", only together" if part.is_joint else ""
         loss = "" if part.loss is None else f"{part.loss:.8g}"
-        row = f"{100 * part.share:>9.3g}  {part.times:>9.3g}  {loss:>11}  {part.label}{mark}"
-        console.print(Text(row), soft_wrap=True)
+        yield f"{100 * part.share:>9.3g}  {part.times:>9.3g}  {loss:>11}  {part.label}{mark}"
     if len(found.parts) > number:
-        console.print(Text(f"and {len(found.parts) - number} more"))
+        yield f"and {len(found.parts) - number} more"

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from msprobe_core.cli.output_options import output_option, overwrite_option
-from msprobe_core.cli.show import show
+from msprobe_core.cli.show import show_lines
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.text import Text
 
     from msprobe_core.gradients.similarity import GradientComparison, Problem
@@ -47,15 +45,10 @@ def compare(*, target: Path, golden: Path, output_path: Path, overwrites: bool) 
     if not overwrites:
         refuse_foreign_results(output_path, result.ranks)
     write_comparison(result, output_path)
-    show(partial(_print, result, output_path), "the results are in the files")
+    show_lines(_lines(result, output_path), "the results are in the files")
     if result.problems:
         return EXIT_DIFFERENT
     return EXIT_AGREES if result.is_whole else EXIT_FAILED
-
-
-def _print(result: GradientComparison, output: Path, console: Console) -> None:
-    for line in _lines(result, output):
-        console.print(line, soft_wrap=True)
 
 
 def _lines(result: GradientComparison, output: Path) -> Iterator[Text]:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from msprobe_core.cli.monitor_parts import output_option
-from msprobe_core.cli.show import show
+from msprobe_core.cli.show import show_lines
 from msprobe_core.errors import DumpError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from msprobe_core.monitoring.whole_norms import WholeNorms
 
 _RESULT = "whole_norms.csv"
@@ -41,17 +39,15 @@ def norms(*, directory: Path, output_path: Path | None) -> int:
         _write(result, output_path)
     for note in run.notes:
         click.echo(f"note: {note.text}", err=True)
-    show(partial(_print, result), "give -o to write it to a file")
+    show_lines(_lines(result), "give -o to write it to a file")
     return EXIT_AGREES
 
 
-def _print(result: WholeNorms, console: Console) -> None:
-    from rich.text import Text
-
+def _lines(result: WholeNorms) -> Iterator[str]:
     if not result.gradient.height:
-        console.print(Text("No reduced gradients were monitored."))
+        yield "No reduced gradients were monitored."
     for step, norm in result.gradient.rows():
-        console.print(Text(f"step {step}: {'parts of it are missing' if norm is None else f'{norm:.6g}'}"))
+        yield f"step {step}: {'parts of it are missing' if norm is None else f'{norm:.6g}'}"
 
 
 def _write(result: WholeNorms, directory: Path) -> None:

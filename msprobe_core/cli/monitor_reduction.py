@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,11 +11,10 @@ import click
 import msgspec
 
 from msprobe_core.cli.monitor_parts import false_alarms_option, numbers_of, output_option, steps_of
-from msprobe_core.cli.show import show
+from msprobe_core.cli.show import show_lines
 from msprobe_core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.text import Text
 
     from msprobe_core.monitoring.reduction import Fault, ReductionCheck
@@ -56,7 +54,7 @@ def reduction_check(
     result = check_reduction(SketchedRun(directory, members), false_alarms=false_alarms, steps=chosen)
     if output_path is not None:
         _write(result, output_path)
-    show(partial(_print, result), "give -o to write it to a file")
+    show_lines(_lines(result), "give -o to write it to a file")
     if result.num_found:
         return EXIT_DIFFERENT
     return EXIT_FAILED if result.unjudged or not result.num_judged else EXIT_AGREES
@@ -67,11 +65,6 @@ def _members_of(group: str) -> list[int]:
     if len(set(found)) < max(len(found), 2) or min(found) < 0:
         raise ConfigError(f"--group is {group!r}; give two or more different ranks such as 0,1,2,3")
     return found
-
-
-def _print(result: ReductionCheck, console: Console) -> None:
-    for line in _lines(result):
-        console.print(line, soft_wrap=True)
 
 
 def _lines(result: ReductionCheck) -> Iterator[Text]:

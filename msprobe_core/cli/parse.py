@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from msprobe_core.cli.progress import progress_bar
-from msprobe_core.cli.show import show
+from msprobe_core.cli.show import show_lines
+from msprobe_core.console import aligned
 from msprobe_core.errors import ConfigError, ExistsError, MissingDumpError, StoreError, printable
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from msprobe_core.tensor_files.contents import FileContent
     from msprobe_core.tensor_files.unpacking import UnpackedTensor
 
@@ -99,7 +98,7 @@ def _identify(paths: Sequence[Path], *, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps({"files": [_content_json(content) for content in contents]}, ensure_ascii=True, indent=2))
     else:
-        show(lambda console: _print_contents(console, contents), "give --json, and redirect it to a file")
+        show_lines(_table_of(contents), "give --json, and redirect it to a file")
     is_wrong = any(content.damage or any(each.damage for each in content.tensors) for content in contents)
     return EXIT_DIFFERENT if is_wrong else EXIT_AGREES
 
@@ -156,9 +155,7 @@ def _content_json(content: FileContent) -> dict[str, Any]:
     return all_shown(plain_result(found) | text_and_content("damage", content.damage) | {"tensors": tensors})
 
 
-def _print_contents(console: Console, contents: Sequence[FileContent]) -> None:
-    from rich.text import Text
-
+def _table_of(contents: Sequence[FileContent]) -> Iterator[str]:
     from msprobe_core.tensor_files.problems import status_of
     from msprobe_core.untrusted.paths import shown
 
@@ -175,10 +172,7 @@ def _print_contents(console: Console, contents: Sequence[FileContent]) -> None:
             status = status_of(None).value if each.damage is None else _said(each.damage)
             rows.append((file, form, shown(each.name), dtype, shape, f"{_size_of(source):,}" if source else "", status))
             file = form = ""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-        console.print(Text("  ".join([*cells, row[-1]]).rstrip()), soft_wrap=True)
+    return aligned(rows, left=range(len(rows[0])))
 
 
 def _said(damage: Any) -> str:

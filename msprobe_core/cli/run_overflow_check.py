@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING
 import click
 
 from msprobe_core.cli.progress import progress_bar
-from msprobe_core.cli.show import show
+from msprobe_core.cli.show import show_lines
 from msprobe_core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from rich.console import Console
+    from collections.abc import Callable, Iterator, Sequence
 
     from msprobe_core.api_check.overflow_replay import OverflowVerdict
     from msprobe_core.model import Replayed
@@ -64,7 +62,7 @@ def run_overflow_check(*, dump: Path, jit_compile: bool, devices: tuple[str, ...
         for number, entry in enumerate(entries, 1):
             verdicts += replayer.check(calls, entry)
             progress(number, len(entries), entry)
-    show(lambda console: _print(verdicts, len(entries), console), "")
+    show_lines(_lines(verdicts, len(entries)), "")
     states = {verdict.state for verdict in verdicts}
     if OverflowState.ABNORMAL in states:
         return EXIT_DIFFERENT
@@ -92,9 +90,7 @@ def _runs(framework: ReplayingFramework, devices: Sequence[str]) -> dict[str, Ru
     return runs
 
 
-def _print(verdicts: Sequence[OverflowVerdict], num_calls: int, console: Console) -> None:
-    from rich.text import Text
-
+def _lines(verdicts: Sequence[OverflowVerdict], num_calls: int) -> Iterator[str]:
     from msprobe_core.api_check.overflow_replay import OverflowState
     from msprobe_core.api_check.verdict import Inputs
 
@@ -103,15 +99,9 @@ def _print(verdicts: Sequence[OverflowVerdict], num_calls: int, console: Console
     for verdict in listed:
         made = "" if verdict.inputs is Inputs.RECORDED else f" ({verdict.inputs.value} inputs)"
         figures = f"NaN {verdict.num_nan:,}, Inf {verdict.num_inf:,}"
-        console.print(
-            Text(f"{verdict.state.value:<19}{verdict.entry}  {verdict.side}{made}: {figures}; {verdict.reason.text}"),
-            soft_wrap=True,
-        )
+        yield f"{verdict.state.value:<19}{verdict.entry}  {verdict.side}{made}: {figures}; {verdict.reason.text}"
     counts = Counter(verdict.state for verdict in verdicts)
     said = ", ".join(f"{state.value}: {counts[state]:,}" for state in OverflowState if counts[state])
-    console.print(Text(f"calls: {num_calls:,}; results by state: {said or 'none'}"), soft_wrap=True)
+    yield f"calls: {num_calls:,}; results by state: {said or 'none'}"
     if first := next((verdict for verdict in verdicts if verdict.state is OverflowState.CANNOT_TELL), None):
-        console.print(
-            Text(f"not judged: {counts[first.state]:,}; the first is {first.entry}: {first.reason.text}"),
-            soft_wrap=True,
-        )
+        yield f"not judged: {counts[first.state]:,}; the first is {first.entry}: {first.reason.text}"

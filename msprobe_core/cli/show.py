@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from msprobe_core.console import print_lines
 from msprobe_core.errors import StoreError, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
 
 def show(draw: Callable[[Console], None], advice: str) -> None:
@@ -41,6 +43,11 @@ def show(draw: Callable[[Console], None], advice: str) -> None:
 
     with printing(advice):
         draw(PatientConsole(highlight=False))
+
+
+def show_lines(lines: Iterable[str | Text], advice: str) -> None:
+    """Print a result that is nothing but lines; see `show`."""
+    show(lambda console: print_lines(console, lines), advice)
 
 
 @contextmanager

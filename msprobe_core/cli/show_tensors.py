@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from msprobe_core.cli.show import show as show_on_terminal
+from msprobe_core.cli.show import show_lines
+from msprobe_core.console import aligned
 from msprobe_core.errors import DumpError, MissingDumpError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from msprobe_core.compare.tensor_pass import TensorMetrics
     from msprobe_core.tensor_files.contents import FileContent, NamedTensor
     from msprobe_core.tensor_files.summary import Summary
@@ -64,7 +63,7 @@ def _print(path: Path, names: Sequence[str], num_values: int, *, as_json: bool) 
     if as_json:
         click.echo(json.dumps({"tensors": [_summary_json(*each) for each in shown]}, indent=2))
     else:
-        show_on_terminal(lambda console: _draw(console, shown), "give --json, and redirect it to a file")
+        show_lines(_lines(shown), "give --json, and redirect it to a file")
     return EXIT_DIFFERENT if any(summary is None for _, summary in shown) else EXIT_AGREES
 
 
@@ -101,29 +100,24 @@ def _tensors_of(path: Path, names: Sequence[str]) -> list[_Found]:
     return found
 
 
-def _draw(console: Console, shown: Sequence[tuple[_Found, Summary | None]]) -> None:
-    from rich.text import Text
-
-    def say(text: str) -> None:
-        console.print(Text(text), soft_wrap=True)
-
+def _lines(shown: Sequence[tuple[_Found, Summary | None]]) -> Iterator[str]:
     for found, summary in shown:
         source = found.tensor.source
         name = f"{found.content.path}#{found.tensor.name}" if found.tensor.name else str(found.content.path)
         if source is None or summary is None:
-            say(f"{name}: {found.damage.text if found.damage is not None else 'cannot be read'}")
+            yield f"{name}: {found.damage.text if found.damage is not None else 'cannot be read'}"
             continue
         layout = f", {found.tensor.layout}" if found.tensor.layout else ""
-        say(f"{name}: {found.content.format.value}, {source.dtype}, {list(source.shape)}{layout}")
+        yield f"{name}: {found.content.format.value}, {source.dtype}, {list(source.shape)}{layout}"
         statistics = [f"{key} {_number(value)}" for key, value in summary.statistics.items()]
         if statistics:
-            say("  " + ", ".join(statistics))
+            yield "  " + ", ".join(statistics)
         if summary.first:
-            say("  first: " + " ".join(summary.first))
+            yield "  first: " + " ".join(summary.first)
         most = max(summary.counts, default=0)
         for low, high, count in zip(summary.edges, summary.edges[1:], summary.counts, strict=False):
             bar = "#" * max(count * _BAR // most, count > 0)
-            say(f"  {low:>12.5g} {high:>12.5g} {count:>14,} {bar}")
+            yield f"  {low:>12.5g} {high:>12.5g} {count:>14,} {bar}"
 
 
 def _number(value: Any) -> str:
@@ -162,7 +156,7 @@ def _compare(target: Path, golden: Path, names: Sequence[str], limit: float, *, 
     if as_json:
         click.echo(json.dumps({"pairs": [_pair_json(*row) for row in rows]}, indent=2))
     else:
-        show_on_terminal(lambda console: _draw_pairs(console, rows), "give --json, and redirect it to a file")
+        show_lines(_table_of(rows), "give --json, and redirect it to a file")
     if not compared:
         return EXIT_FAILED
     is_wrong = len(compared) < len(rows) or any(each.error is None or not each.error <= limit for each in compared)
@@ -202,22 +196,14 @@ def _why_not(target: _Found | None, golden: _Found | None, metrics: TensorMetric
     return damage.text if damage is not None else "cannot be read"
 
 
-def _draw_pairs(
-    console: Console, pairs: Sequence[tuple[_Key, _Found | None, _Found | None, TensorMetrics | None]]
-) -> None:
-    from rich.text import Text
-
+def _table_of(
+    pairs: Sequence[tuple[_Key, _Found | None, _Found | None, TensorMetrics | None]],
+) -> Iterator[str]:
     rows = [("tensor", *(title for title, _ in _COLUMNS), "")]
     for key, target, golden, metrics in pairs:
         cells = ["" if metrics is None else _cell(getattr(metrics, name)) for _, name in _COLUMNS]
         rows.append(("#".join(part for part in key if part), *cells, _why_not(target, golden, metrics)))
-    widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS) + 1)]
-    for row in rows:
-        cells = [
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=False))
-        ]
-        console.print(Text("  ".join([*cells, row[-1]]).rstrip()), soft_wrap=True)
+    return aligned(rows, left=(0, len(_COLUMNS) + 1))
 
 
 def _cell(value: Any) -> str:

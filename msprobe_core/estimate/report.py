@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
+from msprobe_core.console import print_lines
 from msprobe_core.errors import StoreError
 from msprobe_core.estimate.engine import CaseResult, Estimate
 from msprobe_core.store.layout import create_file
@@ -137,8 +137,7 @@ def print_estimate(estimate: Estimate, scale: Scale, console: Console) -> None:
     if not console.is_terminal:
         console.width = max(_WIDTH, console.width)
     console.print(table)
-    for note in _notes(estimate):
-        console.print(Text(note), soft_wrap=True)
+    print_lines(console, _notes(estimate))
 
 
 def _cells(estimate: Estimate, scale: Scale, result: CaseResult, *, has_device: bool) -> list[str]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from msprobe_core.console import print_lines
 from msprobe_core.errors import printable
 from msprobe_core.overflow.result import Evidence, OverflowOrigin, OverflowResult, StepResult
 
@@ -24,10 +25,8 @@ def print_result(
     result: OverflowResult, files: Sequence[object], console: Console, *, allows_incomplete: bool = False
 ) -> None:
     """Print the origins, their impact, and what to do."""
-    for line in lines_of(result, allows_incomplete=allows_incomplete):
-        console.print(line, soft_wrap=True)
-    for file in files:
-        console.print(Text(f"Written: {file}"), soft_wrap=True)
+    print_lines(console, lines_of(result, allows_incomplete=allows_incomplete))
+    print_lines(console, (f"Written: {file}" for file in files))
 
 
 def lines_of(result: OverflowResult, *, allows_incomplete: bool = False) -> Iterator[Text]:

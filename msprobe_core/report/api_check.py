@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msprobe_core.api_check.verdict import CallVerdict, Inputs, OutputVerdict, Verdict
+from msprobe_core.console import aligned, print_lines
 from msprobe_core.errors import printable
 from msprobe_core.findings import Finding, Language, as_text
 from msprobe_core.model import Task
@@ -62,13 +63,12 @@ def print_checks(
     from rich.text import Text
 
     summary = CheckSummary.of(verdicts)
-    for line in check_lines(summary, dump=dump, files=files, scripts=scripts):
-        console.print(Text(printable(line)), soft_wrap=True)
+    print_lines(console, map(printable, check_lines(summary, dump=dump, files=files, scripts=scripts)))
     style = _STYLES.get(
         Verdict.WRONG if summary.is_fault else summary.verdict,
         "bold green" if summary.counts[Verdict.RIGHT] else "bold yellow",
     )
-    console.print(Text(printable(_sentence(summary.headline)), style=style), soft_wrap=True)
+    print_lines(console, [Text(printable(_sentence(summary.headline)), style=style)])
 
 
 def check_lines(
@@ -104,14 +104,9 @@ def _ranked_lines(ranked: Sequence[CallVerdict]) -> Iterator[str]:
         return
     shown = ranked[:_MAX_RANKED]
     cells = [_COLUMNS, *(_cells(number, call) for number, call in enumerate(shown, 1))]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(_COLUMNS))]
     yield "By effect, which is how far a result is off times how many calls use it:"
-    for number, row in enumerate(cells):
-        aligned = (
-            cell.ljust(width) if name in _LEFT else cell.rjust(width)
-            for cell, width, name in zip(row, widths, _COLUMNS, strict=True)
-        )
-        yield f"  {'  '.join(aligned).rstrip()}"
+    for number, line in enumerate(aligned(cells, left=_LEFT)):
+        yield f"  {line}"
         if 1 <= number <= _DETAILED:
             yield from (f"       {line}" for line in _details(shown[number - 1]))
     if len(ranked) > len(shown):
@@ -119,7 +114,8 @@ def _ranked_lines(ranked: Sequence[CallVerdict]) -> Iterator[str]:
 
 
 _COLUMNS = ("#", "call", "verdict", "times allowed", "later calls")
-_LEFT = ("call", "verdict")
+_LEFT = (1, 2)
+"""Indices of the columns that are text; those of numbers end under one another."""
 
 
 def _cells(number: int, call: CallVerdict) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msprobe_core.checkpoint.result import CheckpointResult, LayerRange, TensorRow
+from msprobe_core.console import print_lines
 from msprobe_core.findings import content_of
 from msprobe_core.store.atomic_file import whole_file, write_json
 from msprobe_core.store.layout import make_directory
@@ -99,10 +100,8 @@ def print_comparison(found: CheckpointResult, paths: Sequence[Path], most: int, 
     from rich.text import Text
 
     style = "bold green" if found.is_same_model else "bold red"
-    for number, line in enumerate(comparison_lines(found, most)):
-        console.print(Text(line, style=style if number == 0 else ""), soft_wrap=True)
-    for path in paths:
-        console.print(Text(f"written: {path}"), soft_wrap=True)
+    headline, *lines = comparison_lines(found, most)
+    print_lines(console, [Text(headline, style=style), *lines, *(f"written: {path}" for path in paths)])
 
 
 def comparison_lines(found: CheckpointResult, most: int = 10) -> Iterator[str]:

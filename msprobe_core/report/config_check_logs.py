@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msprobe_core.config_check.trainer_logs import SettingPair
+from msprobe_core.console import print_lines
 from msprobe_core.report.config_check import write_setting_csv
 from msprobe_core.store.atomic_file import write_json
 from msprobe_core.store.results import refuse_foreign_json, refuse_foreign_text
@@ -72,10 +73,10 @@ def print_pairs(pairs: Sequence[SettingPair], paths: Sequence[Path], console: Co
     from rich.text import Text
 
     different = [each for each in pairs if not each.is_same]
-    for each in different[:_MOST_SHOWN]:
-        console.print(Text(f"  {each.name}: {each.target} instead of {each.golden}", style="red"), soft_wrap=True)
+    lines: list[str | Text] = [
+        Text(f"  {each.name}: {each.target} instead of {each.golden}", style="red") for each in different[:_MOST_SHOWN]
+    ]
     if len(different) > _MOST_SHOWN:
-        console.print(Text(f"  … and {len(different) - _MOST_SHOWN:,} more, in the file"))
-    for path in paths:
-        console.print(Text(f"written: {path}"), soft_wrap=True)
-    console.print(Text(f"{len(different):,} of {len(pairs):,} settings differ."))
+        lines.append(f"  … and {len(different) - _MOST_SHOWN:,} more, in the file")
+    lines += [f"written: {path}" for path in paths]
+    print_lines(console, [*lines, f"{len(different):,} of {len(pairs):,} settings differ."])

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msprobe_core.confirm import Confirmation, Side, Verdict
+from msprobe_core.console import print_lines
 from msprobe_core.store.atomic_file import write_json
 from msprobe_core.store.results import plain_result, refuse_foreign_json
 
@@ -49,12 +50,9 @@ def write_confirmation(found: Confirmation, directory: Path) -> Path:
 
 def print_confirmation(found: Confirmation, path: Path | None, console: Console) -> None:
     """Print which side is wrong, why, and the figures."""
-    from rich.text import Text
-
-    for line in confirmation_lines(found):
-        console.print(Text(line), soft_wrap=True)
+    print_lines(console, confirmation_lines(found))
     if path is not None:
-        console.print(Text(f"written: {path}"), soft_wrap=True)
+        print_lines(console, [f"written: {path}"])
 
 
 def confirmation_lines(found: Confirmation) -> Iterator[str]:

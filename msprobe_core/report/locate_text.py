@@ -11,6 +11,7 @@ from rich.text import Text
 
 from msprobe_core.config.ranges import format_ranges
 from msprobe_core.config_check.differences import Severity
+from msprobe_core.console import print_lines
 from msprobe_core.errors import printable
 from msprobe_core.locate.configuration import cause_in_words, difference_in_words
 from msprobe_core.locate.result import (
@@ -47,36 +48,36 @@ def print_location(result: LocateResult, file: Path, console: Console) -> None:
         file: Path of the complete result.
         console: Console to print to.
     """
+    print_lines(console, _location_lines(result, file))
+
+
+def _location_lines(result: LocateResult, file: Path) -> Iterator[Text]:
     if result.configuration is not None and (cause := cause_in_words(result.configuration)) is not None:
-        console.print(Text(cause.text, style="bold red"), soft_wrap=True)
-    line = f"Looked at {result.examined}: {result.num_nodes:,} calls, against {result.noise}."
-    console.print(Text(line), soft_wrap=True)
+        yield Text(cause.text, style="bold red")
+    yield Text(f"Looked at {result.examined}: {result.num_nodes:,} calls, against {result.noise}.")
     width = max(len(check.name.value) for check in result.checks)
     for check in result.checks:
         line = Text(f"  {check.name.value:{width}}  ").append(f"{check.state.value:8}", style=_STYLES[check.state])
-        console.print(line.append(check.detail.text, style="default"), soft_wrap=True)
+        yield line.append(check.detail.text, style="default")
         if check.name is Precondition.CONFIGURATION:
             for each in _told_differences(result):
-                console.print(Text(f"    {difference_in_words(each).text}"), soft_wrap=True)
+                yield Text(f"    {difference_in_words(each).text}")
     for decision in result.decisions[:_MAX_DECISIONS]:
         rate = "others" if decision.rate is None else f"{decision.rate:.2%} others"
-        console.print(Text(f"    {_place(decision.step, decision.rank)}{decision.row}: {rate}"), soft_wrap=True)
+        yield Text(f"    {_place(decision.step, decision.rank)}{decision.row}: {rate}")
     for number, suspect in enumerate(result.suspects, 1):
-        lines = _lines(number, suspect) if number <= _DETAILED else _short_lines(number, suspect)
-        for line in lines:
-            console.print(line, soft_wrap=True)
+        yield from _lines(number, suspect) if number <= _DETAILED else _short_lines(number, suspect)
     for note in result.notes[:_MAX_NOTES]:
-        console.print(Text(f"Note: {note}", style="yellow"), soft_wrap=True)
+        yield Text(f"Note: {note}", style="yellow")
     if len(result.notes) > _MAX_NOTES:
-        console.print(Text(f"Note: … and {len(result.notes) - _MAX_NOTES} more, in the file", style="yellow"))
-    console.print(Text(f"All of it: {file}"), soft_wrap=True)
-    console.print(_verdict_line(result), soft_wrap=True)
+        yield Text(f"Note: … and {len(result.notes) - _MAX_NOTES} more, in the file", style="yellow")
+    yield Text(f"All of it: {file}")
+    yield _verdict_line(result)
 
 
 def print_culprit(result: LocateResult, console: Console) -> None:
     """Print the first suspect with its evidence, and the verdict."""
-    for line in (*(_lines(1, result.suspects[0]) if result.suspects else ()), _verdict_line(result)):
-        console.print(line, soft_wrap=True)
+    print_lines(console, [*(_lines(1, result.suspects[0]) if result.suspects else ()), _verdict_line(result)])
 
 
 def _told_differences(result: LocateResult) -> Sequence[Explained]:

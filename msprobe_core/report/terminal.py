@@ -12,6 +12,7 @@ from msprobe_core.compare.result import ComparisonResult, UnitSummary
 from msprobe_core.compare.suggest import NameKind
 from msprobe_core.compare.tensor_pass import PERCENTILES
 from msprobe_core.config.ranges import format_ranges
+from msprobe_core.console import print_lines
 from msprobe_core.errors import printable
 from msprobe_core.judge.columns import Match
 from msprobe_core.judge.error_distribution import WorstTensor
@@ -56,24 +57,20 @@ def print_summary(
     broken = result.incomplete[len(result.missing) :]
     _print_first("Incomplete", [f"{line}." for line in broken], _MAX_MISSING, console)
     if len(paths) > _MAX_UNITS:
-        console.print(Text(f"Tables:  {len(paths):,} files in {files.summary.parent}"), soft_wrap=True)
+        print_lines(console, [f"Tables:  {len(paths):,} files in {files.summary.parent}"])
     else:
-        for path in paths:
-            console.print(Text(f"Table:   {path}"), soft_wrap=True)
+        print_lines(console, (f"Table:   {path}" for path in paths))
     notes = [note for unit, own in zip(result.units, files.tables, strict=True) for note in table_notes(unit, own)]
-    for note in notes[:_MAX_FINDINGS]:
-        console.print(Text(f"Note: {note}", style="yellow"), soft_wrap=True)
-    for line in _suggestion_lines(result, files):
-        console.print(Text(line, style="yellow"), soft_wrap=True)
-    console.print(Text(f"Summary: {files.summary}"), soft_wrap=True)
-    console.print(_verdict_line(result, allows_incomplete=allows_incomplete), soft_wrap=True)
+    advice = [*(f"Note: {note}" for note in notes[:_MAX_FINDINGS]), *_suggestion_lines(result, files)]
+    print_lines(console, (Text(line, style="yellow") for line in advice))
+    print_lines(console, [f"Summary: {files.summary}", _verdict_line(result, allows_incomplete=allows_incomplete)])
 
 
 def _print_first(title: str, lines: Sequence[str], limit: int, console: Console) -> None:
-    for line in lines[:limit]:
-        console.print(Text(f"{title}: {line}", style="bold red"), soft_wrap=True)
+    shown = [f"{title}: {line}" for line in lines[:limit]]
     if len(lines) > limit:
-        console.print(Text(f"{title}: {len(lines) - limit:,} more, in the summary", style="bold red"))
+        shown.append(f"{title}: {len(lines) - limit:,} more, in the summary")
+    print_lines(console, (Text(line, style="bold red") for line in shown))
 
 
 def _suggestion_lines(result: ComparisonResult[UnitSummary], files: ReportFiles) -> Iterator[str]:
@@ -112,8 +109,7 @@ def _print_many(result: ComparisonResult[UnitSummary], console: Console) -> None
     found = result.first_fault
     if found is None:
         return
-    for line in fault_lines("First fault", found[1]):
-        console.print(line, soft_wrap=True)
+    print_lines(console, fault_lines("First fault", found[1]))
     places: dict[tuple[int | None, str], list[UnitSummary]] = {}
     for unit in units:
         if (fault := unit.first_fault) is not None:
@@ -121,7 +117,7 @@ def _print_many(result: ComparisonResult[UnitSummary], console: Console) -> None
     console.print(Text("Where pairs first diverge:"))
     for (step, entry), own in list(places.items())[:_MAX_PLACES]:
         prefix = "" if step is None else f"step {step}, "
-        console.print(Text(f"  {prefix}{_ranks(own)}: {entry}"), soft_wrap=True)
+        print_lines(console, [f"  {prefix}{_ranks(own)}: {entry}"])
     if len(places) > _MAX_PLACES:
         console.print(Text(f"  … and {len(places) - _MAX_PLACES:,} more places, in the summary"))
 
@@ -143,8 +139,7 @@ def _print_unit(unit: UnitSummary, console: Console) -> None:
     for kind in (Verdict.PASS, Verdict.WARNING, Verdict.ERROR, Match.TARGET, Match.GOLDEN):
         number = Text(f"  {unit.counts[kind.value]:{width},}", style=_STYLES.get(kind, ""))
         console.print(number.append(f"  {kind.value}", style="default"))
-    for note in unit.notes:
-        console.print(Text(f"Note: {note}", style="yellow"), soft_wrap=True)
+    print_lines(console, (Text(f"Note: {note}", style="yellow") for note in unit.notes))
     first = unit.first_fault
     faults = [fault for fault in (unit.fault, unit.lone_call) if fault is not None]
     faults.sort(key=lambda fault: (fault is not first, fault.position))
@@ -154,18 +149,16 @@ def _print_unit(unit: UnitSummary, console: Console) -> None:
         faults = [fault for fault in faults if fault.only_on is None]
     for number, fault in enumerate(faults):
         other = "Then also" if fault.position > faults[0].position else "Before it also"
-        for line in fault_lines(other if number else "First fault", fault, is_second=number > 0):
-            console.print(line, soft_wrap=True)
+        print_lines(console, fault_lines(other if number else "First fault", fault, is_second=number > 0))
     if is_other_way and unit.lone_call is not None:
-        for line in fault_lines("Without partner", unit.lone_call, is_foreign=True):
-            console.print(line, soft_wrap=True)
+        print_lines(console, fault_lines("Without partner", unit.lone_call, is_foreign=True))
     if faults or unit.lone_call is not None:
         return
     if unit.first_difference is not None:
         line = f"Within the limits; the first row that differs at all is {unit.first_difference}."
     else:
         line = "No value differs."
-    console.print(Text(line), soft_wrap=True)
+    print_lines(console, [line])
 
 
 def fault_lines(title: str, fault: Fault, *, is_second: bool = False, is_foreign: bool = False) -> Iterator[Text]:

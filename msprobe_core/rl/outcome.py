@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 import msgspec
 import polars as pl
 
+from msprobe_core.console import print_lines
 from msprobe_core.findings import Finding as Said
 from msprobe_core.findings import content_of, text_and_content
 from msprobe_core.judge.verdict import Verdict
@@ -198,8 +199,7 @@ def print_outcome(outcome: Outcome, files: Sequence[Path], console: Console) -> 
     """Print the result; the last line is the verdict."""
     from rich.text import Text
 
-    for text, style in _lines_of(outcome, files):
-        console.print(Text(text, style=style), soft_wrap=True)
+    print_lines(console, (Text(text, style=style) for text, style in _lines_of(outcome, files)))
 
 
 def _lines_of(outcome: Outcome, files: Sequence[Path]) -> Iterator[tuple[str, str]]:

@@ -389,7 +389,7 @@ def test_plugins_for_earlier_releases_still_load(registry, path, caplog):
 # --- layers -----------------------------------------------------------------------------------------------------
 
 LAYERS = [
-    {"_version", "errors", "findings", "former_names", "garbage", "interrupts", "lazy", "model"},
+    {"_version", "console", "errors", "findings", "former_names", "garbage", "interrupts", "lazy", "model"},
     {"guard", "manifest", "names", "native", "untrusted"},
     {"fingerprint"},
     {"protocols"},
