@@ -14,9 +14,10 @@ from msprobe_core.bisect_steps.step_codes import StepCode
 from msprobe_core.config.ranges import format_ranges
 from msprobe_core.findings import Finding, Level, text_and_content
 from msprobe_core.store.atomic_file import write_json
-from msprobe_core.store.results import refuse_foreign_json
+from msprobe_core.store.results import ResultFiles
 
 RESULT_FILE = "bisect_steps.json"
+STEPS_RESULT = ResultFiles("msprobe bisect-steps", {RESULT_FILE: ("version", "verdict", "looked_at", "cost")})
 VERSION = 1
 
 
@@ -117,15 +118,6 @@ def cost_in_words(cost: Cost) -> Finding:
         "steps": cost.num_steps, "seconds": cost.seconds,
     }  # fmt: skip
     return Finding(StepCode.COST, fields=fields)
-
-
-def check_result(directory: Path) -> None:
-    """Check that writing the result will not replace a foreign file; to be called before the work begins.
-
-    Raises:
-        StoreError: the directory holds a file of its name that this command has not written.
-    """
-    refuse_foreign_json(directory / RESULT_FILE, "msprobe bisect-steps", ("version", "verdict", "looked_at", "cost"))
 
 
 def write_result(answer: Answer, end: int, journal: Journal, directory: Path) -> Path:

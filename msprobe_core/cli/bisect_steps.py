@@ -72,12 +72,12 @@ def bisect_steps(
 
     Exit status: 0 if rounding explains every difference, 1 if a step has a fault, 2 if that cannot be decided.
     """
-    from msprobe_core.bisect_steps.answer_report import check_result, write_result
+    from msprobe_core.bisect_steps.answer_report import STEPS_RESULT, write_result
     from msprobe_core.bisect_steps.journal import Journal
     from msprobe_core.bisect_steps.replays import Replays
     from msprobe_core.bisect_steps.search import Outcome, Search
     from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT, EXIT_FAILED
-    from msprobe_core.report.locate_file import check_location
+    from msprobe_core.report.locate_file import LOCATE_RESULT
     from msprobe_core.store.layout import check_place
 
     trainings = _trainings(target, golden, target_checkpoints, golden_checkpoints)
@@ -89,8 +89,8 @@ def bisect_steps(
     end = end or steps[-1]
     check_place(output_path)
     if not overwrites:
-        check_result(output_path)
-        check_location(output_path)
+        STEPS_RESULT.refuse_foreign(output_path)
+        LOCATE_RESULT.refuse_foreign(output_path)
     settings = [trainings, end, num_windows, num_repeats]
     journal = Journal(output_path, settings, overwrites=overwrites)
     replays = Replays(trainings, journal, output_path, num_repeats)

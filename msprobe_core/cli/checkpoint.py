@@ -71,10 +71,10 @@ def compare(
     """
     # numpy and polars are not needed for --help.
     from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT, EXIT_FAILED
-    from msprobe_core.report.checkpoint import check_comparison, print_comparison, write_comparison
+    from msprobe_core.report.checkpoint import CHECKPOINT_RESULT, print_comparison, write_comparison
 
     if output_path is not None and not overwrites:
-        check_comparison(output_path)
+        CHECKPOINT_RESULT.refuse_foreign(output_path)
     names = {} if mapping is None else _names_in(mapping)
     _check_pattern(only)
     opened = _Opened(layouts)

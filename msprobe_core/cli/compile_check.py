@@ -78,14 +78,14 @@ def _run(
 ) -> int:  # fmt: skip
     from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT, EXIT_FAILED
     from msprobe_core.compile_check.check import check_modules, guilty_part, module_compiler
-    from msprobe_core.compile_check.check_files import refuse_foreign_check, write_check
+    from msprobe_core.compile_check.check_files import COMPILE_RESULT, write_check
     from msprobe_core.confirm import load_function
     from msprobe_core.free_benchmark.step_function import training_step
     from msprobe_core.store.layout import check_place
 
     check_place(output_path)
     if not overwrites:
-        refuse_foreign_check(output_path)
+        COMPILE_RESULT.refuse_foreign(output_path)
     compiler = module_compiler(training_step(load_function(step, argument="FILE.py:STEP"), step))
     found = check_modules(compiler, backend=backend, patterns=patterns, progress=_say_progress)
     part: Finding | None = None

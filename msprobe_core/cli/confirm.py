@@ -49,11 +49,11 @@ def confirm(
     from msprobe_core.compare.incomplete import ends_of
     from msprobe_core.confirm import Verdict, load_model
     from msprobe_core.confirm import confirm as confirm_call
-    from msprobe_core.report.confirm import check_confirmation, print_confirmation, write_confirmation
+    from msprobe_core.report.confirm import CONFIRM_RESULT, print_confirmation, write_confirmation
     from msprobe_core.store.reading import read_dump
 
     if output_path is not None and not overwrites:
-        check_confirmation(output_path)
+        CONFIRM_RESULT.refuse_foreign(output_path)
     dumps = read_dump(one_rank(target)), read_dump(one_rank(golden))
     incomplete = [finding.text for finding in ends_of(*dumps).findings]
     say_incomplete(incomplete)

@@ -59,13 +59,13 @@ def bisect(
     from msprobe_core.confirm import load_function
     from msprobe_core.free_benchmark.bisect import BisectVerdict
     from msprobe_core.free_benchmark.bisect import bisect as run
-    from msprobe_core.free_benchmark.bisect_files import refuse_foreign_bisect, write_bisect
+    from msprobe_core.free_benchmark.bisect_files import BISECT_RESULT, write_bisect
     from msprobe_core.free_benchmark.step_function import training_step
     from msprobe_core.store.layout import check_place
 
     check_place(output_path)
     if not overwrites:
-        refuse_foreign_bisect(output_path)
+        BISECT_RESULT.refuse_foreign(output_path)
     found = run(
         training_step(load_function(step, argument="FILE.py:STEP"), step), target=target, reference=reference,
         pairs=pairs, progress=_say_progress,

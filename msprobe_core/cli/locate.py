@@ -49,7 +49,7 @@ def locate(**given: Any) -> int:
     from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT, EXIT_FAILED
     from msprobe_core.locate import LocateVerdict
     from msprobe_core.locate import locate as search
-    from msprobe_core.report.locate_file import check_location, location_content, write_location
+    from msprobe_core.report.locate_file import LOCATE_RESULT, location_content, write_location
     from msprobe_core.report.locate_text import print_location
     from msprobe_core.report.offered import report_formats, write_location_reports
     from msprobe_core.store.layout import check_place
@@ -57,7 +57,7 @@ def locate(**given: Any) -> int:
     formats = report_formats(asked.reports)
     check_place(asked.output_path)
     if not asked.overwrites:
-        check_location(asked.output_path)
+        LOCATE_RESULT.refuse_foreign(asked.output_path)
     with progress_bar("looked at") as progress:
         result = search(asked.target, asked.golden, options_of(asked), progress)
     file = write_location(result, asked.output_path)

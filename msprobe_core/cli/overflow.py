@@ -33,11 +33,11 @@ def overflow_check(
     assert path is not None
     # polars is not needed for --help.
     from msprobe_core.overflow import search
-    from msprobe_core.overflow.report import check_result, write_result
+    from msprobe_core.overflow.report import OVERFLOW_RESULT, write_result
     from msprobe_core.overflow.terminal import print_result
 
     if not overwrites:
-        check_result(output_path)
+        OVERFLOW_RESULT.refuse_foreign(output_path)
     result = search(path)
     files = write_result(result, output_path)
     show(

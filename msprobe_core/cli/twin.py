@@ -60,14 +60,14 @@ def watch(*, offset: int, patience_s: float, **given: Any) -> int:
     """
     asked = Asked(**given, confirms=False, model=None, reports=())
     from msprobe_core.locate.result import LocateVerdict
-    from msprobe_core.report.locate_file import check_location, write_location
+    from msprobe_core.report.locate_file import LOCATE_RESULT, write_location
     from msprobe_core.report.locate_text import print_location
     from msprobe_core.store.layout import check_place
     from msprobe_core.twin.watch import Watch
 
     check_place(asked.output_path)
     if not asked.overwrites:
-        check_location(asked.output_path)
+        LOCATE_RESULT.refuse_foreign(asked.output_path)
     found = _Found()
     for report in Watch(asked.target, asked.golden, options_of(asked), offset, patience_s).reports():
         found.take(report)

@@ -17,7 +17,7 @@ from msprobe_core.compile_check.verdict import CompileVerdict, ResultVerdict
 from msprobe_core.findings import Finding, text_and_content
 from msprobe_core.store.atomic_file import whole_file, write_json
 from msprobe_core.store.layout import make_directory
-from msprobe_core.store.results import plain_result, refuse_foreign_json, refuse_foreign_text
+from msprobe_core.store.results import ResultFiles, plain_result
 
 CHECK_FILE = "compile.json"
 CHECK_TABLE = "compile.csv"
@@ -26,18 +26,10 @@ COLUMNS = (
     "module_name", "check_type", "tensor_index", "status", "max_abs_diff", "mean_abs_diff", "max_rel_diff", "shape",
     "note",
 )  # fmt: skip
-
-_COMMAND = "msprobe compile check"
-
-
-def refuse_foreign_check(directory: Path) -> None:
-    """Check that writing the two files will not replace others; to be called before the work begins.
-
-    Raises:
-        StoreError: the directory holds a file of one of these names that this command has not written.
-    """
-    refuse_foreign_json(directory / CHECK_FILE, _COMMAND, ("version", "backend", "headline", "modules"))
-    refuse_foreign_text(directory / CHECK_TABLE, _COMMAND, ",".join(COLUMNS).encode())
+COMPILE_RESULT = ResultFiles(
+    "msprobe compile check",
+    {CHECK_FILE: ("version", "backend", "headline", "modules"), CHECK_TABLE: ",".join(COLUMNS).encode()},
+)
 
 
 def write_check(found: CompileCheck, directory: Path, part: Finding | None = None) -> list[Path]:

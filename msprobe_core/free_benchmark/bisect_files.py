@@ -15,7 +15,7 @@ from msprobe_core.free_benchmark.bisect import BisectResult, BisectVerdict, Part
 from msprobe_core.model import ReferenceFormat
 from msprobe_core.store.atomic_file import whole_file, write_json
 from msprobe_core.store.layout import make_directory
-from msprobe_core.store.results import plain_result, read_result, refuse_foreign_json, refuse_foreign_text
+from msprobe_core.store.results import ResultFiles, plain_result, read_result
 
 BISECT_FILE = "bisect.json"
 BISECT_TABLE = "bisect.csv"
@@ -23,17 +23,10 @@ VERSION = 1
 COLUMNS = ("rank", "modules", "count", "share", "times_noise", "change", "loss", "inferred", "joint")
 
 _COMMAND = "msprobe free_benchmark bisect"
+BISECT_RESULT = ResultFiles(
+    _COMMAND, {BISECT_FILE: ("version", "target", "verdict", "parts"), BISECT_TABLE: ",".join(COLUMNS).encode()}
+)
 _MAX_BYTES = 1 << 28
-
-
-def refuse_foreign_bisect(directory: Path) -> None:
-    """Check that writing the two files will not replace others; to be called before the work begins.
-
-    Raises:
-        StoreError: the directory holds a file of one of these names that this command has not written.
-    """
-    refuse_foreign_json(directory / BISECT_FILE, _COMMAND, ("version", "target", "verdict", "parts"))
-    refuse_foreign_text(directory / BISECT_TABLE, _COMMAND, ",".join(COLUMNS).encode())
 
 
 def write_bisect(found: BisectResult, directory: Path) -> list[Path]:

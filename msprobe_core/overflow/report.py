@@ -12,23 +12,15 @@ from msprobe_core.overflow.result import OverflowResult, StepResult
 from msprobe_core.overflow.search import origins_by_rank
 from msprobe_core.overflow.stored_records import records_of
 from msprobe_core.store import layout
-from msprobe_core.store.results import plain_result, refuse_foreign_json
+from msprobe_core.store.results import ResultFiles, plain_result
 from msprobe_core.untrusted.paths import encode_json
 
 RESULT_FILE = "overflow.json"
+OVERFLOW_RESULT = ResultFiles("msprobe overflow_check", {RESULT_FILE: ("version", "verdict", "steps")})
 VERSION = 1
 
 _MAX_RANKS = 64
 """Maximum number of ranks whose records are written; many ranks usually fail alike."""
-
-
-def check_result(directory: Path) -> None:
-    """Raise if the directory has an ``overflow.json`` that this command has not written; call it before the search.
-
-    Raises:
-        StoreError: it has.
-    """
-    refuse_foreign_json(directory / RESULT_FILE, "msprobe overflow_check", ("version", "verdict", "steps"))
 
 
 def write_result(result: OverflowResult, directory: Path) -> list[Path]:

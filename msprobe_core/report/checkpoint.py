@@ -11,26 +11,18 @@ from msprobe_core.console import print_lines
 from msprobe_core.findings import content_of
 from msprobe_core.store.atomic_file import whole_file, write_json
 from msprobe_core.store.layout import make_directory
-from msprobe_core.store.results import plain_result, refuse_foreign_json, refuse_foreign_text
+from msprobe_core.store.results import ResultFiles, plain_result
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 JSON_FILE = "checkpoint_compare.json"
 CSV_FILE = "checkpoint_compare.csv"
+CHECKPOINT_RESULT = ResultFiles(
+    "msprobe checkpoint compare",
+    {JSON_FILE: ("version", "same_model", "counts"), CSV_FILE: b"name,golden_name,class,"},
+)
 VERSION = 1
-COMMAND = "msprobe checkpoint compare"
-_MARK = b"name,golden_name,class,"
-
-
-def check_comparison(directory: Path) -> None:
-    """Check that writing the results will not replace a foreign file; to be called before the work begins.
-
-    Raises:
-        StoreError: the directory holds a file of a result's name that this command has not written.
-    """
-    refuse_foreign_json(directory / JSON_FILE, COMMAND, ("version", "same_model", "counts"))
-    refuse_foreign_text(directory / CSV_FILE, COMMAND, _MARK)
 
 
 def write_comparison(found: CheckpointResult, directory: Path) -> Sequence[Path]:

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 from msprobe_core.confirm import Confirmation, Side, Verdict
 from msprobe_core.console import print_lines
 from msprobe_core.store.atomic_file import write_json
-from msprobe_core.store.results import plain_result, refuse_foreign_json
+from msprobe_core.store.results import ResultFiles, plain_result
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 CONFIRM_FILE = "confirm.json"
+CONFIRM_RESULT = ResultFiles("msprobe confirm", {CONFIRM_FILE: ("version", "entry", "verdict")})
 VERSION = 1
 
 HEADLINES = {
@@ -25,15 +26,6 @@ HEADLINES = {
     Verdict.ILL_CONDITIONED: "neither is wrong: the call is ill-conditioned, and amplifies rounding",
     Verdict.CANNOT_TELL: "cannot tell",
 }
-
-
-def check_confirmation(directory: Path) -> None:
-    """Check that writing ``confirm.json`` will not replace a foreign file; to be called before the work begins.
-
-    Raises:
-        StoreError: the directory holds a ``confirm.json`` that this command has not written.
-    """
-    refuse_foreign_json(directory / CONFIRM_FILE, "msprobe confirm", ("version", "entry", "verdict"))
 
 
 def write_confirmation(found: Confirmation, directory: Path) -> Path:

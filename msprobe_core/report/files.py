@@ -19,7 +19,7 @@ from msprobe_core.protocols.presentation import Table, TableChoices, TableFormat
 from msprobe_core.report.own_format import OWN_FORMAT
 from msprobe_core.report.sheet import MAX_SHEET_ROWS
 from msprobe_core.report.spreadsheet import shortened, write_spreadsheet
-from msprobe_core.report.summary import check_summary_file, write_summary_file
+from msprobe_core.report.summary import SUMMARY_RESULT, write_summary_file
 from msprobe_core.report.text_table import write_csv, write_jsonl, write_parquet
 from msprobe_core.store.atomic_file import unused_paths, whole_file
 from msprobe_core.store.layout import make_directory
@@ -170,7 +170,7 @@ class ResultFiles:
     def check(self) -> None:
         """Check that the summary will not replace another file; raises `StoreError` if it would."""
         if not self.overwrites:
-            check_summary_file(self.directory)
+            SUMMARY_RESULT.refuse_foreign(self.directory)
 
     def for_pairs(self, number: int) -> ResultFiles:
         """Create the directory, and return a writer for the results of ``number`` pairs."""

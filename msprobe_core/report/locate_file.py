@@ -13,21 +13,13 @@ from msprobe_core.locate.result import Configuration, EvidenceRow, Explained, Lo
 from msprobe_core.manifest.facts import Scalar
 from msprobe_core.report.summary import json_number
 from msprobe_core.store.atomic_file import write_json
-from msprobe_core.store.results import refuse_foreign_json
+from msprobe_core.store.results import ResultFiles
 
 LOCATE_FILE = "locate.json"
+LOCATE_RESULT = ResultFiles("msprobe locate", {LOCATE_FILE: ("version", "verdict", "examined", "suspects")})
 VERSION = 1
 MAX_DIFFERENCES = 200
 """Maximum number of differences of the configurations in the file; all are counted."""
-
-
-def check_location(directory: Path) -> None:
-    """Check that writing ``locate.json`` will not replace a foreign file; to be called before the work begins.
-
-    Raises:
-        StoreError: the directory holds a ``locate.json`` that this command has not written.
-    """
-    refuse_foreign_json(directory / LOCATE_FILE, "msprobe locate", ("version", "verdict", "examined", "suspects"))
 
 
 def write_location(result: LocateResult, directory: Path) -> Path:

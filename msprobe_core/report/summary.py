@@ -17,19 +17,11 @@ from msprobe_core.judge.error_distribution import WorstTensor, WorstTokens
 from msprobe_core.judge.fault import Fault
 from msprobe_core.judge.row_findings import said
 from msprobe_core.store.atomic_file import write_json
-from msprobe_core.store.results import refuse_foreign_json
+from msprobe_core.store.results import ResultFiles
 from msprobe_core.untrusted.files import read_plain
 
 SUMMARY_FILE = "summary.json"
-
-
-def check_summary_file(directory: Path) -> None:
-    """Check that writing ``summary.json`` will not replace a foreign file; to be called before the work begins.
-
-    Raises:
-        StoreError: the directory holds a ``summary.json`` that this command has not written.
-    """
-    refuse_foreign_json(directory / SUMMARY_FILE, "msprobe compare", ("agrees", "target", "golden", "units"))
+SUMMARY_RESULT = ResultFiles("msprobe compare", {SUMMARY_FILE: ("agrees", "target", "golden", "units")})
 
 
 def write_summary_file(

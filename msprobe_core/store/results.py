@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
@@ -18,6 +18,32 @@ from msprobe_core.untrusted.files import MAX_BYTES, open_plain, read_plain
 _MAX_BYTES = 256 << 20
 """Results are far smaller, because they have no rows."""
 _HEAD_BYTES = 1 << 14
+
+
+@dataclass(frozen=True)
+class ResultFiles:
+    """The files of a command's result, and how its own are recognised.
+
+    Attributes:
+        command: The command that writes them, for example ``msprobe compare``.
+        marks: By name of a file, what every release has written: the top-level members of JSON, or text near the
+            beginning of another file.
+    """
+
+    command: str
+    marks: Mapping[str, Collection[str] | bytes]
+
+    def refuse_foreign(self, directory: Path) -> None:
+        """Check that writing the files will not replace others; to be called before the work begins.
+
+        Raises:
+            StoreError: the directory holds a file of one of their names that this command has not written.
+        """
+        for name, mark in self.marks.items():
+            if isinstance(mark, bytes):
+                refuse_foreign_text(directory / name, self.command, mark)
+            else:
+                refuse_foreign_json(directory / name, self.command, mark)
 
 
 def refuse_foreign_json(path: Path, command: str, members: Collection[str]) -> None:

@@ -11,7 +11,7 @@ from numpy_layers import Network
 
 from msprobe_core.confirm import load_function, load_model
 from msprobe_core.errors import CompareError, ConfigError, SessionError, StoreError
-from msprobe_core.free_benchmark.bisect_files import read_bisect, refuse_foreign_bisect, write_bisect
+from msprobe_core.free_benchmark.bisect_files import BISECT_RESULT, read_bisect, write_bisect
 from msprobe_core.free_benchmark.bisection import Bisection, default_pairs, pairs_for_one
 from msprobe_core.free_benchmark.step_function import training_step
 
@@ -140,10 +140,10 @@ def test_results_of_a_later_version_are_refused(tmp_path):
 
 def test_foreign_files_are_not_replaced(tmp_path):
     write_bisect(result(), tmp_path)
-    refuse_foreign_bisect(tmp_path)
+    BISECT_RESULT.refuse_foreign(tmp_path)
     (tmp_path / "bisect.csv").write_text("mine")
     with pytest.raises(StoreError, match="not replaced"):
-        refuse_foreign_bisect(tmp_path)
+        BISECT_RESULT.refuse_foreign(tmp_path)
 
 
 # --- the step -----------------------------------------------------------------------------------------------------
