@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from msprobe_core.cli.incomplete import exit_status
 from msprobe_core.cli.one_rank import one_rank
 from msprobe_core.cli.output_options import overwrite_option
 from msprobe_core.cli.progress import progress_bar
@@ -137,7 +138,6 @@ def _run(asked: _Asked) -> int:
     from msprobe_core.api_check.dump_check import DumpCheck
     from msprobe_core.api_check.settings_file import CheckSettings, read_settings
     from msprobe_core.api_check.three_way import devices_called
-    from msprobe_core.cli.main import EXIT_FAILED
     from msprobe_core.compat.mindspore_tables import form_of
     from msprobe_core.compat.published_tables import PublishedFiles, write_spreadsheets
     from msprobe_core.replay.frameworks import replaying_framework
@@ -178,8 +178,6 @@ def _run(asked: _Asked) -> int:
         lambda console: print_checks(verdicts, console, dump=check.dump, files=written),
         "the results' files have all of it",
     )
-    if not any(verdict.outputs for verdict in verdicts):
-        return EXIT_FAILED
     return _status(verdicts)
 
 
@@ -221,7 +219,6 @@ def _write_scripts(check: DumpCheck, names: Sequence[str], directory: Path) -> i
         ConfigError: the dump has no such call, or a script cannot be written.
     """
     from msprobe_core.api_check.reproducer import write_reproducer
-    from msprobe_core.cli.main import EXIT_FAILED
     from msprobe_core.replay.frameworks import replaying_framework
     from msprobe_core.report.api_check import print_checks
 
@@ -246,16 +243,17 @@ def _write_scripts(check: DumpCheck, names: Sequence[str], directory: Path) -> i
     except ReplayError as error:
         raise ConfigError(f"--script {' '.join(names)}: it cannot be written as a script ({error})") from error
     show(lambda console: print_checks(verdicts, console, dump=check.dump, scripts=scripts), "")
-    return _status(verdicts) if any(verdict.outputs for verdict in verdicts) else EXIT_FAILED
+    return _status(verdicts)
 
 
 def _status(verdicts: Sequence[CallVerdict]) -> int:
     from msprobe_core.api_check.verdict import Verdict
-    from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT
     from msprobe_core.report.api_check_summary import CheckSummary
 
     summary = CheckSummary.of(verdicts)
-    return EXIT_DIFFERENT if summary.is_fault or summary.counts[Verdict.SUSPECT] else EXIT_AGREES
+    is_judged = any(verdict.outputs for verdict in verdicts)
+    is_wrong = summary.is_fault or summary.counts[Verdict.SUSPECT] > 0
+    return exit_status(is_wrong=is_judged and is_wrong, is_judged=is_judged)
 
 
 def _check_options(asked: _Asked, settings: CheckSettings) -> CheckOptions:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from msprobe_core.cli.incomplete import exit_status
 from msprobe_core.cli.show import show
 from msprobe_core.errors import clip, printable
 
@@ -55,7 +56,6 @@ def api_precision_compare(*, target: Path, golden: Path, out_path: Path) -> int:
     could be compared.
     """
     # polars is not needed for --help.
-    from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT, EXIT_FAILED
     from msprobe_core.compat.ratio_compare import compare_published_tables, write_ratio_tables
     from msprobe_core.report.files import time_stamp
 
@@ -66,9 +66,7 @@ def api_precision_compare(*, target: Path, golden: Path, out_path: Path) -> int:
             rest = f" and {len(names) - 1:,} more" if len(names) > 1 else ""
             click.echo(f"warning: {where} has no row {printable(clip(names[0]))}{rest}; not compared", err=True)
     show(partial(_print, result, results, details), f"it is in {details}")
-    if not result.is_judged:
-        return EXIT_FAILED
-    return EXIT_DIFFERENT if result.count("error") else EXIT_AGREES
+    return exit_status(is_wrong=result.count("error") > 0, is_judged=result.is_judged)
 
 
 def _print(result: RatioResult, results: Path, details: Path, console: Console) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
+from msprobe_core.cli.incomplete import exit_status
 from msprobe_core.cli.output_options import overwrite_option
 from msprobe_core.cli.progress import progress_bar
 from msprobe_core.cli.show import show, show_lines
@@ -70,7 +71,6 @@ def compare(
     Exit status: 0 if both are the same model, 1 if tensors differ, 2 if a checkpoint cannot be read.
     """
     # numpy and polars are not needed for --help.
-    from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT, EXIT_FAILED
     from msprobe_core.report.checkpoint import CHECKPOINT_RESULT, print_comparison, write_comparison
 
     if output_path is not None and not overwrites:
@@ -81,9 +81,8 @@ def compare(
     found = _compared(target, golden, names, only, earlier, opened, has_optimizer=has_optimizer)
     paths: Sequence[Path] = () if output_path is None else write_comparison(found, output_path)
     show(lambda console: print_comparison(found, paths, top_k, console), "give -o to write it to files")
-    if not found.is_judged:
-        return EXIT_FAILED
-    return EXIT_AGREES if (found.is_exact if is_strict else found.is_same_model) else EXIT_DIFFERENT
+    is_same = found.is_exact if is_strict else found.is_same_model
+    return exit_status(is_wrong=found.is_judged and not is_same, is_judged=found.is_judged)
 
 
 def _compared(
@@ -202,7 +201,6 @@ def fingerprint(
     Exit status: 0 if it was written, 1 if a tensor could not be read, 2 if the checkpoint could not.
     """
     from msprobe_core.checkpoint.fingerprints import SUFFIX, TASK, fingerprint_checkpoint, write_fingerprint
-    from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT
     from msprobe_core.store.layout import make_directory
     from msprobe_core.store.results import refuse_foreign_text
 
@@ -224,7 +222,7 @@ def fingerprint(
     for each in broken[:10]:
         click.echo(f"{each.name}: {each.problem}")
     click.echo(f"Written: {output_path} ({len(found.prints):,} tensors, {output_path.stat().st_size:,} bytes)")
-    return EXIT_DIFFERENT if broken else EXIT_AGREES
+    return exit_status(is_wrong=bool(broken))
 
 
 @checkpoint.command()
@@ -240,7 +238,6 @@ def inspect(*, path: Path, layouts: Path | None, is_json: bool, top_k: int) -> i
     Exit status: 0 if it is whole, 1 if parts are missing or damaged, 2 if it cannot be read.
     """
     from msprobe_core.checkpoint.listing import list_checkpoint
-    from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT
 
     found = list_checkpoint(_Opened(layouts).target(path))
     if is_json:
@@ -249,7 +246,7 @@ def inspect(*, path: Path, layouts: Path | None, is_json: bool, top_k: int) -> i
         click.echo(encode_json(_listing_content(found), indent=2))
     else:
         show_lines(_listing_lines(found, top_k), "give --json and redirect it")
-    return EXIT_AGREES if found.is_whole else EXIT_DIFFERENT
+    return exit_status(is_wrong=not found.is_whole)
 
 
 def _listing_content(found: Listing) -> dict[str, Any]:
@@ -308,13 +305,12 @@ def resume(*, before: Path, after: Path) -> int:
     from msprobe_core.checkpoint.opening import open_checkpoint
     from msprobe_core.checkpoint.resume import compare_resumed
     from msprobe_core.checkpoint.resume_running import compare_running, find_manifests
-    from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT
 
     manifests = find_manifests(after)
     loaded = open_checkpoint(before)
     found = compare_running(loaded, after, manifests) if manifests else compare_resumed(loaded, open_checkpoint(after))
     show_lines(_resume_lines(found), "redirect it")
-    return EXIT_AGREES if found.is_sound else EXIT_DIFFERENT
+    return exit_status(is_wrong=not found.is_sound)
 
 
 def _resume_lines(found: ResumeResult) -> Iterator[str]:

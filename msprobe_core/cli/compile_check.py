@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from msprobe_core.cli.incomplete import exit_status
 from msprobe_core.cli.output_options import output_option, overwrite_option
 from msprobe_core.cli.show import show_lines
 
@@ -76,7 +77,6 @@ def _run(
     step: str, backend: str | None, patterns: Sequence[str], number: int, output_path: Path, *, overwrites: bool,
     bisects: bool,
 ) -> int:  # fmt: skip
-    from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT, EXIT_FAILED
     from msprobe_core.compile_check.check import check_modules, guilty_part, module_compiler
     from msprobe_core.compile_check.check_files import COMPILE_RESULT, write_check
     from msprobe_core.confirm import load_function
@@ -98,9 +98,7 @@ def _run(
     paths = write_check(found, output_path, part)
     show_lines(_lines(found, part, commands, number), f"it is in {paths[0]}")
     click.echo(f"Results: {', '.join(map(str, paths))}")
-    if found.culprits:
-        return EXIT_DIFFERENT
-    return EXIT_AGREES if found.num_judged else EXIT_FAILED
+    return exit_status(is_wrong=bool(found.culprits), is_judged=bool(found.num_judged))
 
 
 def _command(step: str, module: ModuleCheck, backend: str, output_path: Path) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from msprobe_core.cli.free_benchmark_bisect import bisect
+from msprobe_core.cli.incomplete import exit_status
 from msprobe_core.cli.show import show_lines
 
 if TYPE_CHECKING:
@@ -33,15 +34,12 @@ def show(*, run: Path, conditions: bool, number: int) -> int:
 
     Exit status: 0 if all judged calls react as they should, 1 if one does not, 2 if none was judged.
     """
-    from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT, EXIT_FAILED
     from msprobe_core.free_benchmark.ranking import read_ranking
 
     ranking = read_ranking(run)
     sites = ranking.by_condition if conditions else (ranking.bad or ranking.sites)
     show_lines(_lines(ranking, sites[:number]), "")
-    if ranking.bad:
-        return EXIT_DIFFERENT
-    return EXIT_AGREES if ranking.num_judged else EXIT_FAILED
+    return exit_status(is_wrong=bool(ranking.bad), is_judged=bool(ranking.num_judged))
 
 
 def _lines(ranking: Ranking, sites: Sequence[Site]) -> Iterator[str]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from msprobe_core.cli.incomplete import exit_status
 from msprobe_core.cli.output_options import output_option, overwrite_option
 from msprobe_core.cli.show import show_lines
 
@@ -37,7 +38,6 @@ def compare(*, target: Path, golden: Path, output_path: Path, overwrites: bool) 
 
     Exit status: 0 if the gradients agree, 1 if they do not, 2 if they cannot be compared, or some of them cannot.
     """
-    from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT, EXIT_FAILED
     from msprobe_core.gradients.compare import compare_gradients  # imports NumPy
     from msprobe_core.report.gradients import refuse_foreign_results, write_comparison
 
@@ -46,9 +46,7 @@ def compare(*, target: Path, golden: Path, output_path: Path, overwrites: bool) 
         refuse_foreign_results(output_path, result.ranks)
     write_comparison(result, output_path)
     show_lines(_lines(result, output_path), "the results are in the files")
-    if result.problems:
-        return EXIT_DIFFERENT
-    return EXIT_AGREES if result.is_whole else EXIT_FAILED
+    return exit_status(is_wrong=bool(result.problems), is_judged=result.is_whole)
 
 
 def _lines(result: GradientComparison, output: Path) -> Iterator[Text]:

@@ -24,11 +24,14 @@ def allow_incomplete_option(command: Callable[..., Any]) -> Callable[..., Any]:
     )(command)
 
 
-def exit_status(*, is_wrong: bool, incomplete: Sequence[object], allows_incomplete: bool) -> int:
+def exit_status(
+    *, is_wrong: bool, is_judged: bool = True, incomplete: Sequence[object] = (), allows_incomplete: bool = False
+) -> int:
     """Return the exit status of a command that judges.
 
     Args:
         is_wrong: Whether something is wrong in what could be judged.
+        is_judged: Whether what is not wrong is right: enough of it could be judged.
         incomplete: What could not be judged, in words.
         allows_incomplete: Whether the user accepts that.
     """
@@ -36,7 +39,7 @@ def exit_status(*, is_wrong: bool, incomplete: Sequence[object], allows_incomple
 
     if is_wrong:
         return EXIT_DIFFERENT
-    return EXIT_FAILED if incomplete and not allows_incomplete else EXIT_AGREES
+    return EXIT_FAILED if not is_judged or (incomplete and not allows_incomplete) else EXIT_AGREES
 
 
 def say_incomplete(incomplete: Sequence[str]) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from msprobe_core.cli.incomplete import exit_status
 from msprobe_core.cli.monitor_parts import (
     false_alarms_option,
     next_step,
@@ -44,7 +45,6 @@ def analyze(*, directory: Path, output_path: Path | None, top_k: int, steps: str
 
     Exit status: 0 if nothing is unusual, 1 if something is, 2 if the files cannot be read or are too few to judge.
     """
-    from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT, EXIT_FAILED
     from msprobe_core.findings import each_once
     from msprobe_core.monitoring.anomalies import anomalies_of_ranks  # imports polars, which --help does not need
     from msprobe_core.monitoring.files import monitored_directory, read_ranks
@@ -66,9 +66,7 @@ def analyze(*, directory: Path, output_path: Path | None, top_k: int, steps: str
         click.echo(f"note: {note.text}", err=True)
 
     show(partial(_print, result), "give -o to write it to a file")
-    if result.num_found:
-        return EXIT_DIFFERENT
-    return EXIT_AGREES if result.num_judged else EXIT_FAILED
+    return exit_status(is_wrong=bool(result.num_found), is_judged=bool(result.num_judged))
 
 
 def _print(result: Anomalies, console: Console) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from msprobe_core.cli.incomplete import exit_status
 from msprobe_core.cli.monitor_parts import (
     false_alarms_option,
     monitored,
@@ -50,7 +51,6 @@ def compare(
 
     Exit status: 0 if the two agree, 1 if they depart, 2 if the files cannot be read or are too few to judge.
     """
-    from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT, EXIT_FAILED
     from msprobe_core.monitoring.departure import compare_monitored
     from msprobe_core.store.atomic_file import write_json
 
@@ -61,9 +61,7 @@ def compare(
     if output_path is not None:
         write_json(output_path / _RESULT, _content(result))
     show(partial(_print, result), "give -o to write it to a file")
-    if result.num_departures:
-        return EXIT_DIFFERENT
-    return EXIT_AGREES if result.num_judged else EXIT_FAILED
+    return exit_status(is_wrong=bool(result.num_departures), is_judged=bool(result.num_judged))
 
 
 def _print(result: Comparison, console: Console) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from msprobe_core.cli.incomplete import exit_status
 from msprobe_core.cli.monitor_parts import false_alarms_option, numbers_of, output_option, steps_of
 from msprobe_core.cli.show import show_lines
 from msprobe_core.errors import ConfigError
@@ -45,7 +46,6 @@ def reduction_check(
 
     Exit status: 0 if all are right, 1 if any is wrong, 2 if some cannot be judged.
     """
-    from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT, EXIT_FAILED
     from msprobe_core.monitoring.reduction import check_reduction  # imports NumPy and polars, slow to load
     from msprobe_core.monitoring.reduction_steps import SketchedRun
 
@@ -55,9 +55,8 @@ def reduction_check(
     if output_path is not None:
         _write(result, output_path)
     show_lines(_lines(result), "give -o to write it to a file")
-    if result.num_found:
-        return EXIT_DIFFERENT
-    return EXIT_FAILED if result.unjudged or not result.num_judged else EXIT_AGREES
+    is_judged = result.num_judged > 0 and not result.unjudged
+    return exit_status(is_wrong=bool(result.num_found), is_judged=is_judged)
 
 
 def _members_of(group: str) -> list[int]:

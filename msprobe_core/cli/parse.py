@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from msprobe_core.cli.incomplete import exit_status
 from msprobe_core.cli.progress import progress_bar
 from msprobe_core.cli.show import show_lines
 from msprobe_core.console import aligned
@@ -88,8 +89,6 @@ def identify(*, paths: tuple[Path, ...], as_json: bool) -> int:
 
 
 def _identify(paths: Sequence[Path], *, as_json: bool) -> int:
-    from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT
-
     if not paths:
         raise ConfigError("identify needs a file or a directory")
     contents = _contents(paths)
@@ -100,7 +99,7 @@ def _identify(paths: Sequence[Path], *, as_json: bool) -> int:
     else:
         show_lines(_table_of(contents), "give --json, and redirect it to a file")
     is_wrong = any(content.damage or any(each.damage for each in content.tensors) for content in contents)
-    return EXIT_DIFFERENT if is_wrong else EXIT_AGREES
+    return exit_status(is_wrong=is_wrong)
 
 
 def _contents(paths: Sequence[Path]) -> list[FileContent]:
@@ -201,7 +200,6 @@ def _size_of(source: Any) -> int:
 
 
 def _convert(path: Path, output: Path, kind: str, workers: int | None, *, overwrites: bool) -> int:
-    from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT
     from msprobe_core.execute.units import run_units
     from msprobe_core.model import ExecutorOptions
     from msprobe_core.store.atomic_file import write_json
@@ -246,7 +244,7 @@ def _convert(path: Path, output: Path, kind: str, workers: int | None, *, overwr
         f"{num_written:,} {_plural('tensor', num_written)} of {num_files:,} {_plural('file', num_files)} as {kind} in "
         f"{output}; {INDEX_FILE} has the source and hashes of each"
     )
-    return EXIT_DIFFERENT if wrong or failed else EXIT_AGREES
+    return exit_status(is_wrong=bool(wrong or failed))
 
 
 def _plural(word: str, number: int) -> str:

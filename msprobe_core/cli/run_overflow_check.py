@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from msprobe_core.cli.incomplete import exit_status
 from msprobe_core.cli.progress import progress_bar
 from msprobe_core.cli.show import show_lines
 from msprobe_core.errors import ConfigError
@@ -44,7 +45,6 @@ def run_overflow_check(*, dump: Path, jit_compile: bool, devices: tuple[str, ...
     # numpy, polars and the framework are not needed for --help.
     from msprobe_core.api_check.call_check import MAX_ELEMENTS
     from msprobe_core.api_check.overflow_replay import OverflowReplayer, OverflowState, overflow_entries
-    from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT, EXIT_FAILED
     from msprobe_core.replay.frameworks import replaying_framework
     from msprobe_core.replay.recorded import RecordedCalls
     from msprobe_core.store.reading import read_dump
@@ -64,9 +64,7 @@ def run_overflow_check(*, dump: Path, jit_compile: bool, devices: tuple[str, ...
             progress(number, len(entries), entry)
     show_lines(_lines(verdicts, len(entries)), "")
     states = {verdict.state for verdict in verdicts}
-    if OverflowState.ABNORMAL in states:
-        return EXIT_DIFFERENT
-    return EXIT_FAILED if states == {OverflowState.CANNOT_TELL} else EXIT_AGREES
+    return exit_status(is_wrong=OverflowState.ABNORMAL in states, is_judged=states != {OverflowState.CANNOT_TELL})
 
 
 def _runs(framework: ReplayingFramework, devices: Sequence[str]) -> dict[str, Run]:

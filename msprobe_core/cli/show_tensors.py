@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from msprobe_core.cli.incomplete import exit_status
 from msprobe_core.cli.show import show_lines
 from msprobe_core.console import aligned
 from msprobe_core.errors import DumpError, MissingDumpError
@@ -49,7 +50,6 @@ def show(
 
 
 def _print(path: Path, names: Sequence[str], num_values: int, *, as_json: bool) -> int:
-    from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT
     from msprobe_core.tensor_files.problems import attempted
     from msprobe_core.tensor_files.summary import summary_of
 
@@ -64,7 +64,7 @@ def _print(path: Path, names: Sequence[str], num_values: int, *, as_json: bool) 
         click.echo(json.dumps({"tensors": [_summary_json(*each) for each in shown]}, indent=2))
     else:
         show_lines(_lines(shown), "give --json, and redirect it to a file")
-    return EXIT_DIFFERENT if any(summary is None for _, summary in shown) else EXIT_AGREES
+    return exit_status(is_wrong=any(summary is None for _, summary in shown))
 
 
 @dataclass(frozen=True)
@@ -147,8 +147,6 @@ _COLUMNS = (
 
 
 def _compare(target: Path, golden: Path, names: Sequence[str], limit: float, *, as_json: bool) -> int:
-    from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT, EXIT_FAILED
-
     sides = [_tensors_of(side, names) for side in (target, golden)]
     pairs = _paired(*sides)
     rows = [(key, first, second, _metrics(first, second)) for key, first, second in pairs]
@@ -157,10 +155,8 @@ def _compare(target: Path, golden: Path, names: Sequence[str], limit: float, *, 
         click.echo(json.dumps({"pairs": [_pair_json(*row) for row in rows]}, indent=2))
     else:
         show_lines(_table_of(rows), "give --json, and redirect it to a file")
-    if not compared:
-        return EXIT_FAILED
     is_wrong = len(compared) < len(rows) or any(each.error is None or not each.error <= limit for each in compared)
-    return EXIT_DIFFERENT if is_wrong else EXIT_AGREES
+    return exit_status(is_wrong=bool(compared) and is_wrong, is_judged=bool(compared))
 
 
 _Key = tuple[str, str]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from msprobe_core.cli.incomplete import allow_incomplete_option
+from msprobe_core.cli.incomplete import allow_incomplete_option, exit_status
 from msprobe_core.cli.locate import Asked, options_of
 from msprobe_core.cli.output_options import output_option, overwrite_option
 from msprobe_core.cli.pairing import noise_option, pairing_options
@@ -89,16 +89,16 @@ def repeats(*, run: Path) -> int:
 
     Exit status: 0 if all repetitions are the same, 1 if one differs, 2 if that cannot be decided.
     """
-    from msprobe_core.cli.main import EXIT_AGREES, EXIT_DIFFERENT, EXIT_FAILED
     from msprobe_core.twin.repeats import read_repeats
 
     found = list(read_repeats(run))
     for one in found:
         for line in _lines_on(one):
             click.echo(printable(line))
-    if any(one.first is not None or one.lone for one in found):
-        return EXIT_DIFFERENT
-    return EXIT_FAILED if not found or any(one.incomplete for one in found) else EXIT_AGREES
+    return exit_status(
+        is_wrong=any(one.first is not None or one.lone for one in found),
+        is_judged=bool(found) and not any(one.incomplete for one in found),
+    )
 
 
 def _lines_on(one: StepRepeats) -> Iterator[str]:
