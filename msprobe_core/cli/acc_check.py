@@ -17,7 +17,7 @@ import click
 
 from msprobe_core.cli.incomplete import exit_status
 from msprobe_core.cli.one_rank import one_rank
-from msprobe_core.cli.output_options import overwrite_option
+from msprobe_core.cli.output_options import overwrite_option, with_options
 from msprobe_core.cli.progress import progress_bar
 from msprobe_core.cli.show import show
 from msprobe_core.errors import ConfigError, ReplayError, StoreError
@@ -34,49 +34,44 @@ _NUM_SPLITS = 8
 
 _INPUTS = ("recorded", "random", "synthetic", "exact", "all")
 
-
-def _options(command: Any) -> Any:
-    options = (
-        click.option(
-            "-api_info", "--api_info_file", "dump", required=True, type=click.Path(path_type=Path),
-            help="dump.json of one rank of one step, its directory, or a directory of --write_shards.",
-        ),
-        click.option("-o", "--out_path", default=".", type=click.Path(path_type=Path), help="Directory for results."),
-        click.option("-save_error_data", is_flag=True, help="Write inputs and results of calls that are not right."),
-        click.option(
-            "-d", "--device", "devices", multiple=True,
-            help="Device that computes each call, too: its number, or its name such as npu:0. May be repeated.",
-        ),
-        click.option(
-            "--write_shards", "shards", type=click.Path(path_type=Path),
-            help="Only let the devices compute the calls, and write them here, to be judged on another machine.",
-        ),
-        click.option("-j", "--jit_compile", is_flag=True, help="Accepted for scripts of mindstudio-probe; no effect."),
-        click.option(
-            "-csv_path", "--result_csv_path", "resumed", type=click.Path(path_type=Path),
-            help="accuracy_checking_result_*.csv of an interrupted run, to go on with.",
-        ),
-        click.option("-f", "--filter_api", is_flag=True, help="Check one call per API and kind of arguments."),
-        click.option(
-            "-config", "--config_path", "config", type=click.Path(path_type=Path),
-            help="JSON or YAML file with white_list, black_list, error_data_path, precision, quantization_api_list.",
-        ),
-        click.option(
-            "--inputs", type=click.Choice(_INPUTS), default="recorded", show_default=True,
-            help="Inputs to replay with: the recorded ones; random or synthetic ones made from statistics; exact also "
-            "probes linear calls with integers; all makes what is missing, and probes.",
-        ),
-        click.option("--seed", default=1234, show_default=True, type=int, help="Of inputs that are made."),
-        click.option(
-            "--script", "scripts", multiple=True, metavar="CALL",
-            help="Check this call only, and write a script that reproduces it without msprobe. May be repeated.",
-        ),
-        click.option("--xlsx", is_flag=True, help="Write both tables as spreadsheets, too."),
-        overwrite_option,
-    )  # fmt: skip
-    for option in reversed(options):
-        command = option(command)
-    return command
+_options = with_options(
+    click.option(
+        "-api_info", "--api_info_file", "dump", required=True, type=click.Path(path_type=Path),
+        help="dump.json of one rank of one step, its directory, or a directory of --write_shards.",
+    ),
+    click.option("-o", "--out_path", default=".", type=click.Path(path_type=Path), help="Directory for results."),
+    click.option("-save_error_data", is_flag=True, help="Write inputs and results of calls that are not right."),
+    click.option(
+        "-d", "--device", "devices", multiple=True,
+        help="Device that computes each call, too: its number, or its name such as npu:0. May be repeated.",
+    ),
+    click.option(
+        "--write_shards", "shards", type=click.Path(path_type=Path),
+        help="Only let the devices compute the calls, and write them here, to be judged on another machine.",
+    ),
+    click.option("-j", "--jit_compile", is_flag=True, help="Accepted for scripts of mindstudio-probe; no effect."),
+    click.option(
+        "-csv_path", "--result_csv_path", "resumed", type=click.Path(path_type=Path),
+        help="accuracy_checking_result_*.csv of an interrupted run, to go on with.",
+    ),
+    click.option("-f", "--filter_api", is_flag=True, help="Check one call per API and kind of arguments."),
+    click.option(
+        "-config", "--config_path", "config", type=click.Path(path_type=Path),
+        help="JSON or YAML file with white_list, black_list, error_data_path, precision, quantization_api_list.",
+    ),
+    click.option(
+        "--inputs", type=click.Choice(_INPUTS), default="recorded", show_default=True,
+        help="Inputs to replay with: the recorded ones; random or synthetic ones made from statistics; exact also "
+        "probes linear calls with integers; all makes what is missing, and probes.",
+    ),
+    click.option("--seed", default=1234, show_default=True, type=int, help="Of inputs that are made."),
+    click.option(
+        "--script", "scripts", multiple=True, metavar="CALL",
+        help="Check this call only, and write a script that reproduces it without msprobe. May be repeated.",
+    ),
+    click.option("--xlsx", is_flag=True, help="Write both tables as spreadsheets, too."),
+    overwrite_option,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from msprobe_core.cli.incomplete import exit_status
-from msprobe_core.cli.output_options import output_option, overwrite_option
+from msprobe_core.cli.output_options import output_option, overwrite_option, with_options
 from msprobe_core.cli.show import show_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from msprobe_core.compile_check.check import CompileCheck, ModuleCheck
     from msprobe_core.findings import Finding
@@ -25,21 +25,18 @@ def compile_group() -> None:
     """Check modules that are compiled, as by torch.compile, against themselves run eagerly and in float64."""
 
 
-def _options(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in (
-        click.argument("step", metavar="FILE.py:STEP"),
-        click.option("--backend", metavar="NAME", help="The compiler: inductor (default), aot_eager, eager, …"),
-        click.option(
-            "--modules", multiple=True, metavar="PATTERN",
-            help="Check only modules whose path matches, for example 'layers.0.*'; may be given several times. A whole "
-            "model is called 'model'.",
-        ),
-        click.option("-n", "--number", type=click.IntRange(1), default=10, show_default=True, help="Number of rows."),
-        output_option("Directory for compile.json and compile.csv."),
-        overwrite_option,
-    )[::-1]:  # fmt: skip
-        command = option(command)
-    return command
+_options = with_options(
+    click.argument("step", metavar="FILE.py:STEP"),
+    click.option("--backend", metavar="NAME", help="The compiler: inductor (default), aot_eager, eager, …"),
+    click.option(
+        "--modules", multiple=True, metavar="PATTERN",
+        help="Check only modules whose path matches, for example 'layers.0.*'; may be given several times. A whole "
+        "model is called 'model'.",
+    ),
+    click.option("-n", "--number", type=click.IntRange(1), default=10, show_default=True, help="Number of rows."),
+    output_option("Directory for compile.json and compile.csv."),
+    overwrite_option,
+)  # fmt: skip
 
 
 @compile_group.command()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from msprobe_core.cli.incomplete import allow_incomplete_option
-from msprobe_core.cli.output_options import output_option
+from msprobe_core.cli.output_options import output_option, with_options
 from msprobe_core.cli.view import Asked, built, status_of_page, write
 from msprobe_core.protocols.presentation import Page
 
@@ -41,7 +41,7 @@ class _ListCommand(click.Command):
         return super().parse_args(ctx, joined)
 
 
-_OPTIONS = (
+_options = with_options(
     click.option("-tp", "--target_path", type=click.Path(path_type=Path), help="Directory of a rank, a step or a run."),
     click.option("-gp", "--golden_path", type=click.Path(path_type=Path), help="Trusted run, of the same kind."),
     click.option(
@@ -68,16 +68,17 @@ _OPTIONS = (
         type=click.Choice(["db", "json"]),
         help="db: also the SQLite file that the TensorBoard plugin reads; json: not supported, see msprobe convert.",
     ),
+    allow_incomplete_option,
 )
 
 
 def _command(name: str, short_help: str, *, hidden: bool) -> click.Command:
+    @click.command(name, cls=_ListCommand, help=_run.__doc__, short_help=short_help, hidden=hidden)
+    @_options
     def run(**given: Any) -> int:
         return _run(**given)
 
-    for option in reversed((*_OPTIONS, allow_incomplete_option)):
-        run = option(run)
-    return click.command(name, cls=_ListCommand, help=_run.__doc__, short_help=short_help, hidden=hidden)(run)
+    return run
 
 
 def _run(

@@ -1,12 +1,25 @@
-"""Options for the output directory and for replacing files."""
+"""Options for the output directory and for replacing files, and how a command gets several options at once."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def with_options(*options: Callable[[Any], Any]) -> Callable[[_Command], _Command]:
+    """Return a decorator that adds options and arguments to a command, in this order."""
+
+    def decorate(command: _Command) -> _Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
 
 
 def output_option(help_text: str = "Directory for the results.") -> Callable[[Any], Any]:

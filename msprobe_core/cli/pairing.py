@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
+
+from msprobe_core.cli.output_options import with_options
 
 if TYPE_CHECKING:
     from msprobe_core.compare import Chosen
@@ -17,9 +19,7 @@ if TYPE_CHECKING:
     from msprobe_core.judge.noise import NoiseModel
     from msprobe_core.model import ExecutorOptions
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
-
-_PAIRING = (
+pairing_options = with_options(
     click.option("-f", "-fm", "--fuzzy_match", is_flag=True, help="Pair calls even if their order differs."),
     click.option("-dm", "--data_mapping", metavar="YAML", help="Row names that belong together."),
     click.option(
@@ -56,13 +56,7 @@ _PAIRING = (
     ),
     click.option("--ray-address", metavar="HOST:PORT", help="Address of a Ray cluster; implies --executor ray."),
 )
-
-
-def pairing_options(command: _Command) -> _Command:
-    """Add the options to a command; it receives them as the fields of `Pairing`."""
-    for option in reversed(_PAIRING):
-        command = option(command)
-    return command
+"""Adds the options to a command, which receives them as the fields of `Pairing`."""
 
 
 @dataclass(frozen=True, kw_only=True)

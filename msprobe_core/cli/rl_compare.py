@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import click
 
 from msprobe_core.cli.incomplete import allow_incomplete_option, exit_status
-from msprobe_core.cli.output_options import output_option, overwrite_option
+from msprobe_core.cli.output_options import output_option, overwrite_option, with_options
 
 if TYPE_CHECKING:
     from msprobe_core.rl.outcome import Outcome
@@ -94,10 +94,7 @@ def comparison_command(
                 is_wrong=not outcome.agrees, incomplete=outcome.incomplete, allows_incomplete=allows_incomplete
             )
 
-        decorated: Callable[..., int] = command
-        for parameter in reversed((*parameters, *_WRITTEN)):
-            decorated = parameter(decorated)
-        return (click if group is None else group).command(name)(decorated)
+        return (click if group is None else group).command(name)(with_options(*parameters, *_WRITTEN)(command))
 
     return decorate
 

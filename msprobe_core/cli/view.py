@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from msprobe_core.cli.incomplete import allow_incomplete_option, exit_status, say_incomplete
-from msprobe_core.cli.output_options import output_option, overwrite_option
-from msprobe_core.cli.pairing import Pairing, noise_given, pairing_options
+from msprobe_core.cli.output_options import output_option, overwrite_option, with_options
+from msprobe_core.cli.pairing import Pairing, noise_given, noise_option, pairing_options
 from msprobe_core.cli.progress import progress_bar
 from msprobe_core.errors import printable
 
@@ -26,16 +25,10 @@ if TYPE_CHECKING:
 
 PAGE = "view.html"
 
-_SUBJECT = (
+subject_options = with_options(
     click.argument("subject", type=click.Path(path_type=Path)),
     click.argument("golden", required=False, type=click.Path(path_type=Path)),
-    click.option(
-        "--noise",
-        type=click.Choice(["auto", "measured", "closed", "off"]),
-        default="auto",
-        show_default=True,
-        help="What rounding explains: measured by `msprobe calibrate` if available, by a formula, or limits by dtype.",
-    ),
+    noise_option,
     click.option(
         "--mapping",
         type=click.Path(path_type=Path),
@@ -45,15 +38,7 @@ _SUBJECT = (
         "--groups", metavar="LIST", help="How ranks are arranged, innermost first, for example tp=2,pp=2,dp=4."
     ),
 )
-
-_Command = TypeVar("_Command", bound=Callable[..., Any])
-
-
-def subject_options(command: _Command) -> _Command:
-    """Add the arguments and options for the input to a command; it receives them as fields of `Asked`."""
-    for option in reversed(_SUBJECT):
-        command = option(command)
-    return command
+"""Adds the arguments and options for the input to a command, which receives them as fields of `Asked`."""
 
 
 @click.command()
