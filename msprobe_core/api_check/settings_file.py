@@ -7,11 +7,9 @@ from typing import Any, cast
 
 import msgspec
 
-from msprobe_core.config.text import read_text
-from msprobe_core.errors import ConfigError, MalformedConfigError
-from msprobe_core.untrusted.malformed import MalformedError
+from msprobe_core.config.text import read_yaml
+from msprobe_core.errors import ConfigError
 from msprobe_core.untrusted.paths import shown
-from msprobe_core.untrusted.yaml_text import load_yaml
 
 
 class CheckSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -40,11 +38,8 @@ def read_settings(path: Path) -> CheckSettings:
     Raises:
         ConfigError: it cannot be read, or a field is unknown or of the wrong type.
     """
-    text = read_text(path, kind="a file of settings", advice="give a JSON or YAML file")
-    try:
-        content: Any = load_yaml(text)
-    except MalformedError as error:
-        raise MalformedConfigError(f"{path}: is neither JSON nor YAML ({error})") from error
+    advice = "give a JSON or YAML file"
+    content = read_yaml(path, kind="a file of settings", advice=advice, fault="is neither JSON nor YAML")
     if isinstance(content, dict) and ("task" in content or "acc_check" in content):
         content = _of_task(path, cast("dict[str, Any]", content))
     try:

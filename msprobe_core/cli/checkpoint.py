@@ -12,7 +12,7 @@ from msprobe_core.cli.incomplete import exit_status
 from msprobe_core.cli.output_options import overwrite_option
 from msprobe_core.cli.progress import progress_bar
 from msprobe_core.cli.show import show, show_lines
-from msprobe_core.errors import ConfigError, MalformedConfigError
+from msprobe_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from msprobe_core.checkpoint.contents import Checkpoint
@@ -170,15 +170,10 @@ def _check_pattern(only: str | None) -> None:
 
 
 def _names_in(path: Path) -> dict[str, str]:
-    from msprobe_core.config.text import read_text
-    from msprobe_core.untrusted.malformed import MalformedError
-    from msprobe_core.untrusted.yaml_text import load_yaml
+    from msprobe_core.config.text import read_yaml
 
-    text = read_text(path, kind="a file of names", advice="give a YAML file of the form 'name: golden name'")
-    try:
-        content: Any = load_yaml(text, has_types=False)
-    except MalformedError as error:
-        raise MalformedConfigError(f"{path}: is no YAML ({error})") from error
+    advice = "give a YAML file of the form 'name: golden name'"
+    content = read_yaml(path, kind="a file of names", advice=advice, has_types=False, fault="is no YAML")
     pairs = cast("dict[object, object]", content) if isinstance(content, dict) else {}
     names = {str(name): str(other) for name, other in pairs.items() if isinstance(name, str) and isinstance(other, str)}
     if not names or len(names) < len(pairs):

@@ -16,10 +16,9 @@ from typing import Any, cast
 
 import msgspec
 
-from msprobe_core.config.text import read_text
-from msprobe_core.errors import ConfigError, MalformedConfigError
+from msprobe_core.config.text import read_yaml
+from msprobe_core.errors import ConfigError
 from msprobe_core.protocols.trainers import ApiMap
-from msprobe_core.untrusted.malformed import MalformedError
 
 SPREAD = "*"
 """Key, among an API's arguments, of the position from which on a list is equivalent to its elements."""
@@ -141,15 +140,11 @@ def _as(path: Path, value: Any, kind: Any) -> Any:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    from msprobe_core.untrusted.yaml_text import load_yaml  # slow to import; only comparisons of two frameworks need it
-
     if not path.is_file():
         return {}
-    content = read_text(path, kind="a map of names", advice="install the plugin again", max_bytes=_MAX_FILE_BYTES)
-    try:
-        loaded = load_yaml(content, has_types=False)
-    except MalformedError as error:
-        raise MalformedConfigError(f"{path}: is no yaml ({error})") from error
+    loaded = read_yaml(
+        path, kind="a map of names", advice="install the plugin again", max_bytes=_MAX_FILE_BYTES, has_types=False
+    )
     if not isinstance(loaded, dict):
         raise ConfigError(f"{path}: must hold names, each with what it is canonically")
     return cast("dict[str, Any]", loaded)

@@ -15,8 +15,8 @@ import polars as pl
 
 from msprobe_core.compare.result import Mode
 from msprobe_core.compat.read_table import NAMES, ROW_NAME, ResultTable, Wording, rank_files, read_table
-from msprobe_core.config.text import read_text
-from msprobe_core.errors import CompareError, ConfigError, MalformedConfigError
+from msprobe_core.config.text import read_yaml
+from msprobe_core.errors import CompareError, ConfigError
 from msprobe_core.judge.formatting import formatted
 from msprobe_core.judge.statistics_columns import STATISTICS
 from msprobe_core.protocols.presentation import Width
@@ -25,8 +25,6 @@ from msprobe_core.report.sheet import MAX_SHEET_ROWS, Sheet, SheetColumn, SheetP
 from msprobe_core.report.summary import incomplete_of
 from msprobe_core.store.atomic_file import unused_paths, whole_file
 from msprobe_core.store.layout import make_directory
-from msprobe_core.untrusted.malformed import MalformedError
-from msprobe_core.untrusted.yaml_text import load_yaml
 
 _INDICES: Mapping[Mode, Mapping[str, str]] = {
     Mode.STATISTICS: {
@@ -101,11 +99,7 @@ def read_request(path: Path) -> MergeRequest:
         ConfigError: it cannot be read, or has other content.
     """
     example = "it needs a list 'api', for example api: [Functional.gelu.1.forward]"
-    text = read_text(path, kind="a list of rows and indices", advice="give a YAML file")
-    try:
-        content = load_yaml(text)
-    except MalformedError as error:
-        raise MalformedConfigError(f"{path}: is not valid YAML ({error})") from error
+    content = read_yaml(path, kind="a list of rows and indices", advice="give a YAML file", fault="is not valid YAML")
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: holds {type(content).__name__}; {example}")
     try:

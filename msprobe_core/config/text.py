@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from msprobe_core.errors import ConfigError, MalformedConfigError, UnreadableConfigError
 from msprobe_core.untrusted.files import TooLargeError, read_plain
+from msprobe_core.untrusted.malformed import MalformedError
 
 MAX_BYTES = 16 << 20
 """Default size limit of such a file."""
@@ -47,6 +49,25 @@ def read_json(path: Path, *, kind: str, advice: str) -> object:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise MalformedConfigError(f"{path}: is not valid JSON ({error})") from error
+
+
+def read_yaml(
+    path: Path, *, kind: str, advice: str, max_bytes: int = MAX_BYTES, has_types: bool = True, fault: str = "is no yaml"
+) -> Any:
+    """Return the content of a YAML file.
+
+    The arguments are those of `read_text` and `load_yaml`; ``fault`` is what the message says of a file that is none.
+
+    Raises:
+        ConfigError: it cannot be read, or is no YAML.
+    """
+    from msprobe_core.untrusted.yaml_text import load_yaml  # slow to import, and rarely needed
+
+    text = read_text(path, kind=kind, advice=advice, max_bytes=max_bytes)
+    try:
+        return load_yaml(text, has_types=has_types)
+    except MalformedError as error:
+        raise MalformedConfigError(f"{path}: {fault} ({error})") from error
 
 
 def read_text(path: Path, *, kind: str, advice: str, max_bytes: int = MAX_BYTES, where: str | None = None) -> str:

@@ -18,9 +18,8 @@ from typing import Annotated, Any, cast
 import msgspec
 import polars as pl
 
-from msprobe_core.config.text import read_text
-from msprobe_core.errors import ConfigError, MalformedConfigError, UnknownFieldError
-from msprobe_core.untrusted.malformed import MalformedError
+from msprobe_core.config.text import read_yaml
+from msprobe_core.errors import ConfigError, UnknownFieldError
 
 
 class Precision(IntEnum):
@@ -169,14 +168,7 @@ def load_limits(path: Path | str) -> LimitTable:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    # A late import: only comparisons need YAML.
-    from msprobe_core.untrusted.yaml_text import load_yaml
-
-    content = read_text(path, kind="a file of limits", advice="give a yaml file of limits", max_bytes=_MAX_FILE_BYTES)
-    try:
-        loaded = load_yaml(content)
-    except MalformedError as error:
-        raise MalformedConfigError(f"{path}: is no yaml ({error})") from error
+    loaded = read_yaml(path, kind="a file of limits", advice="give a yaml file of limits", max_bytes=_MAX_FILE_BYTES)
     if not isinstance(loaded, dict) or not all(isinstance(key, str) for key in cast("dict[Any, Any]", loaded)):
         raise ConfigError(f"{path}: must hold fields such as 'relative' and 'overrides', each with a value")
     return cast("dict[str, Any]", loaded)

@@ -90,7 +90,7 @@ def test_a_seed_repeats_its_run(tmp_path):
 
 # --- every reader has a target --------------------------------------------------------------------------------------
 
-OPENING = {"open_plain", "read_plain", "read_text", "load_struct"}
+OPENING = {"open_plain", "read_plain", "read_text", "read_yaml", "load_struct"}
 """Functions by which files of others are opened."""
 
 
