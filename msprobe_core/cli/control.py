@@ -59,26 +59,17 @@ def _changes(settings: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _describe(config: Config) -> str:
+    from msprobe_core.config.ranges import format_ranges
+
     if not config.dump_enable:
         return "recording is off"
     options = config.options
     parts = [f"task {config.task.value}", f"level {config.level.value}"]
     if config.task.value != "structure":
         parts.append(f"summary_mode {options.summary_mode}")
-    parts += [f"{name} {_numbers(getattr(config, name)) or 'all'}" for name in ("step", "rank")]
+    parts += [f"{name} {', '.join(format_ranges(getattr(config, name))) or 'all'}" for name in ("step", "rank")]
     parts += [f"{name} {', '.join(getattr(options, name))}" for name in ("scope", "list") if getattr(options, name)]
     return f"recording is on: {'; '.join(parts)}; to {config.dump_path}"
-
-
-def _numbers(numbers: tuple[int, ...]) -> str:
-    """Return ascending numbers in the configuration's notation, ranges as ``a-b``."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1][1:] = [number]
-        else:
-            runs.append([number])
-    return ", ".join("-".join(map(str, run)) for run in runs)
 
 
 def _say_who_follows(edit: Edit, *, has_changed: bool) -> str:

@@ -124,7 +124,7 @@ class Pairing:
         """Selected steps and ranks."""
         from msprobe_core.compare import Chosen
 
-        return Chosen(_numbers(self.steps, "--steps"), _numbers(self.ranks, "--ranks"))
+        return Chosen(numbers_given(self.steps, "--steps"), numbers_given(self.ranks, "--ranks"))
 
     @property
     def executor_name(self) -> str | None:
@@ -157,7 +157,8 @@ def noise_given(asked: str, golden: Path) -> NoiseModel | None:
     return NoiseModel() if asked == "closed" else (measured_noise if asked == "measured" else load_noise)(golden)
 
 
-def _numbers(text: str | None, option: str) -> tuple[int, ...]:
+def numbers_given(text: str | None, option: str) -> tuple[int, ...]:
+    """Return the numbers that an option lists, such as ``0-3,10``; none if it is not given."""
     from msprobe_core.config.ranges import parse_ranges
 
     if text is None:

@@ -12,6 +12,7 @@ import click
 
 from msprobe_core.cli.incomplete import allow_incomplete_option, exit_status
 from msprobe_core.cli.output_options import output_option, overwrite_option, with_options
+from msprobe_core.cli.pairing import numbers_given
 
 if TYPE_CHECKING:
     from msprobe_core.rl.outcome import Outcome
@@ -81,7 +82,7 @@ def comparison_command(
             if baseline is not None:
                 given["baseline"] = open_run(baseline)
             runs = {key: open_run(value) for key, value in given.items() if isinstance(value, Path)}
-            compares = function(**given | runs, steps=_numbers(steps))
+            compares = function(**given | runs, steps=numbers_given(steps, "--steps"))
             with progress_bar("comparing") as progress:
                 outcome = compares(progress)
             if xlsx and form not in {None, "xlsx"}:
@@ -102,17 +103,6 @@ def comparison_command(
 def _group_name() -> str:
     """Return the name of the group that the command was called in: ``rl``, or that of a trainer's plugin."""
     return click.get_current_context().command_path.split()[1]
-
-
-def _numbers(text: str | None) -> tuple[int, ...]:
-    from msprobe_core.config.ranges import parse_ranges
-
-    if text is None:
-        return ()
-    numbers = parse_ranges([part for part in text.split(",") if part.strip()], "--steps")
-    if not numbers:
-        raise click.UsageError("--steps names none; give for example --steps 0-3,10")
-    return tuple(numbers)
 
 
 @comparison_command(
