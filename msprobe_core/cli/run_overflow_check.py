@@ -71,21 +71,10 @@ def _runs(framework: ReplayingFramework, devices: Sequence[str]) -> dict[str, Ru
     """Return the replay on each device, by its name."""
     from functools import partial
 
-    if not devices:
-        return {}
-    list_devices = getattr(framework, "replay_devices", None)
-    present: list[str] = [] if list_devices is None else list(list_devices())
-    runs: dict[str, Run] = {}
-    for device in devices:
-        numbered = [name for name in present if name == device or name.rpartition(":")[2] == device]
-        if not numbered:
-            known = f"here are {', '.join(present)}" if present else "there is none here"
-            raise ConfigError(
-                f"-d {device}: is no device that calls can be made on; {known}. Leave out -d for the host"
-            )
-        replay: Callable[..., Replayed] = framework.replay
-        runs[numbered[0]] = partial(replay, device=numbered[0])
-    return runs
+    from msprobe_core.api_check.three_way import devices_called
+
+    replay: Callable[..., Replayed] = framework.replay
+    return {device: partial(replay, device=device) for device in devices_called(framework, devices)}
 
 
 def _lines(verdicts: Sequence[OverflowVerdict], num_calls: int) -> Iterator[str]:

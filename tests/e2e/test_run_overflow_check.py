@@ -180,5 +180,5 @@ def test_what_cannot_be_replayed(tmp_path, capsys):
     assert status(["-api_info", str(unit)]) == 2
     assert "not judged: 1" in capsys.readouterr().out
     assert status(["-api_info", str(unit), "-d", "4095"]) == 2
-    assert "-d 4095: is no device" in capsys.readouterr().err
+    assert "--device 4095: the framework sees no such device" in capsys.readouterr().err
     assert status(["-api_info", str(tmp_path / "none")]) == 2
