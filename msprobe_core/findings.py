@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
@@ -317,10 +317,10 @@ def _from_json(value: Any) -> Field:
 
 def _code(value: str) -> Code:
     _import_codes()
-    for kind in _kinds(Code):
-        if value in kind._value2member_map_:
-            return kind(value)
-    raise KeyError(value)
+    try:
+        return code_of(value)
+    except ValueError as error:
+        raise KeyError(value) from error
 
 
 @cache
@@ -329,9 +329,3 @@ def _import_codes() -> None:
     for module in walk_packages([str(Path(__file__).parent)], "msprobe_core."):
         if module.name.endswith("_codes"):
             import_module(module.name)
-
-
-def _kinds(base: type[Code]) -> Iterator[type[Code]]:
-    for kind in base.__subclasses__():
-        yield kind
-        yield from _kinds(kind)
