@@ -10,11 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from msprobe_core.console import print_lines
-from msprobe_core.errors import StoreError
 from msprobe_core.estimate.engine import CaseResult, Estimate
-from msprobe_core.store.layout import create_file
+from msprobe_core.store import atomic_file
 from msprobe_core.store.results import refuse_foreign_json
-from msprobe_core.untrusted.paths import encode_json
 
 _WIDTH = 110
 """Number of columns if there is no terminal to ask."""
@@ -93,12 +91,7 @@ def write_json(estimate: Estimate, scale: Scale, path: Path) -> None:
         bare=_measured(estimate, scale, estimate.bare),
         cases=tuple(_measured(estimate, scale, result) for result in estimate.cases),
     )
-    with create_file(path) as file:
-        try:
-            file.write(encode_json(content, indent=2) + b"\n")
-            file.flush()
-        except OSError as error:
-            raise StoreError(f"{path}: cannot be written ({error.strerror}); free space or choose another") from error
+    atomic_file.write_json(path, content)
 
 
 def _measured(estimate: Estimate, scale: Scale, result: CaseResult) -> MeasuredCase:

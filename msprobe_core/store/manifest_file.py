@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -24,6 +25,9 @@ _MAX_BYTES = 256 << 20
 
 _KERNEL_LEVELS = 4
 """Levels of directories below that of a process, ``rank_0``, in a dump of kernels by the framework."""
+
+
+_Content = TypeVar("_Content")
 
 
 class _Head(msgspec.Struct):
@@ -72,15 +76,17 @@ def decode_manifest(content: bytes, path: Path) -> Manifest:
     Raises:
         DumpError: it is damaged, or of a later version; the message names ``path``.
     """
+    return _decoded(content, path, Manifest, "is a manifest", "is no manifest, or a damaged one")
+
+
+def _decoded(content: bytes, path: Path, kind: type[_Content], what: str, otherwise: str) -> _Content:
     try:
         schema = msgspec.json.decode(content, type=_Head).schema
         if schema > SCHEMA:
-            raise NewerDumpError(
-                f"{path}: is a manifest of version {schema}; {SCHEMA} is the latest known; update msprobe"
-            )
-        return msgspec.json.decode(content, type=Manifest)
+            raise NewerDumpError(f"{path}: {what} of version {schema}; {SCHEMA} is the latest known; update msprobe")
+        return msgspec.json.decode(content, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise DamagedDumpError(f"{path}: is no manifest, or a damaged one ({error})") from error
+        raise DamagedDumpError(f"{path}: {otherwise} ({error})") from error
 
 
 def find_manifest(unit: Path) -> Path | None:
@@ -146,12 +152,5 @@ def decode_data_rows(content: bytes, path: Path) -> list[DataRows]:
     Raises:
         DumpError: they are damaged, or of a later version; the message names ``path``.
     """
-    try:
-        schema = msgspec.json.decode(content, type=_Head).schema
-        if schema > SCHEMA:
-            raise NewerDumpError(
-                f"{path}: holds rows of version {schema}; {SCHEMA} is the latest known; update msprobe"
-            )
-        return list(msgspec.json.decode(content, type=_DataRowsFile).data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise DamagedDumpError(f"{path}: holds no rows of data, or damaged ones ({error})") from error
+    otherwise = "holds no rows of data, or damaged ones"
+    return list(_decoded(content, path, _DataRowsFile, "holds rows", otherwise).data)

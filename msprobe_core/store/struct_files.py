@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
-from msprobe_core.errors import DamagedDumpError, DumpError, LargeDumpError, StoreError
-from msprobe_core.store import layout
+from msprobe_core.errors import DamagedDumpError, DumpError, LargeDumpError
+from msprobe_core.store.atomic_file import whole_file
+from msprobe_core.store.layout import make_directory
 from msprobe_core.untrusted.files import TooLargeError, read_plain
 
 _Content = TypeVar("_Content")
@@ -26,17 +26,9 @@ def save_struct(path: Path, content: msgspec.Struct) -> None:
     Raises:
         StoreError: it cannot be written.
     """
-    layout.make_directory(path.parent)
-    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with layout.create_file(draft) as file:
-            file.write(msgspec.json.format(msgspec.json.encode(content), indent=1))
-        draft.replace(path)
-    except OSError as error:
-        draft.unlink(missing_ok=True)
-        if isinstance(error, StoreError):
-            raise
-        raise StoreError(f"{path}: cannot be written ({error.strerror}); choose another directory") from error
+    make_directory(path.parent)
+    with whole_file(path) as file:
+        file.write(msgspec.json.format(msgspec.json.encode(content), indent=1))
 
 
 def load_struct(path: Path, kind: type[_Content], *, otherwise: str | None = None) -> _Content:
