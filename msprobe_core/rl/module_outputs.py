@@ -16,10 +16,9 @@ from msprobe_core.errors import CompareError, DumpError, EntryNameError, Nothing
 from msprobe_core.model import Phase, Role, SiteKind
 from msprobe_core.names import parse_entry
 from msprobe_core.protocols.storage import Dump
-from msprobe_core.rl.files import BatchLayout, CallPhase, Row, StageSamples
 from msprobe_core.rl.module_maps import FSDP, MEGATRON
 from msprobe_core.rl.recorded import RecordedRun
-from msprobe_core.store import read_whole
+from msprobe_core.store import BatchLayout, CallPhase, Row, StageSamples, read_whole
 from msprobe_core.store.frame import RowKind
 
 Array: TypeAlias = NDArray[Any]

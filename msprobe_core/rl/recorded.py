@@ -16,23 +16,19 @@ from msprobe_core.findings import Finding
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.rl.detail_codes import RunNoteCode
 from msprobe_core.rl.files import (
-    SAMPLES_FILE,
     WEIGHTS_FILE,
     BatchFile,
     RLStage,
     RunInfo,
-    StageSamples,
     WeightsFile,
     load_batch,
     load_run,
-    load_samples,
     load_weights,
-    sample_id,
     stages_of,
     steps_of,
     trainer_directory,
 )
-from msprobe_core.store import ending_of, sentence, units_of_step
+from msprobe_core.store import SAMPLES_FILE, StageSamples, ending_of, load_samples, sample_id, sentence, units_of_step
 from msprobe_core.store.reading import check_exists, read_dump
 
 Array: TypeAlias = NDArray[Any]

@@ -15,17 +15,8 @@ import msgspec
 import numpy as np
 
 from msprobe_core.errors import DamagedDumpError, DumpError, StoreError
-from msprobe_core.rl.files import (
-    VERSION,
-    Array,
-    RLStage,
-    load_tensors,
-    rank_directory,
-    ranks_of,
-    sample_id,
-    save_tensors,
-)
-from msprobe_core.store import load_struct, make_directory, save_struct
+from msprobe_core.rl.files import VERSION, Array, RLStage, load_tensors, rank_directory, ranks_of, save_tensors
+from msprobe_core.store import load_struct, make_directory, sample_id, save_struct
 
 _EXPERTS, _WEIGHTS, _SCORES = "experts", "weights", "scores"
 

@@ -23,12 +23,13 @@ from msprobe_core.judge.limits import UNIT_ROUNDOFF, conventional
 from msprobe_core.judge.row_findings import said
 from msprobe_core.judge.verdict import differs
 from msprobe_core.locate.rl_samples import with_same_samples
-from msprobe_core.rl.files import BatchFile, RLStage, StageSamples, WeightsFile, load_rewards
+from msprobe_core.rl.files import BatchFile, RLStage, WeightsFile, load_rewards
 from msprobe_core.rl.module_outputs import StageTensors, StatisticsOnlyError
 from msprobe_core.rl.modules import compare_modules
 from msprobe_core.rl.recorded import Array, RecordedRun
 from msprobe_core.rl.rl_codes import RunsCode
 from msprobe_core.rl.weights import assumed_precision
+from msprobe_core.store import StageSamples
 from msprobe_core.store.reading import is_dump
 
 _Batch: TypeAlias = tuple[BatchFile, Mapping[str, Array]]

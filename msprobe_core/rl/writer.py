@@ -36,7 +36,6 @@ from msprobe_core.rl.files import (
     Sampling,
     WeightsFile,
     rank_directory,
-    sample_id,
     save_batch,
     save_run,
     save_weights,
@@ -44,8 +43,7 @@ from msprobe_core.rl.files import (
 )
 from msprobe_core.rl.routing_files import RoutedTokens, packed, save_routing
 from msprobe_core.rl.weight_digests import WeightDigests, sizes_of
-
-__all__ = ["RunWriter"]
+from msprobe_core.store import sample_id
 
 _IDENTITY = ("prompts", "responses", "attention_mask")
 """Tensors that identify samples."""

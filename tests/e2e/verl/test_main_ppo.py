@@ -10,6 +10,7 @@ import pytest
 
 from msprobe_core.cli import main
 from msprobe_core.rl import files
+from msprobe_core.store import CallPhase, load_samples, sample_id
 from msprobe_core.store.manifest_file import MANIFEST_FILE, read_manifest
 
 pytestmark = pytest.mark.slow
@@ -27,7 +28,7 @@ def rows_of(run, stage, step):
     return [
         row
         for directory in files.ranks_of(run, stage, step).values()
-        for micro in files.load_samples(directory).micro_batches
+        for micro in load_samples(directory).micro_batches
         for row in micro.rows
     ]
 
@@ -82,23 +83,23 @@ def test_samples_have_one_identity_in_all_stages_and_in_the_batch(healthy_run, s
     assert len(prompts) == 4  # two responses each
     assert {row.prompt_id for row in rows_of(run, "actor_update", step)} == prompts
     for row, ids, mask in zip(batch.samples, tensors["input_ids"], tensors["attention_mask"].astype(bool), strict=True):
-        assert files.sample_id(ids[mask]) == row.id
+        assert sample_id(ids[mask]) == row.id
         assert mask.sum() == row.total_length
 
 
 def test_a_rollout_is_a_prompt_and_tokens_one_by_one(healthy_run):
     for directory in files.ranks_of(healthy_run.out, "rollout_generate", 1).values():
-        samples = files.load_samples(directory)
+        samples = load_samples(directory)
         by_sample = {}
         for micro in samples.micro_batches:
             (row,) = micro.rows
             by_sample.setdefault(row.id, []).append((micro.phase, row))
         for parts in by_sample.values():
             (phase, prompt), *tokens = parts
-            assert phase is files.CallPhase.PREFILL
+            assert phase is CallPhase.PREFILL
             assert (prompt.start, prompt.length) == (0, prompt.prompt_length)
             assert [row.start for _, row in tokens] == list(range(prompt.prompt_length, prompt.total_length - 1))
-            assert {phase for phase, _ in tokens} == {files.CallPhase.DECODE}
+            assert {phase for phase, _ in tokens} == {CallPhase.DECODE}
 
 
 @pytest.mark.parametrize("step", [1, 2])
@@ -129,7 +130,7 @@ def test_stages_of_the_policy_know_its_version(healthy_run):
     for stage in ("rollout_generate", "actor_compute_log_prob", "actor_update"):
         for step in (1, 2):
             for directory in files.ranks_of(healthy_run.out, stage, step).values():
-                assert files.load_samples(directory).policy_version == step - 1, (stage, step)
+                assert load_samples(directory).policy_version == step - 1, (stage, step)
 
 
 def transfers(run, step):

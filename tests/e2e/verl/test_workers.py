@@ -10,6 +10,7 @@ import torch
 
 from msprobe_core.cli import main
 from msprobe_core.rl import files
+from msprobe_core.store import BatchLayout, load_samples
 from msprobe_core.store.manifest_file import MANIFEST_FILE, read_manifest
 from msprobe_core.store.training_metrics import load_updates
 
@@ -32,7 +33,7 @@ def by_sample(run, stage, step, entry):
     """Return what a module returned for each sample, by its identity, from all ranks."""
     found = {}
     for directory in files.ranks_of(run, stage, step).values():
-        for micro in files.load_samples(directory).micro_batches:
+        for micro in load_samples(directory).micro_batches:
             values = output_of(directory, f"{entry}.forward.{micro.call}")
             for row in micro.rows:
                 found[row.id] = values[row.row, row.offset : row.offset + row.length]
@@ -95,10 +96,10 @@ def test_every_stage_has_a_manifest_of_its_process(padded, packed):
 
 
 def test_calls_are_micro_batches_through_all_mini_batches(padded):
-    samples = files.load_samples(files.rank_directory(padded[0].out, "actor_update", 2, 0))
+    samples = load_samples(files.rank_directory(padded[0].out, "actor_update", 2, 0))
     assert [(m.call, m.mini, m.micro) for m in samples.micro_batches] == [(0, 0, 0), (1, 0, 1), (2, 1, 0), (3, 1, 1)]
     assert (samples.step, samples.policy_version) == (2, 1)
-    assert {m.layout for m in samples.micro_batches} == {files.BatchLayout.PADDED}
+    assert {m.layout for m in samples.micro_batches} == {BatchLayout.PADDED}
     rows = [row for m in samples.micro_batches for row in m.rows]
     assert len({row.id for row in rows}) == 8
     assert sorted(row.total_length for row in rows) == sorted([12, 11, 12, 14, 7, 14, 12, 14])
@@ -126,8 +127,8 @@ def test_packed_on_two_ranks_is_padded_on_one_sample_by_sample(padded, packed):
     one, two = (by_sample(run.out, "actor_compute_log_prob", 1, LAST) for run, _ in (padded, packed))
     assert one.keys() == two.keys()
     assert max(float((one[i] - two[i]).abs().max()) for i in one) < 1e-6
-    samples = files.load_samples(files.rank_directory(packed[0].out, "actor_update", 1, 1))
-    assert {m.layout for m in samples.micro_batches} == {files.BatchLayout.PACKED}
+    samples = load_samples(files.rank_directory(packed[0].out, "actor_update", 1, 1))
+    assert {m.layout for m in samples.micro_batches} == {BatchLayout.PACKED}
     assert samples.rank == 1
     for micro in samples.micro_batches:
         assert [row.offset for row in micro.rows] == [0, micro.rows[0].length]
@@ -221,7 +222,7 @@ def test_with_ulysses_each_process_has_its_slice_of_the_samples(run_workers, pad
     whole = by_sample(padded[0].out, "actor_compute_log_prob", 1, LAST)
     seen = dict.fromkeys(whole, 0)
     for directory in directories.values():
-        for micro in files.load_samples(directory).micro_batches:
+        for micro in load_samples(directory).micro_batches:
             values = output_of(directory, f"{LAST}.forward.{micro.call}")
             for row in micro.rows:
                 assert row.offset + row.length <= values.shape[1]
@@ -286,7 +287,7 @@ def test_verls_own_keys_of_a_precision_debugger_switch_it_on(run_workers, plain,
     assert files.stages_of(run.out) == ["actor_compute_log_prob", "actor_update"]  # as asked for: without the reference
     for stage in files.stages_of(run.out):
         assert files.steps_of(run.out, stage) == [2]
-        assert len(files.load_samples(files.rank_directory(run.out, stage, 2, 0)).micro_batches) == 4
+        assert len(load_samples(files.rank_directory(run.out, stage, 2, 0)).micro_batches) == 4
     data = dump_of(files.rank_directory(run.out, "actor_update", 2, 0))
     assert {f"{LAST}.backward.0", f"{LAST}.parameters_grad.3"} <= data.keys()
     assert any(name.startswith("Functional.linear") for name in data)

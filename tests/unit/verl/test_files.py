@@ -7,20 +7,31 @@ import pytest
 
 from msprobe_core.errors import DumpError, StoreError
 from msprobe_core.rl import files
+from msprobe_core.store import (
+    SAMPLES_FILE,
+    BatchLayout,
+    CallPhase,
+    MicroBatch,
+    Row,
+    StageSamples,
+    load_samples,
+    sample_id,
+    save_samples,
+)
 
 
 def one_row(**changes):
-    fields = {"id": files.sample_id([1, 2, 3]), "prompt_id": files.sample_id([1]), "uid": "u0"}
+    fields = {"id": sample_id([1, 2, 3]), "prompt_id": sample_id([1]), "uid": "u0"}
     numbers = {"length": 3, "prompt_length": 1, "total_length": 3}
-    return files.Row(**(fields | numbers | changes))
+    return Row(**(fields | numbers | changes))
 
 
 def some_samples():
-    micro = files.MicroBatch(
-        call=1, mini=0, micro=1, layout=files.BatchLayout.PACKED, phase=files.CallPhase.TRAIN,
+    micro = MicroBatch(
+        call=1, mini=0, micro=1, layout=BatchLayout.PACKED, phase=CallPhase.TRAIN,
         rows=(one_row(), one_row(offset=3)),
     )  # fmt: skip
-    return files.StageSamples(version=1, stage="actor_update", step=3, rank=1, policy_version=2, micro_batches=(micro,))
+    return StageSamples(version=1, stage="actor_update", step=3, rank=1, policy_version=2, micro_batches=(micro,))
 
 
 def a_weight():
@@ -32,18 +43,18 @@ def a_weight():
 class TestIdentity:
     def test_an_identity_is_that_of_the_numbers_whatever_holds_them(self):
         # printf '\\1\\0\\0\\0\\0\\0\\0\\0\\2\\0\\0\\0\\0\\0\\0\\0' | sha1sum
-        assert files.sample_id([1, 2]) == "bfc7e924eea68b337b7599cc5e3dcbda910e662d"
-        assert files.sample_id(np.array([1, 2], dtype=np.int32)) == files.sample_id((1, 2))
-        assert files.sample_id(np.array([[1, 9], [2, 9]])[:, 0]) == files.sample_id([1, 2])
+        assert sample_id([1, 2]) == "bfc7e924eea68b337b7599cc5e3dcbda910e662d"
+        assert sample_id(np.array([1, 2], dtype=np.int32)) == sample_id((1, 2))
+        assert sample_id(np.array([[1, 9], [2, 9]])[:, 0]) == sample_id([1, 2])
 
     def test_other_tokens_are_another_sample(self):
-        assert len({files.sample_id(ids) for ids in ([], [0], [0, 0], [1, 2], [2, 1], [513])}) == 6
+        assert len({sample_id(ids) for ids in ([], [0], [0, 0], [1, 2], [2, 1], [513])}) == 6
 
 
 class TestRoundTrips:
     def test_samples(self, tmp_path):
-        files.save_samples(tmp_path / "rank1", some_samples())
-        assert files.load_samples(tmp_path / "rank1") == some_samples()
+        save_samples(tmp_path / "rank1", some_samples())
+        assert load_samples(tmp_path / "rank1") == some_samples()
 
     def test_weights(self, tmp_path):
         weights = files.WeightsFile(version=1, step=1, rank=0, policy_version=1, parameters=(a_weight(),))
@@ -58,7 +69,7 @@ class TestRoundTrips:
             "nothing": np.zeros((2, 0), dtype=np.float16),
             "scalar": np.float64(3.5),
         }
-        row = files.BatchRow(id=files.sample_id([1]), prompt_id=files.sample_id([1]), total_length=1)
+        row = files.BatchRow(id=sample_id([1]), prompt_id=sample_id([1]), total_length=1)
         batch = files.BatchFile(
             version=1, step=2, rows=2, metrics={"actor/loss": 0.25}, samples=(row, row),
             sampling=files.Sampling(temperature=0.7), policy_version=files.PolicyVersions(min=0, max=1),
@@ -93,7 +104,7 @@ class TestRoundTrips:
         assert run.errors == ["worker a/b:7: no room"]
 
     def test_files_are_for_their_owner_only(self, tmp_path):
-        files.save_samples(tmp_path / "new" / "rank0", some_samples())
+        save_samples(tmp_path / "new" / "rank0", some_samples())
         files.save_batch(tmp_path / "new", files.BatchFile(version=1, step=0, rows=0), {"a": np.zeros(1)})
         for path in (tmp_path / "new").rglob("*"):
             assert path.stat().st_mode & 0o077 == 0, path
@@ -133,17 +144,17 @@ class TestRewards:
 class TestWhatIsRefused:
     def test_a_missing_file(self, tmp_path):
         with pytest.raises(DumpError, match=r"samples\.json: cannot be read \(No such file"):
-            files.load_samples(tmp_path)
+            load_samples(tmp_path)
         with pytest.raises(DumpError, match=r"holds no run\.json; give the directory"):
             files.load_run(tmp_path)
 
     @pytest.mark.parametrize("keep", [0, 10, 200])
     def test_a_file_that_is_cut_off(self, tmp_path, keep):
-        files.save_samples(tmp_path, some_samples())
-        path = tmp_path / files.SAMPLES_FILE
+        save_samples(tmp_path, some_samples())
+        path = tmp_path / SAMPLES_FILE
         path.write_bytes(path.read_bytes()[:keep])
         with pytest.raises(DumpError, match=r"samples\.json: is cut off or no JSON"):
-            files.load_samples(tmp_path)
+            load_samples(tmp_path)
 
     def test_an_unknown_field(self, tmp_path):
         (tmp_path / files.WEIGHTS_FILE).write_text('{"version":1,"step":1,"rank":0,"colour":"red"}')

@@ -26,6 +26,7 @@ from msprobe_core.errors import ConfigError
 from msprobe_core.plugin import Health
 from msprobe_core.rl import Hop, files
 from msprobe_core.rl.weight_chain import compare_chain
+from msprobe_core.store import load_samples, sample_id
 from msprobe_core.store.manifest_file import MANIFEST_FILE, read_manifest
 from msprobe_core.store.training_metrics import load_updates
 
@@ -274,11 +275,11 @@ class TestWorkers:
         worker.compute_ref_log_prob({"micro": batch(*SAMPLES)})
         worker.update_actor({"minis": [batch(*SAMPLES[:2]), batch(*SAMPLES[2:])]})
         assert files.stages_of(tmp_path / "run") == ["actor_compute_log_prob", "ref_compute_log_prob", "actor_update"]
-        samples = files.load_samples(directory(tmp_path, "actor_update"))
+        samples = load_samples(directory(tmp_path, "actor_update"))
         assert [(m.call, m.mini, m.micro) for m in samples.micro_batches] == [(0, 0, 0), (1, 1, 0)]
         assert samples.policy_version == 4
         rows = [row for m in samples.micro_batches for row in m.rows]
-        assert [row.id for row in rows] == [files.sample_id([*p, *r]) for p, r in SAMPLES]
+        assert [row.id for row in rows] == [sample_id([*p, *r]) for p, r in SAMPLES]
         assert [(row.offset, row.prompt_length, row.total_length) for row in rows] == [
             (0, 2, 3),
             (3, 1, 4),
@@ -298,7 +299,7 @@ class TestWorkers:
         critic.train_mini_batch({"minis": [batch(*SAMPLES)]})
         training("language_model").infer_batch({"micro": batch(*SAMPLES)})  # of some other use
         assert files.stages_of(tmp_path / "run") == ["compute_values", "critic_update"]
-        assert len(files.load_samples(directory(tmp_path, "compute_values")).micro_batches) == 2  # of the critic alone
+        assert len(load_samples(directory(tmp_path, "compute_values")).micro_batches) == 2  # of the critic alone
 
     def test_an_actor_without_its_adapter_is_the_reference(self, tmp_path, switch_on):
         switch_on()
@@ -315,7 +316,7 @@ class TestWorkers:
         switch_on()
         put_hooks("verl.workers.engine.megatron.transformer_impl", Megatron=Megatron)
         workers(Megatron)[0]().update_actor({"minis": [batch(*SAMPLES)]})
-        assert len(files.load_samples(directory(tmp_path, "actor_update")).micro_batches) == 2
+        assert len(load_samples(directory(tmp_path, "actor_update")).micro_batches) == 2
         names = entries(tmp_path, "actor_update")
         assert {f"Module.{chunk}.last.Dense.forward.{call}" for chunk in (0, 1) for call in (0, 1)} <= names.keys()
 
@@ -330,8 +331,8 @@ class TestWorkers:
         put_hooks("verl.workers.engine.fsdp.transformer_impl", Fsdp=Fsdp)
         samples = [([1, 2], [3]), ([4], [5, 6, 7, 8]), ([9], [10])]
         workers(Ulysses)[0]().compute_log_prob({"micro": {**batch(), "all": [micro_batch(*samples)]}})
-        (micro,) = files.load_samples(directory(tmp_path, "actor_compute_log_prob")).micro_batches
-        first, second, third = (files.sample_id(tokens) for tokens in ([1, 2, 3], [4, 5, 6, 7, 8], [9, 10]))
+        (micro,) = load_samples(directory(tmp_path, "actor_compute_log_prob")).micro_batches
+        first, second, third = (sample_id(tokens) for tokens in ([1, 2, 3], [4, 5, 6, 7, 8], [9, 10]))
         assert [(row.id, row.offset, row.start, row.length) for row in micro.rows] == (
             [(first, 0, 0, 3), (second, 3, 0, 2)] if not rank else [(second, 0, 2, 3), (third, 3, 0, 2)]
         )
@@ -398,7 +399,7 @@ def request(*prompt):
 
 
 def rollouts(tmp_path, rank=0, step=1):
-    return files.load_samples(directory(tmp_path, "rollout_generate", step=step, rank=rank)).micro_batches
+    return load_samples(directory(tmp_path, "rollout_generate", step=step, rank=rank)).micro_batches
 
 
 class TestEngines:
@@ -415,7 +416,7 @@ class TestEngines:
         runner.execute_model(schedule(finished=["a"]))
         prefill, decode, alone = rollouts(tmp_path, rank=3)
         assert [m.phase for m in (prefill, decode, alone)] == ["prefill", "decode", "decode"]
-        identities = [files.sample_id([1, 2, 3, 50, 50, 50]), files.sample_id([4, 50, 50])]
+        identities = [sample_id([1, 2, 3, 50, 50, 50]), sample_id([4, 50, 50])]
         assert [[row.id for row in m.rows] for m in (prefill, decode, alone)] == [
             identities,
             identities,
@@ -526,8 +527,8 @@ class TestEngines:
         scheduler.process_batch_result(SimpleNamespace(reqs=[a, b]), 51)
         first, second = rollouts(tmp_path)  # written, since nothing runs any more
         assert [(row.id, row.prompt_id, row.offset, row.start, row.length) for row in first.rows] == [
-            (files.sample_id([1, 2, 3, 4, 5, 50, 51]), files.sample_id([1, 2, 3, 4, 5]), 0, 2, 3),
-            (files.sample_id([7, 8, 50]), files.sample_id([7, 8]), 3, 0, 2),
+            (sample_id([1, 2, 3, 4, 5, 50, 51]), sample_id([1, 2, 3, 4, 5]), 0, 2, 3),
+            (sample_id([7, 8, 50]), sample_id([7, 8]), 3, 0, 2),
         ]
         assert [(row.prompt_length, row.total_length) for row in first.rows] == [(5, 7), (2, 3)]
         assert [row.id for row in second.rows] == [row.id for row in first.rows]
@@ -555,7 +556,7 @@ class TestEngines:
                     model.forward(Array(np.ones((2, 4))))
             probe.finish(name, [1], [2, 3, 4])
         micros = rollouts(tmp_path, rank=1)
-        assert [(m.rows[0].start, m.rows[0].id) for m in micros] == [(n, files.sample_id([1, 2, 3, 4])) for n in (1, 2)]
+        assert [(m.rows[0].start, m.rows[0].id) for m in micros] == [(n, sample_id([1, 2, 3, 4])) for n in (1, 2)]
         names = [name for name in entries(tmp_path, "rollout_generate", step=1, rank=1) if "last" in name]
         assert names == ["Module.last.Dense.forward.0", "Module.last.Dense.forward.1"]
 
@@ -666,7 +667,7 @@ class TestRewards:
             result = asyncio.run(RewardLoopWorker().compute_score(data(**others)))
             assert result["reward_score"] == 0.5
         (reward,) = files.load_rewards(tmp_path / "run", 3)
-        assert (reward.id, reward.prompt_id) == (files.sample_id([7, 8, 9]), files.sample_id([7, 8]))
+        assert (reward.id, reward.prompt_id) == (sample_id([7, 8, 9]), sample_id([7, 8]))
         assert (reward.uid, reward.score, reward.extra) == ("u", 0.5, {"acc": 1.0, "why": "digits"})
         assert files.load_rewards(tmp_path / "run", 4) == []
         assert len(files.load_rewards(tmp_path / "run", 5)) == 1  # the step after the policy's version

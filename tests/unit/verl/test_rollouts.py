@@ -13,6 +13,7 @@ import pytest
 from rl_runs import Recipe, make_weights, write_run
 
 from msprobe_core.rl import files
+from msprobe_core.store import Row, load_samples, sample_id, save_samples
 
 Run = Callable[..., tuple[int, str, str]]
 EVERYTHING = tuple(make_weights())
@@ -46,22 +47,22 @@ def as_conversations(root: Path, *, steps: int = 2, retokenises: bool = False) -
         }
         files.save_batch(directory, batch, tensors)
         place = files.rank_directory(root, "rollout_generate", step, 0)
-        samples = files.load_samples(place)
+        samples = load_samples(place)
         calls = tuple(
             msgspec.structs.replace(call, rows=tuple(_of_turn(row, tokens[row.id], retokenises) for row in call.rows))
             for call in samples.micro_batches
         )
-        files.save_samples(place, msgspec.structs.replace(samples, micro_batches=calls))
+        save_samples(place, msgspec.structs.replace(samples, micro_batches=calls))
     return root
 
 
-def _of_turn(row: files.Row, tokens: list[int], retokenises: bool) -> files.Row:
+def _of_turn(row: Row, tokens: list[int], retokenises: bool) -> Row:
     """Return the row as that of one turn's request; the engine may have drawn another last token in the first turn."""
     first = row.prompt_length + 2
     if row.start < first:
         drawn = [*tokens[: first - 1], tokens[first - 1] + 1] if retokenises else tokens[:first]
-        return msgspec.structs.replace(row, id=files.sample_id(drawn), total_length=first)
-    prompt = files.sample_id(tokens[: first + 1])
+        return msgspec.structs.replace(row, id=sample_id(drawn), total_length=first)
+    prompt = sample_id(tokens[: first + 1])
     return msgspec.structs.replace(row, prompt_id=prompt, prompt_length=first + 1)
 
 
@@ -89,8 +90,8 @@ def ahead(root: Path) -> Path:
         sent = files.rank_directory(root, "update_weights_send", step, 0) / files.WEIGHTS_FILE
         shutil.copy(sent, files.rank_directory(root, "update_weights_recv", step, 0) / files.WEIGHTS_FILE)
     place = files.rank_directory(root, "rollout_generate", 2, 0)
-    samples = files.load_samples(place)
-    files.save_samples(place, msgspec.structs.replace(samples, policy_version=0, step=1))
+    samples = load_samples(place)
+    save_samples(place, msgspec.structs.replace(samples, policy_version=0, step=1))
     place.rename(files.rank_directory(root, "rollout_generate", 1, 1))
     shutil.rmtree(root / "rollout_generate" / "step2")
     return root
