@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
-from msprobe_core.findings import Finding
+from msprobe_core.findings import Finding, Level
 from msprobe_core.manifest.facts import Scalar
 from msprobe_core.protocols.storage import TensorSource
 
@@ -111,3 +112,26 @@ class Checkpoint:
     num_files: int = 1
     size_bytes: int = 0
     notes: Sequence[Finding] = ()
+
+    @property
+    def damaged(self) -> list[LogicalTensor]:
+        """Tensors that cannot be read whole."""
+        return [tensor for tensor in self.tensors.values() if tensor.damage is not None]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is missing or damaged."""
+        return not self.damaged and not any(each.level is Level.ERROR for each in self.notes)
+
+    @property
+    def numel_by_kind(self) -> dict[str, int]:
+        """Number of elements by kind."""
+        numel: Counter[str] = Counter()
+        for tensor in self.tensors.values():
+            numel[tensor.kind.value] += tensor.numel
+        return dict(numel)
+
+    @property
+    def dtypes(self) -> dict[str, int]:
+        """Number of tensors by dtype."""
+        return dict(Counter(tensor.dtype or "unknown" for tensor in self.tensors.values()))

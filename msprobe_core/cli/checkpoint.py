@@ -17,7 +17,6 @@ from msprobe_core.errors import ConfigError
 if TYPE_CHECKING:
     from msprobe_core.checkpoint.contents import Checkpoint
     from msprobe_core.checkpoint.declared_ranks import RankLayout
-    from msprobe_core.checkpoint.listing import Listing
     from msprobe_core.checkpoint.result import CheckpointResult
     from msprobe_core.checkpoint.resume import ResumeResult
 
@@ -232,9 +231,7 @@ def inspect(*, path: Path, layouts: Path | None, is_json: bool, top_k: int) -> i
 
     Exit status: 0 if it is whole, 1 if parts are missing or damaged, 2 if it cannot be read.
     """
-    from msprobe_core.checkpoint.listing import list_checkpoint
-
-    found = list_checkpoint(_Opened(layouts).target(path))
+    found = _Opened(layouts).target(path)
     if is_json:
         from msprobe_core.untrusted.paths import encode_json
 
@@ -244,7 +241,7 @@ def inspect(*, path: Path, layouts: Path | None, is_json: bool, top_k: int) -> i
     return exit_status(is_wrong=not found.is_whole)
 
 
-def _listing_content(found: Listing) -> dict[str, Any]:
+def _listing_content(found: Checkpoint) -> dict[str, Any]:
     from msprobe_core.findings import content_of
 
     return {
@@ -253,8 +250,8 @@ def _listing_content(found: Listing) -> dict[str, Any]:
         "step": found.step,
         "files": found.num_files,
         "bytes": found.size_bytes,
-        "elements": dict(found.numel),
-        "dtypes": dict(found.dtypes),
+        "elements": found.numel_by_kind,
+        "dtypes": found.dtypes,
         "ties": dict(found.aliases),
         "tensors": [
             {
@@ -262,20 +259,20 @@ def _listing_content(found: Listing) -> dict[str, Any]:
                 "pieces": len(tensor.pieces), "rule": tensor.rule,
                 "damage": None if tensor.damage is None else content_of(tensor.damage),
             }
-            for tensor in found.tensors
+            for tensor in found.tensors.values()
         ],
         "notes": [content_of(note) for note in found.notes],
     }  # fmt: skip
 
 
-def _listing_lines(found: Listing, most: int) -> Iterator[str]:
+def _listing_lines(found: Checkpoint, most: int) -> Iterator[str]:
     step = "" if found.step is None else f", step {found.step:,}"
     yield f"{found.path}: {found.format.value}, {found.num_files:,} files, {found.size_bytes:,} bytes{step}"
-    kinds = ", ".join(f"{kind} {count:,}" for kind, count in found.numel.items())
+    kinds = ", ".join(f"{kind} {count:,}" for kind, count in found.numel_by_kind.items())
     yield f"  {len(found.tensors):,} tensors; elements: {kinds or 'none'}"
     yield f"  dtypes: {', '.join(f'{dtype} {count:,}' for dtype, count in found.dtypes.items()) or 'none'}"
     yield from (f"  tied: {name} to {other}" for name, other in found.aliases.items())
-    shown = found.tensors if most == 0 else found.tensors[:most]
+    shown = list(found.tensors.values())[: most or None]
     for tensor in shown:
         pieces = f", {len(tensor.pieces):,} pieces" if len(tensor.pieces) > 1 else ""
         rule = f" ({tensor.rule})" if tensor.rule else ""

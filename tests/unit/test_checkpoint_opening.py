@@ -11,7 +11,6 @@ from checkpoint_files import write_dcp, write_deepspeed
 
 from msprobe_core.checkpoint import fingerprint_checkpoint, write_fingerprint
 from msprobe_core.checkpoint.boxes import read_tensor
-from msprobe_core.checkpoint.listing import list_checkpoint
 from msprobe_core.checkpoint.opening import open_checkpoint
 from msprobe_core.errors import DumpError, StoreError
 
@@ -118,7 +117,7 @@ def test_what_is_no_file_is_not_called_missing(tmp_path):
         "inner": "inner.safetensors is no regular file, or a link to none",
         "device": "device.safetensors is no regular file, or a link to none",
     }
-    assert not list_checkpoint(found).is_whole
+    assert not found.is_whole
 
 
 def test_what_is_cut_off_says_where(tmp_path):
@@ -162,7 +161,7 @@ def test_a_value_of_a_file_that_is_cut_off_is_not_passed_over_in_silence(tmp_pat
     found = open_checkpoint(tmp_path / "saved")
     assert all(tensor.damage is None for tensor in found.tensors.values())
     assert "__0_0.distcp: is cut off: it ends before" in found.notes[0].text
-    assert not list_checkpoint(found).is_whole
+    assert not found.is_whole
 
 
 def test_a_fingerprint_is_replaced_by_a_whole_one_or_not_at_all(tmp_path):
