@@ -14,6 +14,7 @@ from msprobe_core.monitor.alarms import Alarm, Alarms
 from msprobe_core.monitor.calibrated import Calibrated
 from msprobe_core.monitor.plan import MonitorPlan
 from msprobe_core.monitor.readings import Step
+from msprobe_core.monitor.sinks import Sink
 from msprobe_core.monitoring.quantities import Op
 from msprobe_core.store.atomic_file import write_json
 
@@ -31,8 +32,8 @@ class _Answered:
     answer: Answer | None
 
 
-class AlarmLog:
-    """Checks each step, and reports its alarms; a `msprobe_core.monitor.sinks.Sink`."""
+class AlarmLog(Sink):
+    """Checks each step, and reports its alarms."""
 
     def __init__(self, plan: MonitorPlan, rank: int, action: AlarmAction | None = None) -> None:
         """Begin without alarms.
@@ -75,9 +76,6 @@ class AlarmLog:
 
     def _write(self, alarms: Sequence[_Answered]) -> None:
         write_json(self._path, dict(_record_of(alarm, self._rank) for alarm in alarms))
-
-    def close(self) -> None:
-        """Do nothing: what was found is written."""
 
 
 def _checks_of(plan: MonitorPlan) -> list[Callable[[Step], list[Alarm]]]:

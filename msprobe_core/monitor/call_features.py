@@ -17,10 +17,8 @@ from msprobe_core.protocols.framework import Framework
 _logger = logging.getLogger(__name__)
 
 
-class _Features:
+class _Features(CallObserver):
     """Of the modules of one model at some paths."""
-
-    wants_gradients = False
 
     def __init__(self, framework: Framework, training: Training, take: Take, stage: int, quantity: Quantity) -> None:
         self._tools = measuring(training.framework, "features of layers")
@@ -36,9 +34,6 @@ class _Features:
     def wants(self, path: str) -> bool:
         """Whether the feature is configured for it."""
         return path in self._modules
-
-    def see_gradient(self, call: ModuleCall, side: str, place: int, gradient: Any) -> None:
-        """Pass over it."""
 
     def _tensors(self, values: Sequence[Any]) -> list[Any]:
         found = [self._tools.elements(value) for value in values if self._is_tensor(value)]
@@ -64,9 +59,6 @@ class _Attention(_Features):
             self._complain(call, "is not given queries and keys of four dimensions")
             return
         self._note(call, attention_columns(found[0], found[1], self._order))
-
-    def see_output(self, call: ModuleCall, output: Any) -> None:
-        """Pass over it."""
 
 
 class _Routing(_Features):

@@ -18,7 +18,6 @@ from msprobe_core.monitor.alarm_dump import AlarmDump, dump_config
 from msprobe_core.monitor.alarm_flight import AlarmFlight
 from msprobe_core.monitor.alarm_log import AlarmLog
 from msprobe_core.monitor.directories import directory_of, step_after
-from msprobe_core.monitor.optimizer_quantities import Source
 from msprobe_core.monitor.parameters import LiveParameters
 from msprobe_core.monitor.parts import Parts
 from msprobe_core.monitor.plan import MonitorPlan
@@ -27,7 +26,7 @@ from msprobe_core.monitor.readings import Step
 from msprobe_core.monitor.readout import Readout
 from msprobe_core.monitor.sinks import Written
 from msprobe_core.monitor.targets import Targets
-from msprobe_core.monitor.training import Training
+from msprobe_core.monitor.training import Source, Training
 from msprobe_core.protocols.capabilities import MonitoringFramework
 from msprobe_core.protocols.framework import Framework
 from msprobe_core.protocols.monitoring import MonitorWriter

@@ -17,6 +17,7 @@ from msprobe_core.interception.stacks import StackCache
 from msprobe_core.model import Value
 from msprobe_core.monitor.plan import Communication
 from msprobe_core.monitor.readings import Step
+from msprobe_core.monitor.sinks import Sink
 from msprobe_core.monitor.training import Take
 from msprobe_core.monitoring.quantities import Quantity
 from msprobe_core.protocols.capabilities import CommunicatingFramework
@@ -45,8 +46,8 @@ class Callers(msgspec.Struct, kw_only=True):
     calls: int = 0
 
 
-class CallerLog:
-    """Writes the callers of communication; a `msprobe_core.monitor.sinks.Sink`."""
+class CallerLog(Sink):
+    """Writes the callers of communication."""
 
     def __init__(self, directory: Path) -> None:
         """Begin without callers.

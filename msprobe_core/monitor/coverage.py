@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from msprobe_core.monitor.readings import Reading, Step
+from msprobe_core.monitor.sinks import Sink
 from msprobe_core.monitoring.parameter_classes import ParameterClass, class_of
 from msprobe_core.monitoring.quantities import Quantity
 from msprobe_core.store.atomic_file import write_json
@@ -77,8 +78,8 @@ Expected = Mapping[Quantity, Collection[str] | None]
 """By quantity, the names that should have values; ``None`` if they are not known."""
 
 
-class Coverage:
-    """Counts what is seen of each quantity; a `msprobe_core.monitor.sinks.Sink`."""
+class Coverage(Sink):
+    """Counts what is seen of each quantity."""
 
     def __init__(self, expected: Callable[[], Expected], directory: Path) -> None:
         """Begin with nothing seen.

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from msprobe_core.monitor.sampled_elements import sampled
-from msprobe_core.monitor.training import Take, Training, measuring
+from msprobe_core.monitor.training import Source, Take, Training, measuring
 from msprobe_core.monitoring.quantities import Quantity
 
 MOST_SAMPLED = 1 << 20
@@ -16,8 +16,8 @@ COLUMN = "agreement"
 _NO_MOMENT: Mapping[str, Any] = {COLUMN: 1.0}
 
 
-class Directions:
-    """Agreement of gradient and first moment; a `msprobe_core.monitor.optimizer_quantities.Source`."""
+class Directions(Source):
+    """Agreement of gradient and first moment."""
 
     def __init__(self, training: Training) -> None:
         self._training = training
@@ -35,9 +35,6 @@ class Directions:
                 take.numbers(Quantity.DIRECTION, name, _NO_MOMENT, stage=stage)
             elif (pair := sampled(self._tools, [gradient, moment], MOST_SAMPLED)) is not None:
                 take.numbers(Quantity.DIRECTION, name, {COLUMN: agreement_of(*pair)}, stage=stage)
-
-    def after_update(self, take: Take) -> None:
-        """Take nothing."""
 
 
 def agreement_of(gradient: Any, moment: Any) -> Any:

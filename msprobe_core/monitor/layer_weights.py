@@ -8,7 +8,7 @@ from typing import Any
 
 from msprobe_core.monitor.layer_features import router_similarity, spectral_columns, spectrum_of
 from msprobe_core.monitor.targets import Targets
-from msprobe_core.monitor.training import Take, Training, measuring
+from msprobe_core.monitor.training import Source, Take, Training, measuring
 from msprobe_core.monitoring.quantities import Quantity
 
 _logger = logging.getLogger(__name__)
@@ -27,8 +27,8 @@ def feature_name(path: str, quantity: Quantity) -> str:
     return f"{path}.{SUFFIXES[quantity]}"
 
 
-class LayerWeights:
-    """Spectra of matrices, and similarities of experts; a `msprobe_core.monitor.optimizer_quantities.Source`."""
+class LayerWeights(Source):
+    """Spectra of matrices, and similarities of experts."""
 
     def __init__(self, training: Training) -> None:
         self._tools = measuring(training.framework, "features of layers")
@@ -51,9 +51,6 @@ class LayerWeights:
                 take.numbers(quantity, name, spectrum_of(matrix), stage=stage, finish=spectral_columns)
             else:
                 take.numbers(quantity, name, router_similarity(matrix), stage=stage)
-
-    def after_update(self, take: Take) -> None:
-        """Take nothing."""
 
 
 def layers_of(training: Training, quantity: Quantity) -> Mapping[tuple[int, str], Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from msprobe_core import names
 from msprobe_core.capture.passing_recorder import PASSED_OVER, PassedOver, PassingRecorder
@@ -46,25 +46,24 @@ class ModuleCall:
         self.observers = observers
 
 
-class CallObserver(Protocol):
-    """Looks at calls of some modules for what is no quantity of one tensor. What it raises is logged."""
+class CallObserver:
+    """Looks at calls of some modules for what is no quantity of one tensor. What it raises is logged.
 
-    @property
-    def wants_gradients(self) -> bool:
-        """Whether to be told of gradients."""
-        ...
+    Attributes:
+        wants_gradients: Whether to be told of gradients.
+    """
+
+    wants_gradients = False
 
     def wants(self, path: str) -> bool:
         """Whether to be told of calls of the module at a path; asked for each call."""
-        ...
+        raise NotImplementedError
 
     def see_inputs(self, call: ModuleCall, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Look at what a module is given, before it runs."""
-        ...
 
     def see_output(self, call: ModuleCall, output: Any) -> None:
         """Look at what it makes."""
-        ...
 
     def see_gradient(self, call: ModuleCall, side: str, place: int, gradient: Any) -> None:
         """Look at the gradient of one of the tensors that it was given or has made.
@@ -75,7 +74,6 @@ class CallObserver(Protocol):
             place: Of the tensor among those of this side.
             gradient: A tensor.
         """
-        ...
 
 
 class _Slot(GradientSlot, gc=False):

@@ -3,32 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from msprobe_core.monitor.directions import Directions
 from msprobe_core.monitor.layer_weights import LayerWeights
-from msprobe_core.monitor.training import Take, Training
+from msprobe_core.monitor.training import Source, Take, Training
 from msprobe_core.monitor.updates import Updates
 from msprobe_core.monitoring.quantities import Quantity
 
 
-class Source(Protocol):
-    """Takes some quantities, in each collected step. What it raises is logged, and the training goes on."""
-
-    def before_update(self, take: Take) -> None:
-        """Take what is there before the optimizer's step.
-
-        Called several times in a step if parameters are updated in several parts; ``training.parameters`` then shows
-        those of the part.
-        """
-        ...
-
-    def after_update(self, take: Take) -> None:
-        """Take what is there after it."""
-        ...
-
-
-class Gradients:
+class Gradients(Source):
     """Gradients that the optimizer uses."""
 
     def __init__(self, training: Training) -> None:
@@ -42,11 +25,8 @@ class Gradients:
             if gradient is not None:
                 take.tensor(Quantity.GRADIENT_REDUCED, name, gradient, stage=stage)
 
-    def after_update(self, take: Take) -> None:
-        """Take nothing."""
 
-
-class Moments:
+class Moments(Source):
     """First and second moments of the optimizer, as the step before has left them."""
 
     def __init__(self, training: Training) -> None:
@@ -61,11 +41,8 @@ class Moments:
                 if moment is not None:
                     take.tensor(quantity, name, moment, stage=stage)
 
-    def after_update(self, take: Take) -> None:
-        """Take nothing."""
 
-
-class Parameters:
+class Parameters(Source):
     """Parameters before and after the step."""
 
     def __init__(self, training: Training) -> None:

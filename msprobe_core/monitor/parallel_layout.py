@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from msprobe_core.monitor.readings import Step
-from msprobe_core.monitor.training import Take, Training
+from msprobe_core.monitor.sinks import Sink
+from msprobe_core.monitor.training import Source, Take, Training
 from msprobe_core.monitoring.layout_file import FILE, Group, Layouts, Parts
 from msprobe_core.monitoring.quantities import Quantity
 from msprobe_core.store.atomic_file import write_json
@@ -14,8 +15,8 @@ _OF_UPDATES = frozenset({Quantity.GRADIENT_REDUCED, Quantity.EXP_AVG, Quantity.E
 _OF_VALUES = frozenset({Quantity.PARAM_ORIGIN, Quantity.PARAM_UPDATED})
 
 
-class Layout:
-    """Notes the parts; a `msprobe_core.monitor.optimizer_quantities.Source` and a `msprobe_core.monitor.sinks.Sink`.
+class Layout(Source, Sink):
+    """Notes the parts, and writes what is new of them after each step.
 
     Nothing is communicated: readers put the files of all ranks together.
     """
@@ -48,9 +49,6 @@ class Layout:
                 )
                 self._has_news = True
 
-    def after_update(self, take: Take) -> None:
-        """Note nothing."""
-
     def names_of(self, quantity: Quantity) -> frozenset[str]:
         """Return the parameters of which this rank should have a quantity, as ``stage:name``."""
         return frozenset(
@@ -75,9 +73,6 @@ class Layout:
             return
         self._has_news = False
         write_json(self._path, self.content())
-
-    def close(self) -> None:
-        """Do nothing: each step has written its own."""
 
     def content(self) -> Layouts:
         """Return what ``layout.json`` holds."""

@@ -15,7 +15,7 @@ from msprobe_core.monitor.coverage import Coverage
 from msprobe_core.monitor.governor import Governor, OwnTime
 from msprobe_core.monitor.layer_weights import feature_name, layers_of
 from msprobe_core.monitor.module_watch import OF_MODULES, ModuleWatch
-from msprobe_core.monitor.optimizer_quantities import Source, sources_of
+from msprobe_core.monitor.optimizer_quantities import sources_of
 from msprobe_core.monitor.parallel_layout import Layout
 from msprobe_core.monitor.plan import FEATURES, MonitorPlan
 from msprobe_core.monitor.readings import Step
@@ -24,7 +24,7 @@ from msprobe_core.monitor.sinks import Sink, Written
 from msprobe_core.monitor.sketch_log import SketchLog
 from msprobe_core.monitor.step_buffer import StepBuffer
 from msprobe_core.monitor.targets import Targets
-from msprobe_core.monitor.training import Training
+from msprobe_core.monitor.training import Source, Training
 from msprobe_core.monitoring.quantities import Quantity
 from msprobe_core.plugins import registry
 from msprobe_core.protocols.framework import Framework

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from msprobe_core.monitor.plan import MonitorPlan
 from msprobe_core.monitor.readings import Step
 from msprobe_core.protocols.monitoring import MonitorWriter
 
 
-class Sink(Protocol):
+class Sink:
     """Receives complete steps, in their order. What it raises is logged, and the training goes on."""
 
     def add(self, step: Step) -> None:
         """Take a step."""
-        ...
+        raise NotImplementedError
 
     def close(self) -> None:
-        """End; called once."""
-        ...
+        """End; called once. Nothing is left to do by default."""
 
 
-class Written:
+class Written(Sink):
     """Passes the values of steps on to a writer."""
 
     def __init__(self, writer: MonitorWriter, plan: MonitorPlan) -> None:

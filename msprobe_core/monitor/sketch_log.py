@@ -12,14 +12,15 @@ from msprobe_core.fingerprint.distance import decoded
 from msprobe_core.model import Digest
 from msprobe_core.monitor.plan import MonitorPlan
 from msprobe_core.monitor.readings import Reading, Step
+from msprobe_core.monitor.sinks import Sink
 from msprobe_core.monitoring.quantities import Op, Quantity
 from msprobe_core.monitoring.sketch_files import SketchedTensor, SketchFile, sketch_file_name
 from msprobe_core.store.atomic_file import whole_file
 from msprobe_core.store.layout import make_directory
 
 
-class SketchLog:
-    """Writes a file for each range of steps; a `msprobe_core.monitor.sinks.Sink`."""
+class SketchLog(Sink):
+    """Writes a file for each range of steps."""
 
     def __init__(self, plan: MonitorPlan, directory: Path, rank: int) -> None:
         """Begin without a file.

@@ -60,7 +60,7 @@ class FirstStep:
                 file.write(text.getvalue().encode())
 
 
-class _OfAllModules:
+class _OfAllModules(CallObserver):
     """Looks at the first call of each module of one model."""
 
     def __init__(self, framework: Framework, stage: int) -> None:
@@ -80,8 +80,6 @@ class _OfAllModules:
 class _Callers(_OfAllModules):
     """Call stacks."""
 
-    wants_gradients = False
-
     def __init__(self, framework: Framework, found: dict[str, tuple[str, ...]], stage: int) -> None:
         super().__init__(framework, stage)
         self._found = found
@@ -91,12 +89,6 @@ class _Callers(_OfAllModules):
         """Note the stack."""
         del args, kwargs
         self._found[self._begin(call)] = self._stacks.capture()
-
-    def see_output(self, call: ModuleCall, output: Any) -> None:
-        """Pass over it."""
-
-    def see_gradient(self, call: ModuleCall, side: str, place: int, gradient: Any) -> None:
-        """Pass over it."""
 
 
 class _Structure(_OfAllModules):

@@ -109,3 +109,17 @@ class Take(Protocol):
             finish: Computes the columns from the numbers when these have arrived on the host.
         """
         ...
+
+
+class Source:
+    """Takes some quantities, in each collected step. What it raises is logged, and the training goes on."""
+
+    def before_update(self, take: Take) -> None:
+        """Take what is there before the optimizer's step; nothing by default.
+
+        Called several times in a step if parameters are updated in several parts; ``training.parameters`` then shows
+        those of the part.
+        """
+
+    def after_update(self, take: Take) -> None:
+        """Take what is there after it; nothing by default."""

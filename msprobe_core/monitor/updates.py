@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any
 
 from msprobe_core.monitor.sampled_elements import sampled
-from msprobe_core.monitor.training import Take, Training, measuring
+from msprobe_core.monitor.training import Source, Take, Training, measuring
 from msprobe_core.monitoring.quantities import Quantity
 
 MOST_SAMPLED = 1 << 18
@@ -46,8 +46,8 @@ class _Before:
     num_rounded: int
 
 
-class Updates:
-    """Changes of parameters; a `msprobe_core.monitor.optimizer_quantities.Source`."""
+class Updates(Source):
+    """Changes of parameters."""
 
     def __init__(self, training: Training) -> None:
         self._training = training
