@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from msprobe_core.errors import SessionError
 from msprobe_core.monitor.plan import MonitorPlan
 from msprobe_core.monitor.readings import Step
 from msprobe_core.protocols.monitoring import MonitorWriter
@@ -16,6 +17,16 @@ class Sink:
 
     def close(self) -> None:
         """End; called once. Nothing is left to do by default."""
+
+
+def check_writer(writer: MonitorWriter) -> None:
+    """Refuse an object of a script that cannot receive values, before the training runs.
+
+    Raises:
+        SessionError: it lacks ``add(step, values)`` or ``close()``.
+    """
+    if not all(callable(getattr(writer, name, None)) for name in ("add", "close")):
+        raise SessionError(f"add_writer() got {type(writer).__name__}, which lacks add(step, values) or close()")
 
 
 class Written(Sink):

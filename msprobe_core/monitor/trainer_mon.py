@@ -15,6 +15,7 @@ from msprobe_core.monitor.collector import Collector
 from msprobe_core.monitor.plan_file import load_plan, ops_of
 from msprobe_core.monitor.plan_switch import is_switched
 from msprobe_core.monitor.readout import Metrics
+from msprobe_core.monitor.sinks import check_writer
 from msprobe_core.monitoring.quantities import Quantity
 from msprobe_core.protocols.monitoring import MonitorWriter
 
@@ -134,8 +135,7 @@ class TrainerMon:
         Raises:
             SessionError: it lacks one of them.
         """
-        if not all(callable(getattr(writer, name, None)) for name in ("add", "close")):
-            raise SessionError(f"add_writer() got {type(writer).__name__}, which lacks add(step, values) or close()")
+        check_writer(writer)
         self._writers.append(writer)
         if self._collector is not None:
             self._collector.add_writer(writer)

@@ -11,6 +11,7 @@ from msprobe_core.capture.framework_choice import find_framework, listed
 from msprobe_core.errors import SessionError
 from msprobe_core.monitor.collector import Collector
 from msprobe_core.monitor.plan_file_v2 import framework_of, load_second_plan
+from msprobe_core.monitor.sinks import check_writer
 from msprobe_core.protocols.monitoring import MonitorWriter
 
 _MICRO_BATCHES = ("grad_acc_steps", "micro_batch_number")
@@ -82,7 +83,12 @@ class TrainerMonitorV2:
         )
 
     def add_writer(self, writer: MonitorWriter) -> None:
-        """Send values to an object of the script's own too; see `msprobe_core.monitor.trainer_mon.TrainerMon`."""
+        """Send values to an object of the script's own too; see `msprobe_core.monitor.trainer_mon.TrainerMon`.
+
+        Raises:
+            SessionError: it lacks ``add(step, values)`` or ``close()``.
+        """
+        check_writer(writer)
         self._writers.append(writer)
         if self._collector is not None:
             self._collector.add_writer(writer)

@@ -243,6 +243,13 @@ def test_moments_need_an_optimizer_and_a_start_comes_once(tmp_path):
     monitor.stop()
 
 
+def test_a_writer_without_its_methods_is_refused_at_once(tmp_path):
+    monitor = monitor_v2(tmp_path, Net(), monitors={"param": {}})
+    with pytest.raises(SessionError, match=r"got builtin_function_or_method, which lacks add\(step, values\) or close"):
+        monitor.add_writer(print)
+    monitor.stop()
+
+
 def test_unknown_monitors_and_fields_are_said(tmp_path, caplog):
     monitors = {"param": {"targts": []}, "gradient": {}}  # codespell:ignore targts
     TrainerMonitorV2(written(tmp_path / "v2.json", monitors=monitors, ranks=[0]))
