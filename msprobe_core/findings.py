@@ -114,6 +114,11 @@ class Finding:
             object.__setattr__(self, "code", code_of(str(code)))
             object.__setattr__(self, "fields", {name: _stored(value) for name, value in self.fields.items()})
 
+    @classmethod
+    def of(cls, code: Code, level: Level = Level.NOTE, /, **fields: Field) -> Finding:
+        """Return a finding whose fields are the further arguments."""
+        return cls(code, level, fields)
+
     @property
     def text(self) -> str:
         """The finding in English."""

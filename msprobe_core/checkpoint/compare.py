@@ -155,7 +155,7 @@ def _unlike_replicas(checkpoint: Checkpoint, kinds: Sequence[Kind]) -> Iterator[
         if ranks:
             slot = Slot(name=name, tensor=tensor)
             pair = Match(key=key_of(name), target=slot, golden=slot)
-            yield _row(pair, Relation.REPLICAS, Finding(DifferenceCode.REPLICAS, Level.ERROR, {"ranks": ranks}))
+            yield _row(pair, Relation.REPLICAS, Finding.of(DifferenceCode.REPLICAS, Level.ERROR, ranks=ranks))
 
 
 def _is_copy(piece: Piece, tensor: LogicalTensor) -> bool:
@@ -184,7 +184,7 @@ class _Comparison:
             return
         damage = pair.target.tensor.damage or pair.golden.tensor.damage
         if damage is not None:
-            proof = Finding(DifferenceCode.DAMAGED, Level.ERROR, {"why": damage})
+            proof = Finding.of(DifferenceCode.DAMAGED, Level.ERROR, why=damage)
             self._rows.append(_row(pair, Relation.DAMAGED, proof))
             return
         try:
@@ -225,7 +225,7 @@ class _Comparison:
             for key in keys[:_MOST_CANDIDATES]:
                 if self._is_same(each.target.tensor, golden[key].tensor):
                     relation = relation_of_keys(each.match.key, key)
-                    proof = Finding(CODE_OF[relation], Level.ERROR, {"name": golden[key].name})
+                    proof = Finding.of(CODE_OF[relation], Level.ERROR, name=golden[key].name)
                     each.answer = Answer(relation, proof)
                     break
 
@@ -277,7 +277,7 @@ class _Comparison:
                 relation = Relation.PADDED if is_vocabulary else Relation.SHAPE
                 code = DifferenceCode.PADDED if is_vocabulary else DifferenceCode.RESIZED
                 level = Level.NOTE if is_vocabulary else Level.ERROR
-                self._rows.append(_row(pair, relation, Finding(code, level, {"count": count, **fields})))
+                self._rows.append(_row(pair, relation, Finding.of(code, level, count=count, **fields)))
                 return
             if pair.is_tied:
                 self._rows.append(_row(pair, Relation.TIED_BROKEN, _untied(pair), numbers))
@@ -368,7 +368,7 @@ class _Comparison:
             return None
         if not _is_made_by(found, lambda values: values * factor):
             return None
-        return Answer(Relation.SCALED, Finding(DifferenceCode.SCALED, Level.ERROR, {"factor": factor}))
+        return Answer(Relation.SCALED, Finding.of(DifferenceCode.SCALED, Level.ERROR, factor=factor))
 
     def _shifted(self, found: _Open, signatures: tuple[Signature, Signature]) -> Answer | None:
         """Return that the target is golden plus a constant, if each element is, but for rounding."""
@@ -377,7 +377,7 @@ class _Comparison:
             return None
         if found.target.tensor.numel < _LEAST_SHIFTED or not _is_made_by(found, lambda values: values + offset):
             return None
-        return Answer(Relation.SHIFTED, Finding(DifferenceCode.SHIFTED, Level.ERROR, {"offset": offset}))
+        return Answer(Relation.SHIFTED, Finding.of(DifferenceCode.SHIFTED, Level.ERROR, offset=offset))
 
 
 def _is_made_by(found: _Open, make: Callable[[Array], Array]) -> bool:
@@ -424,7 +424,7 @@ def _zeros(numbers: PairNumbers) -> Answer | None:
     if (numbers.norms[0] == 0) == (numbers.norms[1] == 0):
         return None
     side = "target" if numbers.norms[0] == 0 else "golden"
-    return Answer(Relation.UNINITIALISED, Finding(DifferenceCode.ZEROS, Level.ERROR, {"side": side}))
+    return Answer(Relation.UNINITIALISED, Finding.of(DifferenceCode.ZEROS, Level.ERROR, side=side))
 
 
 def _constant(signatures: tuple[Signature, Signature]) -> Answer | None:
@@ -433,8 +433,8 @@ def _constant(signatures: tuple[Signature, Signature]) -> Answer | None:
         return None
     side, value = ("target", own.low) if own.is_constant else ("golden", other.low)
     if value == 0:
-        return Answer(Relation.UNINITIALISED, Finding(DifferenceCode.ZEROS, Level.ERROR, {"side": side}))
-    return Answer(Relation.UNINITIALISED, Finding(DifferenceCode.CONSTANT, Level.ERROR, {"side": side, "value": value}))
+        return Answer(Relation.UNINITIALISED, Finding.of(DifferenceCode.ZEROS, Level.ERROR, side=side))
+    return Answer(Relation.UNINITIALISED, Finding.of(DifferenceCode.CONSTANT, Level.ERROR, side=side, value=value))
 
 
 def _initial(signatures: tuple[Signature, Signature]) -> Answer | None:
@@ -461,7 +461,7 @@ def _last_resort(found: _Open) -> Answer:
         index = np.flatnonzero(numbers.rows)
         own = {"first": int(index[0]), "last": int(index[-1]), "count": num_rows}
         why = Finding(DifferenceCode.UNRELATED, Level.ERROR, fields)
-        return Answer(Relation.PARTLY, Finding(DifferenceCode.PART_DIFFERS, Level.ERROR, {**own, "why": why}))
+        return Answer(Relation.PARTLY, Finding.of(DifferenceCode.PART_DIFFERS, Level.ERROR, **own, why=why))
     signatures = found.signatures
     if signatures is not None and abs(numbers.cosine) < _UNRELATED_COSINE:
         answer = _initial(signatures)
@@ -480,8 +480,7 @@ def _sameness(pair: Match, numbers: PairNumbers) -> tuple[Relation, Finding]:
         }[numbers.rounding]  # fmt: skip
         assert pair.target is not None
         assert pair.golden is not None
-        fields = {"target": pair.target.tensor.dtype, "golden": pair.golden.tensor.dtype}
-        return Relation.CAST, Finding(code, fields=fields)
+        return Relation.CAST, Finding.of(code, target=pair.target.tensor.dtype, golden=pair.golden.tensor.dtype)
     if pair.is_tied:
         return Relation.EQUAL, Finding(DifferenceCode.TIED)
     if pair.finding is not None:
@@ -491,7 +490,7 @@ def _sameness(pair: Match, numbers: PairNumbers) -> tuple[Relation, Finding]:
 
 def _untied(pair: Match) -> Finding:
     names = [slot.name for slot in (pair.target, pair.golden) if slot is not None]
-    return Finding(DifferenceCode.TIED_BROKEN, Level.ERROR, {"target": names[0], "golden": names[1]})
+    return Finding.of(DifferenceCode.TIED_BROKEN, Level.ERROR, target=names[0], golden=names[1])
 
 
 _BUFFERS = re.compile(r"(inv_freq|rotary_emb|position_ids|masked_bias|causal_mask|_extra_state|\.rope\.freqs)")
@@ -503,14 +502,14 @@ def _lone(pair: Match) -> TensorRow:
     is_mask = slot.name.endswith("attn.bias") and len(slot.tensor.shape) == 4
     if slot.tensor.kind is Kind.BUFFER or is_mask or _BUFFERS.search(slot.name):
         side = "target" if pair.target is not None else "golden"
-        return _row(pair, Relation.BUFFER, Finding(DifferenceCode.ONLY_BUFFER, fields={"side": side}))
+        return _row(pair, Relation.BUFFER, Finding.of(DifferenceCode.ONLY_BUFFER, side=side))
     if pair.target is not None:
         return _row(pair, Relation.ONLY_TARGET, Finding(DifferenceCode.ONLY_TARGET, Level.ERROR))
     return _row(pair, Relation.ONLY_GOLDEN, Finding(DifferenceCode.ONLY_GOLDEN, Level.ERROR))
 
 
 def _unreadable(pair: Match, error: DumpError) -> TensorRow:
-    proof = Finding(DifferenceCode.UNREADABLE, Level.ERROR, {"why": noted(str(error))})
+    proof = Finding.of(DifferenceCode.UNREADABLE, Level.ERROR, why=noted(str(error)))
     return _row(pair, Relation.DAMAGED, proof)
 
 
@@ -620,7 +619,7 @@ def _beside_earlier(
             continue
         numbers = compare_pair(target, slot.tensor, workspace)
         if numbers.is_same:
-            proof = Finding(DifferenceCode.STALE, Level.ERROR, {"path": str(checkpoint.path), "step": checkpoint.step})
+            proof = Finding.of(DifferenceCode.STALE, Level.ERROR, path=str(checkpoint.path), step=checkpoint.step)
             row = replace(row, relation=Relation.STALE, proof=proof)
             nearest = None
             break

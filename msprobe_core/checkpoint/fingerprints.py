@@ -391,7 +391,7 @@ def _row(own: TensorPrint, other: TensorPrint, distance: float) -> TensorRow:
     )  # fmt: skip
     problem = own.problem or other.problem
     if problem is not None:
-        proof = Finding(DifferenceCode.UNREADABLE, Level.ERROR, {"why": noted(problem)})
+        proof = Finding.of(DifferenceCode.UNREADABLE, Level.ERROR, why=noted(problem))
         return replace(row, relation=Relation.DAMAGED, proof=proof)
     is_same = own.shape == other.shape and other.hash_in(own.dtype) == own.hash
     if not is_same and (code := _turned(own, other)) is not None:
@@ -450,7 +450,7 @@ def _by_rows(own: TensorPrint, other: TensorPrint, distance: float) -> tuple[Rel
     if not 0 < len(index) < len(first):
         return None
     level = Level.WARNING if distance < _CLOSE else Level.ERROR
-    why = Finding(DifferenceCode.ESTIMATED, level, {"relative": distance})
+    why = Finding.of(DifferenceCode.ESTIMATED, level, relative=distance)
     fields = {"first": index[0], "last": index[-1], "count": len(index), "why": why}
     relation = Relation.CLOSE if distance < _CLOSE else Relation.PARTLY
     return relation, Finding(DifferenceCode.PART_DIFFERS, level, fields)
@@ -498,7 +498,7 @@ def _difference(own: TensorPrint, other: TensorPrint, distance: float) -> tuple[
         return Relation.DIFFERENT, Finding(DifferenceCode.NON_FINITE, Level.ERROR)
     if own.squares == 0 or other.squares == 0:
         side = "target" if own.squares == 0 else "golden"
-        return Relation.UNINITIALISED, Finding(DifferenceCode.ZEROS, Level.ERROR, {"side": side})
+        return Relation.UNINITIALISED, Finding.of(DifferenceCode.ZEROS, Level.ERROR, side=side)
     if own.low == own.high and math.prod(own.shape) > 1:
         fields: dict[str, str | float] = {"side": "target", "value": own.low}
         return Relation.UNINITIALISED, Finding(DifferenceCode.CONSTANT, Level.ERROR, fields)
@@ -506,10 +506,10 @@ def _difference(own: TensorPrint, other: TensorPrint, distance: float) -> tuple[
         return Relation.REORDERED, Finding(DifferenceCode.REORDERED, Level.ERROR)
     factor = _factor(own, other)
     if factor is not None:
-        return Relation.SCALED, Finding(DifferenceCode.SCALED, Level.ERROR, {"factor": factor})
+        return Relation.SCALED, Finding.of(DifferenceCode.SCALED, Level.ERROR, factor=factor)
     level = Level.WARNING if distance < _CLOSE else Level.ERROR
     relation = Relation.CLOSE if distance < _CLOSE else Relation.DIFFERENT
-    return relation, Finding(DifferenceCode.ESTIMATED, level, {"relative": distance})
+    return relation, Finding.of(DifferenceCode.ESTIMATED, level, relative=distance)
 
 
 _CLOSE = 0.3
@@ -576,7 +576,7 @@ def _with_stale(
             for checkpoint in reversed(earlier):
                 before = checkpoint.prints.get(row.key)
                 if before is not None and before.shape == own.shape and before.hash_in(own.dtype) == own.hash:
-                    proof = Finding(DifferenceCode.STALE_HASH, Level.ERROR, {"step": checkpoint.step or 0})
+                    proof = Finding.of(DifferenceCode.STALE_HASH, Level.ERROR, step=checkpoint.step or 0)
                     row = replace(row, relation=Relation.STALE, proof=proof)  # noqa: PLW2901
                     break
         found.append(row)
@@ -619,7 +619,7 @@ def _with_elsewhere(rows: Iterable[TensorRow], target: CheckpointPrint, golden: 
         other = None if own is None else places.get((own.hash, own.shape, own.dtype))
         if row.is_estimate and other is not None and row.relation is not Relation.CAST:
             relation = relation_of_keys(row.key, other.key)
-            proof = Finding(CODE_OF[relation], Level.ERROR, {"name": other.name})
+            proof = Finding.of(CODE_OF[relation], Level.ERROR, name=other.name)
             found.append(replace(row, relation=relation, proof=proof))
         else:
             found.append(row)
@@ -633,7 +633,7 @@ def _lone(own: TensorPrint | None, other: TensorPrint | None) -> TensorRow:
     side = "target" if own is not None else "golden"
     relation = Relation.ONLY_TARGET if own is not None else Relation.ONLY_GOLDEN
     code = DifferenceCode.ONLY_TARGET if own is not None else DifferenceCode.ONLY_GOLDEN
-    proof = Finding(DifferenceCode.ONLY_BUFFER, fields={"side": side}) if is_buffer else Finding(code, Level.ERROR)
+    proof = Finding.of(DifferenceCode.ONLY_BUFFER, side=side) if is_buffer else Finding(code, Level.ERROR)
     return TensorRow(
         key=found.key, name=own.name if own else None, golden_name=other.name if other else None,
         relation=Relation.BUFFER if is_buffer else relation, proof=proof,

@@ -108,9 +108,7 @@ def match_tensors(
     if names:
         unused = [name for name in names if name not in target.tensors and name not in target.aliases]
         if unused:
-            found.notes.append(
-                Finding(DifferenceCode.UNUSED_MAP, Level.WARNING, {"count": len(unused), "name": unused[0]})
-            )
+            found.notes.append(Finding.of(DifferenceCode.UNUSED_MAP, Level.WARNING, count=len(unused), name=unused[0]))
     return found
 
 
@@ -144,7 +142,7 @@ def _split_qkv(fused: dict[str, Slot], parts: Mapping[str, Slot], found: Matches
         heads = found.heads or _guessed(fused[key], [slot for slot in others if slot is not None])
         is_split = heads is not None and _replace_by_parts(fused, key, QKV, heads)
         if not is_split and not any(note.code is DifferenceCode.NO_HEADS for note in found.notes):
-            found.notes.append(Finding(DifferenceCode.NO_HEADS, Level.WARNING, {"name": fused[key].name}))
+            found.notes.append(Finding.of(DifferenceCode.NO_HEADS, Level.WARNING, name=fused[key].name))
 
 
 def _guessed(fused: Slot, parts: Sequence[Slot]) -> Heads | None:

@@ -135,9 +135,9 @@ class CheckpointResult:
         if not self.is_judged:
             return Finding(DifferenceCode.NOTHING, Level.ERROR)
         if self.is_exact:
-            return Finding(DifferenceCode.SAME_MODEL, fields={"count": len(self.rows)})
+            return Finding.of(DifferenceCode.SAME_MODEL, count=len(self.rows))
         if self.is_same_model:
-            return Finding(DifferenceCode.SAME_BUT, fields={"counts": counts})
+            return Finding.of(DifferenceCode.SAME_BUT, counts=counts)
         fields = {"count": len(self.differing), "total": len(self.rows), "counts": counts}
         return Finding(DifferenceCode.DIFFERENT, Level.ERROR, fields)
 

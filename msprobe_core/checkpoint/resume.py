@@ -66,8 +66,7 @@ def compare_resumed(before: Checkpoint, after: Checkpoint) -> ResumeResult:
     num_steps = None if before.step is None or after.step is None else after.step - before.step
     found: list[Finding] = []
     if num_steps is not None and num_steps < 0:
-        fields = {"before": before.step, "after": after.step}
-        found.append(Finding(DifferenceCode.RESUME_STEP, Level.ERROR, fields))
+        found.append(Finding.of(DifferenceCode.RESUME_STEP, Level.ERROR, before=before.step, after=after.step))
     for kind, what in ((Kind.WEIGHT, "weights"), (Kind.MASTER, "master weights"), (Kind.MOMENT, "moments")):
         found += _of_kind(before, after, kind, what, num_steps)
     found += _step_counts(before, after, num_steps)
@@ -90,7 +89,7 @@ def _of_kind(before: Checkpoint, after: Checkpoint, kind: Kind, what: str, num_s
     if kind is Kind.MOMENT:
         reset = _first(sound, lambda first, second: _was_reset(first, second, num_steps or 0))
         if reset is not None:
-            found.append(Finding(DifferenceCode.RESUME_ZERO, Level.ERROR, {"what": what, "name": reset}))
+            found.append(Finding.of(DifferenceCode.RESUME_ZERO, Level.ERROR, what=what, name=reset))
             return found
     if num_steps == 0:
         changed = [name for name, first, second in sound if not _is_same(first, second)]
@@ -103,9 +102,9 @@ def _of_kind(before: Checkpoint, after: Checkpoint, kind: Kind, what: str, num_s
 def _lost(before: Collection[str], after: Collection[str], what: str) -> list[Finding]:
     """Return a finding if there was nothing before, or if some of it is missing after."""
     if not before:
-        return [Finding(DifferenceCode.RESUME_NO_STATE, Level.NOTE, {"what": what})]
+        return [Finding.of(DifferenceCode.RESUME_NO_STATE, Level.NOTE, what=what)]
     count = sum(name not in after for name in before)
-    return [Finding(DifferenceCode.RESUME_MISSING, Level.ERROR, {"what": what, "count": count})] if count else []
+    return [Finding.of(DifferenceCode.RESUME_MISSING, Level.ERROR, what=what, count=count)] if count else []
 
 
 def _first(
@@ -153,11 +152,10 @@ def _step_counts(before: Checkpoint, after: Checkpoint, num_steps: int | None) -
         now = other.get(name)
         expected = None if num_steps is None else value + num_steps
         if now is not None and (now < value or (expected is not None and name in before.tensors and now != expected)):
-            fields = {"name": name, "before": value, "after": now}
-            found.append(Finding(DifferenceCode.RESUME_STEPS, Level.ERROR, fields))
+            found.append(Finding.of(DifferenceCode.RESUME_STEPS, Level.ERROR, name=name, before=value, after=now))
     lost = [name for name in own if name not in other]
     if lost:
-        found.append(Finding(DifferenceCode.RESUME_MISSING, Level.ERROR, {"what": "step counts", "count": len(lost)}))
+        found.append(Finding.of(DifferenceCode.RESUME_MISSING, Level.ERROR, what="step counts", count=len(lost)))
     return found[:_MOST_COUNTS]
 
 
@@ -184,8 +182,7 @@ def _state(before: Checkpoint, after: Checkpoint, what: str, pattern: re.Pattern
     for name, value in own.items():
         now = other.get(name)
         if is_number(value) and is_number(now) and "consumed" in name and float(now or 0) < float(value or 0):
-            fields = {"name": name, "before": value, "after": now}
-            found.append(Finding(DifferenceCode.RESUME_STEPS, Level.ERROR, fields))
+            found.append(Finding.of(DifferenceCode.RESUME_STEPS, Level.ERROR, name=name, before=value, after=now))
     return found
 
 

@@ -129,7 +129,7 @@ def _step_counts(before: Checkpoint, optimizers: Sequence[Optimizer]) -> Iterato
     if now < expected:
         yield Finding(DifferenceCode.RUNNING_FEWER_STEPS, Level.ERROR, fields)
     elif now > expected + 1:
-        yield Finding(DifferenceCode.RUNNING_AHEAD, Level.WARNING, {**fields, "count": now - expected})
+        yield Finding.of(DifferenceCode.RUNNING_AHEAD, Level.WARNING, **fields, count=now - expected)
 
 
 def _rates(before: Checkpoint, optimizers: Sequence[Optimizer]) -> Iterator[Finding]:
@@ -141,7 +141,7 @@ def _rates(before: Checkpoint, optimizers: Sequence[Optimizer]) -> Iterator[Find
     groups = [group.settings.get("lr") for each in optimizers for group in each.groups]
     seen = [rate for each in optimizers for rate in each.first_rates]
     if not rates or len(groups) != len(rates):
-        yield Finding(DifferenceCode.RESUME_NO_STATE, Level.NOTE, {"what": "learning rates"})
+        yield Finding.of(DifferenceCode.RESUME_NO_STATE, Level.NOTE, what="learning rates")
         return
     is_first = len(seen) == len(groups) and _is_next_step(before, optimizers)
     for number, last in enumerate(groups):
@@ -178,6 +178,6 @@ def _random(before: Checkpoint, manifest: Manifest) -> Iterator[Finding]:
     }
     now = next((each.state for each in manifest.run.generators if each.name == "torch.cpu"), None)
     if not stored or now is None:
-        yield Finding(DifferenceCode.RESUME_NO_STATE, Level.NOTE, {"what": "random state"})
+        yield Finding.of(DifferenceCode.RESUME_NO_STATE, Level.NOTE, what="random state")
     elif now not in stored:
         yield Finding(DifferenceCode.RUNNING_RANDOM)

@@ -229,13 +229,13 @@ def named_order(order: Permutation, key: str, heads: Heads | None, *, along: int
         return Answer(Relation.EXPERTS, Finding(DifferenceCode.EXPERTS_INSIDE, Level.ERROR, fields))
     width = _rotary_width(order, heads)
     if width is not None:
-        return Answer(Relation.ROTARY, Finding(DifferenceCode.ROTARY, Level.ERROR, {**fields, "width": width}))
+        return Answer(Relation.ROTARY, Finding.of(DifferenceCode.ROTARY, Level.ERROR, **fields, width=width))
     block = _block_of(order)
     is_of_attention = ".attn." in key or "ttention" in key
     if block > 1 and is_of_attention:
-        return Answer(Relation.HEADS, Finding(DifferenceCode.HEADS, Level.ERROR, {**fields, "width": block}))
+        return Answer(Relation.HEADS, Finding.of(DifferenceCode.HEADS, Level.ERROR, **fields, width=block))
     what = ("columns" if along == ndim - 1 else "slices") if along else "rows"
-    return Answer(Relation.ROWS, Finding(DifferenceCode.ROWS, Level.ERROR, {**fields, "what": what}))
+    return Answer(Relation.ROWS, Finding.of(DifferenceCode.ROWS, Level.ERROR, **fields, what=what))
 
 
 def changes_label(order: Permutation, segments: Sequence[Segment]) -> bool:

@@ -129,7 +129,7 @@ def compare_sketches(target: Path, golden: Path) -> GradientComparison:
     lacking = [Finding(GradientCode.ESTIMATED)]
     ranks, others = ({place[0] for place in each} for each in (mine, theirs))
     if ranks ^ others:
-        lacking.append(Finding(GradientCode.RANK_MISSING, fields={"ranks": sorted(ranks ^ others)}))
+        lacking.append(Finding.of(GradientCode.RANK_MISSING, ranks=sorted(ranks ^ others)))
     positions: dict[tuple[int, int, str], int] = {}
     found: list[Agreement] = []
     for place, sketch in theirs.items():
@@ -148,8 +148,7 @@ def compare_sketches(target: Path, golden: Path) -> GradientComparison:
 def _missing(places: set[_Place], rank: int) -> Iterator[Finding]:
     if places:
         _, step, _, name = min(places, key=lambda each: each[1:])
-        fields = {"count": len(places), "rank": rank, "parameter": name, "step": step}
-        yield Finding(GradientCode.PARAMETERS_MISSING, fields=fields)
+        yield Finding.of(GradientCode.PARAMETERS_MISSING, count=len(places), rank=rank, parameter=name, step=step)
 
 
 def _gradients(path: Path) -> dict[Quantity, dict[_Place, _Sketch]]:

@@ -36,8 +36,7 @@ def read_table(path: Path, notes: list[Finding]) -> pl.DataFrame:
     except PluginError as error:
         raise DumpError(f"{path}: {error}") from error
     if stream.damage:
-        fields = {"file": path.name, "directory": path.parent.name}
-        notes.append(Finding(MonitoringCode.CUT_TABLE, fields=fields))
+        notes.append(Finding.of(MonitoringCode.CUT_TABLE, file=path.name, directory=path.parent.name))
     try:
         frame = cast("pl.DataFrame", cast("Any", pl).from_arrow(stream.table))
         return _typed(frame)

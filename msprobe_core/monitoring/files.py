@@ -247,8 +247,7 @@ def _read_file(path: Path, quantity: str, notes: list[Finding]) -> _Content | No
         content = read_plain(path).removeprefix(_BYTE_ORDER_MARK)
     begin, end = content.find(b"\n") + 1, content.rfind(b"\n")
     if end + 1 < len(content):
-        fields = {"file": path.name, "directory": path.parent.name}
-        notes.append(Finding(MonitoringCode.CUT_LINE, fields=fields))
+        notes.append(Finding.of(MonitoringCode.CUT_LINE, file=path.name, directory=path.parent.name))
     body = content[begin : max(begin, end)]
     try:
         first = (content[:begin] or content).decode()
@@ -263,8 +262,7 @@ def _read_file(path: Path, quantity: str, notes: list[Finding]) -> _Content | No
         raise DumpError(f"{path}: is not a table of comma-separated values ({error})") from error
     kept = _typed(frame, header, quantity)
     if num_odd := num_lines - kept.height:
-        fields = {"file": path.name, "directory": path.parent.name, "count": num_odd}
-        notes.append(Finding(MonitoringCode.ODD_LINES, fields=fields))
+        notes.append(Finding.of(MonitoringCode.ODD_LINES, file=path.name, directory=path.parent.name, count=num_odd))
     return _Content(kept.filter(~pl.col(_ABSENT_COLUMN)).drop(_ABSENT_COLUMN), _decimals(body, header))
 
 

@@ -117,13 +117,11 @@ def compare_crossed(
     return Outcome(
         command="cross",
         paths=[runs[cell].path for cell in CELLS],
-        compared=Said(
-            ComparedCode.CROSS, fields={"training": options.training, "rollout": options.rollout, "steps": chosen}
-        ),
+        compared=Said.of(ComparedCode.CROSS, training=options.training, rollout=options.rollout, steps=chosen),
         said=(
             Said(HeadlineCode.CROSS_AGREE)
             if first is None
-            else Said(HeadlineCode.CROSS, fields={"step": first.step, "component": first.component})
+            else Said.of(HeadlineCode.CROSS, step=first.step, component=first.component)
         ),
         findings=[finding for one in found for finding in _findings(one)],
         lines=[line for one in found for line in _lines(one)],
@@ -162,7 +160,7 @@ def _findings(one: Crossed) -> list[Finding]:
     if one.component is Component.NONE:
         return []
     shares = {"rollout": f"{one.of_rollout:.0%}", "training": f"{one.of_training:.0%}"}
-    said = Said(CrossCode.FAULT, fields={"reason": Said(_REASONS[one.component]), **shares})
+    said = Said.of(CrossCode.FAULT, reason=Said(_REASONS[one.component]), **shares)
     return [Finding(verdict=Verdict.ERROR, said=said, step=one.step, place=one.component.name.lower())]
 
 
@@ -174,7 +172,7 @@ def _lines(one: Crossed) -> list[Said]:
         )
         for rollout in "ab"
     ]
-    return [Said(LineCode.CROSS, fields={"step": one.step}), Said(LineCode.CROSS_HEAD), *rows]
+    return [Said.of(LineCode.CROSS, step=one.step), Said(LineCode.CROSS_HEAD), *rows]
 
 
 def _cell(one: StepLogProbs) -> str:

@@ -190,9 +190,7 @@ def _off_by_one(tokens: Tokens, _floor: float, _evidence: Evidence) -> _Tested:
     if not ratios:
         return _Tested(0.0, None, Said(CauseCode.NO_NEIGHBOURS))
     shift, ratio = min(ratios.items(), key=lambda item: item[1])
-    return _Tested(
-        max(0.0, 1.0 - ratio), ratio, Said(CauseCode.SHIFTED, fields={"shift": f"{shift:+d}", "ratio": ratio})
-    )
+    return _Tested(max(0.0, 1.0 - ratio), ratio, Said.of(CauseCode.SHIFTED, shift=f"{shift:+d}", ratio=ratio))
 
 
 def _temperature(tokens: Tokens, _floor: float, evidence: Evidence) -> _Tested:
@@ -204,9 +202,7 @@ def _temperature(tokens: Tokens, _floor: float, evidence: Evidence) -> _Tested:
     test is weak if some distributions are peaked and others flat.
     """
     if evidence.refit is not None and evidence.refit.kind is RefitKind.TEMPERATURE:
-        return _Tested(
-            evidence.refit.explained, None, Said(CauseCode.BY_LOGITS, fields={"sentence": evidence.refit.sentence})
-        )
+        return _Tested(evidence.refit.explained, None, Said.of(CauseCode.BY_LOGITS, sentence=evidence.refit.sentence))
     n = tokens.training.size
     middle = (tokens.training + tokens.rollout) / 2
     if n < FEWEST_TOKENS or float(middle.std()) == 0.0:
@@ -225,9 +221,9 @@ def _temperature(tokens: Tokens, _floor: float, evidence: Evidence) -> _Tested:
     if not _TEMPERATURES[0] < ratio < _TEMPERATURES[1]:
         explained = 0.0
     temperature, own_mode = evidence.temperature, evidence.logprobs_mode
-    known = [] if temperature is None else [Said(CauseCode.SAMPLED_AT, fields={"temperature": temperature})]
-    mode = [] if own_mode is None else [Said(CauseCode.MODE, fields={"mode": own_mode})]
-    return _Tested(explained, ratio, Said(CauseCode.TEMPERATURE, fields={"ratio": ratio, "known": known, "mode": mode}))
+    known = [] if temperature is None else [Said.of(CauseCode.SAMPLED_AT, temperature=temperature)]
+    mode = [] if own_mode is None else [Said.of(CauseCode.MODE, mode=own_mode)]
+    return _Tested(explained, ratio, Said.of(CauseCode.TEMPERATURE, ratio=ratio, known=known, mode=mode))
 
 
 def _vocabulary(_tokens: Tokens, _floor: float, evidence: Evidence) -> _Tested:
@@ -259,13 +255,11 @@ def _renormalised(tokens: Tokens, floor: float, evidence: Evidence) -> _Tested:
     explained = share if is_one_sided and not is_off else 0.0
     said = (
         Said(CauseCode.LIMITS_OFF) if is_off
-        else Said(CauseCode.TOP_P, fields={"size": evidence.top_p}) if limited_p
-        else Said(CauseCode.TOP_K, fields={"size": evidence.top_k}) if limited_k
+        else Said.of(CauseCode.TOP_P, size=evidence.top_p) if limited_p
+        else Said.of(CauseCode.TOP_K, size=evidence.top_k) if limited_k
         else Said(CauseCode.LIMITS_UNKNOWN)
     )  # fmt: skip
-    return _Tested(
-        explained, kept, Said(CauseCode.KEPT, fields={"share": f"{np.mean(d < 0):.1%}", "kept": kept, "said": said})
-    )
+    return _Tested(explained, kept, Said.of(CauseCode.KEPT, share=f"{np.mean(d < 0):.1%}", kept=kept, said=said))
 
 
 def _mask(tokens: Tokens, floor: float, _evidence: Evidence) -> _Tested:
@@ -279,15 +273,13 @@ def _mask(tokens: Tokens, floor: float, _evidence: Evidence) -> _Tested:
     of_missing = float(size[missing].sum()) / whole
     if of_missing and float(size[missing].max()) >= _MISSING_NATS:
         side = "rollout" if np.count_nonzero(tokens.rollout[missing] == 0) * 2 > missing.sum() else "training"
-        sentence = Said(CauseCode.MISSING, fields={"count": int(missing.sum()), "side": side})
+        sentence = Said.of(CauseCode.MISSING, count=int(missing.sum()), side=side)
         return _Tested(of_missing, of_missing, sentence)
     later = tokens.turn > 0
     before = size[~later]
     of_later = float(size[later].sum()) / whole if later.any() and before.size else 0.0
     is_clean = before.size > 0 and float(np.sqrt(np.mean(before**2))) <= 4 * max(floor, 1e-300)
-    sentence = (
-        Said(CauseCode.LATER_TURNS, fields={"share": f"{of_later:.1%}"}) if later.any() else Said(CauseCode.ONE_TURN)
-    )
+    sentence = Said.of(CauseCode.LATER_TURNS, share=f"{of_later:.1%}") if later.any() else Said(CauseCode.ONE_TURN)
     return _Tested(of_later if is_clean else 0.0, of_later, sentence)
 
 
@@ -301,10 +293,7 @@ def _retokenised(tokens: Tokens, floor: float, evidence: Evidence) -> _Tested:
         return _Tested(
             share,
             share,
-            Said(
-                CauseCode.RETOKENISED,
-                fields={"count": int(evidence.retokenised.sum()), "total": int(evidence.retokenised.size)},
-            ),
+            Said.of(CauseCode.RETOKENISED, count=int(evidence.retokenised.sum()), total=int(evidence.retokenised.size)),
         )
     if tokens.training.size < FEWEST_TOKENS or whole == 0:
         return _TOO_FEW
@@ -356,7 +345,7 @@ def _stale(tokens: Tokens, floor: float, evidence: Evidence) -> _Tested:
         return _Tested(
             _beyond(tokens, floor) if is_most else 0.0,
             share,
-            Said(CauseCode.OUTDATED, fields={"count": len(evidence.outdated), "total": evidence.num_parameters}),
+            Said.of(CauseCode.OUTDATED, count=len(evidence.outdated), total=evidence.num_parameters),
         )
     if evidence.stale is None:
         if evidence.num_parameters is None:
@@ -372,7 +361,7 @@ def _stale(tokens: Tokens, floor: float, evidence: Evidence) -> _Tested:
     return _Tested(
         explained if flagged.any() else 0.0,
         float(np.mean(evidence.stale)),
-        Said(CauseCode.OLDER_POLICY, fields={"count": int(evidence.stale.sum()), "total": int(evidence.stale.size)}),
+        Said.of(CauseCode.OLDER_POLICY, count=int(evidence.stale.sum()), total=int(evidence.stale.size)),
     )
 
 
@@ -381,11 +370,11 @@ def _unsynchronised(tokens: Tokens, floor: float, evidence: Evidence) -> _Tested
         return _Tested(None, None, Said(CauseCode.NO_WEIGHTS))
     number, whole = len(evidence.unsynchronised), max(evidence.num_parameters, 1)
     is_stale = len(evidence.outdated) > 1 and len(evidence.outdated) / whole >= MOST
-    first = [Said(CauseCode.THE_FIRST, fields={"name": evidence.unsynchronised[0]})] if number else []
+    first = [Said.of(CauseCode.THE_FIRST, name=evidence.unsynchronised[0])] if number else []
     return _Tested(
         _beyond(tokens, floor) if number and not is_stale else 0.0,
         number / whole,
-        Said(CauseCode.NOT_AS_SENT, fields={"count": number, "total": evidence.num_parameters, "first": first}),
+        Said.of(CauseCode.NOT_AS_SENT, count=number, total=evidence.num_parameters, first=first),
     )
 
 
@@ -399,7 +388,7 @@ def _routing(tokens: Tokens, _floor: float, evidence: Evidence) -> _Tested:
     other = np.zeros(row.shape, bool)
     other[is_known] = flags[row[is_known], position[is_known]]
     size = np.abs(tokens.difference)
-    sentence = Said(CauseCode.OTHER_EXPERTS, fields={"count": int(other.sum()), "total": int(other.size)})
+    sentence = Said.of(CauseCode.OTHER_EXPERTS, count=int(other.sum()), total=int(other.size))
     share = float(other.mean()) if other.size else 0.0
     if not other.any() or int((~other).sum()) < FEWEST_TOKENS:
         return _Tested(0.0 if not other.any() else None, share, sentence)
@@ -415,7 +404,7 @@ def _cast(tokens: Tokens, floor: float, evidence: Evidence) -> _Tested:
     if tokens.training.size < FEWEST_TOKENS:
         return _TOO_FEW
     found = [
-        _cast_of(own, other, precision, Said(CauseCode.ROUNDED, fields={"side": side, "dtype": name}))
+        _cast_of(own, other, precision, Said.of(CauseCode.ROUNDED, side=side, dtype=name))
         for precision, name in _CASTS.items()
         for side, own, other in (
             ("rollout", tokens.rollout, tokens.training),
@@ -428,9 +417,9 @@ def _cast(tokens: Tokens, floor: float, evidence: Evidence) -> _Tested:
         rms = _rms(tokens)
         by_size = (1.0 if rms <= 4 * floor else 4 * floor / rms) if _is_coarse(tokens, evidence) else 0.0
         explained = max(explained, by_size)
-        sentences.append(Said(CauseCode.CAST_ON_THE_WAY, fields={"dtype": evidence.cast.name.lower()}))
+        sentences.append(Said.of(CauseCode.CAST_ON_THE_WAY, dtype=evidence.cast.name.lower()))
     sentences = sentences or [Said(CauseCode.NOT_ROUNDED)]
-    return _Tested(explained, statistic, Said(CauseCode.SEVERAL, fields={"sentences": sentences}))
+    return _Tested(explained, statistic, Said.of(CauseCode.SEVERAL, sentences=sentences))
 
 
 def _cast_of(own: Floats, other: Floats, precision: Precision, sentence: Said) -> tuple[float, float, Said | None]:

@@ -66,9 +66,7 @@ class RecordedStep:
 
     def wrong(self, place: str, code: CheckCode, **fields: Field) -> Finding:
         """Return a finding of this step; ``place`` is among its fields."""
-        return Finding(
-            verdict=Verdict.ERROR, said=Said(code, fields={"place": place, **fields}), step=self.step, place=place
-        )
+        return Finding(verdict=Verdict.ERROR, said=Said.of(code, place=place, **fields), step=self.step, place=place)
 
     @property
     def is_on_policy(self) -> bool:
@@ -205,8 +203,8 @@ def _explained(own: RecordedStep, name: str, found: Array, variants: Variants) -
     others = [text for text, values in variants.items() if text != "right" and _is_near(found, values, mask)]
     factor = _factor(found, right, mask)
     why = (
-        [Said(CheckCode.MISTAKE, fields={"mistake": others[0]})] if others
-        else [Said(CheckCode.FACTOR, fields={"factor": factor})] if factor else []
+        [Said.of(CheckCode.MISTAKE, mistake=others[0])] if others
+        else [Said.of(CheckCode.FACTOR, factor=factor)] if factor else []
     )  # fmt: skip
     off = np.abs(np.where(mask, found - right, 0.0))
     row, position = np.unravel_index(int(off.argmax()), off.shape)

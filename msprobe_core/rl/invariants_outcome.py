@@ -34,12 +34,12 @@ def check_run(
     first = next((finding for finding in findings if finding.is_fault), None)
     said = (
         Said(HeadlineCode.CHECKS_AGREE) if first is None
-        else Said(HeadlineCode.CHECKS, fields={"step": first.step, "place": first.place})
+        else Said.of(HeadlineCode.CHECKS, step=first.step, place=first.place)
     )  # fmt: skip
     return Outcome(
         command="check",
         paths=[run.path],
-        compared=Said(ComparedCode.CHECKS, fields={"count": len(CHECKS), "steps": listed_steps(chosen)}),
+        compared=Said.of(ComparedCode.CHECKS, count=len(CHECKS), steps=listed_steps(chosen)),
         said=said,
         findings=findings,
         numbers={"checks": list(CHECKS), "faults": [finding.place for finding in findings if finding.is_fault]},

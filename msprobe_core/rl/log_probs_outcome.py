@@ -69,15 +69,13 @@ def _outcome(run: RecordedRun, options: LogProbOptions, compared: Sequence[StepL
     return Outcome(
         command="logprob",
         paths=[run.path],
-        compared=Said(
+        compared=Said.of(
             ComparedCode.LOG_PROBS,
-            fields={
-                "training": options.training,
-                "rollout": options.rollout,
-                "tokens": num_tokens,
-                "samples": sum(one.measures.num_samples for one in compared),
-                "steps": listed_steps([one.step for one in compared]),
-            },
+            training=options.training,
+            rollout=options.rollout,
+            tokens=num_tokens,
+            samples=sum(one.measures.num_samples for one in compared),
+            steps=listed_steps([one.step for one in compared]),
         ),
         said=_headline(compared, worst, over_time),
         findings=findings,
@@ -103,7 +101,7 @@ def _over_limit(compared: Sequence[StepLogProbs], options: LogProbOptions) -> li
     return [
         Finding(
             verdict=Verdict.ERROR, step=one.step, place="limit",
-            said=Said(LogProbCode.LIMIT, fields={"rms": one.measures.rms, "limit": options.limit}),
+            said=Said.of(LogProbCode.LIMIT, rms=one.measures.rms, limit=options.limit),
         )
         for one in over
     ]  # fmt: skip
@@ -131,29 +129,25 @@ def _lines(one: StepLogProbs, options: LogProbOptions) -> list[Said]:
         **asdict(m), "training": options.training, "rollout": options.rollout, "worst": _worst(one),
         "over_ln2": 100 * m.share_over_ln2, "below": 100 * m.clipped_low, "above": 100 * m.clipped_high,
     }  # fmt: skip
-    scores = [
-        Said(LineCode.SCORE, fields={"measure": each.measure, "score": each.score, "limit": each.limit})
-        for each in one.scores
-    ]
-    floor = {"size": one.floor.size, "source": one.floor.source, "scores": scores}
+    scores = [Said.of(LineCode.SCORE, measure=each.measure, score=each.score, limit=each.limit) for each in one.scores]
     return [
-        Said(LineCode.SAMPLING, fields={"step": one.step, "settings": settings}),
+        Said.of(LineCode.SAMPLING, step=one.step, settings=settings),
         *(with_fields_of(values, code) for code in (LineCode.LOG_PROBS, LineCode.DIVERGENCE, LineCode.WEIGHTS)),
-        Said(LineCode.FLOOR, fields=floor),
+        Said.of(LineCode.FLOOR, size=one.floor.size, source=one.floor.source, scores=scores),
     ]
 
 
 def _setting(name: str, value: object) -> Said:
-    return Said(LogProbCode.SETTING, fields={"name": name, "value": str(value)})
+    return Said.of(LogProbCode.SETTING, name=name, value=str(value))
 
 
 def _worst(one: StepLogProbs) -> list[Said]:
     worst = worst_token(one.tokens)
     if worst is None:
         return []
-    token = [] if worst["token"] is None else [Said(LineCode.ID, fields={"token": worst["token"]})]
+    token = [] if worst["token"] is None else [Said.of(LineCode.ID, token=worst["token"])]
     fields = {"sample": worst["sample"], "position": worst["position"], "token": token}
-    return [Said(LineCode.WORST, fields={**fields, "difference": f"{worst['difference']:+.3g}"})]
+    return [Said.of(LineCode.WORST, **fields, difference=f"{worst['difference']:+.3g}")]
 
 
 def _findings(one: StepLogProbs) -> list[Finding]:
@@ -164,7 +158,7 @@ def _findings(one: StepLogProbs) -> list[Finding]:
         found.append(Finding(verdict=Verdict.ERROR, said=said, step=one.step, place=one.retokenised[0]))
     found += _sampling_findings(one)
     if one.measures.num_not_finite:
-        said = Said(LogProbCode.NOT_FINITE, fields={"count": one.measures.num_not_finite})
+        said = Said.of(LogProbCode.NOT_FINITE, count=one.measures.num_not_finite)
         found.append(Finding(verdict=Verdict.ERROR, said=said, step=one.step))
     for score in one.scores:
         if score.is_over:
@@ -197,30 +191,30 @@ def _sampling_findings(one: StepLogProbs) -> list[Finding]:
     names = [_setting(name, getattr(sampling, name)) for name, is_so in changed.items() if is_so]
     if not names:
         return []
-    said = Said(LogProbCode.RAW, fields={"names": names})
+    said = Said.of(LogProbCode.RAW, names=names)
     return [Finding(verdict=Verdict.WARNING, said=said, step=one.step, place="logprobs_mode")]
 
 
 def _headline(compared: Sequence[StepLogProbs], worst: StepLogProbs | None, over_time: Sequence[Finding]) -> Said:
     other = next((one for one in compared if one.retokenised), None)
     if worst is None and other is None and over_time:
-        return Said(HeadlineCode.IN_STEP, fields={"step": over_time[0].step, "what": over_time[0].said})
+        return Said.of(HeadlineCode.IN_STEP, step=over_time[0].step, what=over_time[0].said)
     if worst is None and other is None:
         cast = next((d for one in compared for d in one.diagnoses if d.is_named), None)
-        but = [] if cast is None else [Said(HeadlineCode.WHAT_THERE_IS, fields={"cause": cast.cause})]
-        return Said(HeadlineCode.LOG_PROBS_AGREE, fields={"but": but})
+        but = [] if cast is None else [Said.of(HeadlineCode.WHAT_THERE_IS, cause=cast.cause)]
+        return Said.of(HeadlineCode.LOG_PROBS_AGREE, but=but)
     if worst is None:
         assert other is not None
-        return Said(HeadlineCode.RETOKENISED, fields={"step": other.step})
+        return Said.of(HeadlineCode.RETOKENISED, step=other.step)
     if not any(score.is_over for score in worst.scores):
-        return Said(HeadlineCode.NOT_FINITE, fields={"step": worst.step})
+        return Said.of(HeadlineCode.NOT_FINITE, step=worst.step)
     named = [d.cause for d in worst.diagnoses if d.is_named]
     if len(named) > 1:
-        causes = [Said(HeadlineCode.CAUSE, fields={"cause": cause}) for cause in named]
-        why = Said(HeadlineCode.CAUSES, fields={"causes": causes})
+        causes = [Said.of(HeadlineCode.CAUSE, cause=cause) for cause in named]
+        why = Said.of(HeadlineCode.CAUSES, causes=causes)
     else:
-        why = Said(HeadlineCode.ONE_CAUSE, fields={"cause": named[0]}) if named else Said(HeadlineCode.NO_CAUSE)
-    return Said(HeadlineCode.LOG_PROBS, fields={"step": worst.step, "why": why})
+        why = Said.of(HeadlineCode.ONE_CAUSE, cause=named[0]) if named else Said(HeadlineCode.NO_CAUSE)
+    return Said.of(HeadlineCode.LOG_PROBS, step=worst.step, why=why)
 
 
 def _numbers(one: StepLogProbs) -> dict[str, Any]:

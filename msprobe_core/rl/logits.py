@@ -203,14 +203,11 @@ def _difference(trainer: _Side, engine: _Side) -> Refit | None:
     whole, rest = before
     explained = max(0.0, 1 - rest / whole) if whole else 0.0
     if abs(trainer.temperature - engine.temperature) > 1e-3:
-        divides = [
-            Said(CauseCode.DIVIDES, fields={"name": side.name, "temperature": side.temperature}) for side in both
-        ]
+        divides = [Said.of(CauseCode.DIVIDES, name=side.name, temperature=side.temperature) for side in both]
         return Refit(RefitKind.TEMPERATURE, explained, _of_both(CauseCode.BOTH, divides))
     if trainer.num_words != engine.num_words:
         counts = [
-            Said(CauseCode.COUNTS, fields={"name": side.name, "count": side.num_words, "total": side.all_words})
-            for side in both
+            Said.of(CauseCode.COUNTS, name=side.name, count=side.num_words, total=side.all_words) for side in both
         ]
         return Refit(RefitKind.VOCABULARY, explained, _of_both(CauseCode.NOT_MASKED, counts))
     return None

@@ -328,12 +328,10 @@ def _judged(
 
 
 def _reason(score: Score, worst: tuple[float, str, int]) -> Said:
-    place = {"position": worst[2], "sample": worst[1][:12]}
-    where = [Said(ModuleCode.WORST, fields=place)] if worst[1] else []
+    where = [Said.of(ModuleCode.WORST, position=worst[2], sample=worst[1][:12])] if worst[1] else []
     if not math.isfinite(score.value):
-        return Said(ModuleCode.NOT_FINITE, fields={"where": where})
-    fields = {"error": score.value, "floor": score.floor, "source": score.source, "where": where}
-    return Said(ModuleCode.OFF, fields=fields)
+        return Said.of(ModuleCode.NOT_FINITE, where=where)
+    return Said.of(ModuleCode.OFF, error=score.value, floor=score.floor, source=score.source, where=where)
 
 
 def is_given_wrong(

@@ -90,7 +90,7 @@ def compare_layers(
     first = next(iter(findings), None)
     said = (
         Said(HeadlineCode.LAYERS_AGREE) if first is None
-        else Said(HeadlineCode.LAYERS, fields={"step": first.step, "place": first.place})
+        else Said.of(HeadlineCode.LAYERS, step=first.step, place=first.place)
     )  # fmt: skip
     own_notes = [*_older_policies(run, chosen), *_notes(found), *_on_routers(found, note)]
     return _outcome("layers", run, found, " and ".join(stages[::-1]), said, findings, own_notes, is_of_phase=True)
@@ -109,8 +109,7 @@ def _older_policies(run: RecordedRun, steps: Sequence[int]) -> list[Said]:
         ]
         if old:
             versions = {"oldest": min(old), "newest": newest}
-            fields = {"step": step, "count": len(old), "total": batch.rows, **versions}
-            notes.append(Said(RunNoteCode.OLDER_POLICY, fields=fields))
+            notes.append(Said.of(RunNoteCode.OLDER_POLICY, step=step, count=len(old), total=batch.rows, **versions))
     return notes
 
 
@@ -192,8 +191,8 @@ def _baseline(run: RecordedRun, stages: tuple[str, str], experts: int) -> Baseli
 def _part_finding(one: _Compared, first: ModuleDifference, was_given: bool | None, *, is_of_phase: bool) -> Finding:
     code = ModuleCode.WAS_GIVEN if was_given else ModuleCode.WAS_NOT_GIVEN
     how = [] if was_given is None else [Said(code)]
-    phase = [Said(ModuleCode.OF_PHASE, fields={"phase": first.phase})] if is_of_phase else []
-    said = Said(ModuleCode.FIRST, fields={"phase": phase, "module": first.module, "reason": first.reason, "how": how})
+    phase = [Said.of(ModuleCode.OF_PHASE, phase=first.phase)] if is_of_phase else []
+    said = Said.of(ModuleCode.FIRST, phase=phase, module=first.module, reason=first.reason, how=how)
     return Finding(verdict=Verdict.ERROR, said=said, step=one.difference.step, place=first.module)
 
 
@@ -213,14 +212,12 @@ def _outcome(
     return Outcome(
         command=command,
         paths=[run.path],
-        compared=Said(
+        compared=Said.of(
             ComparedCode.MODULES,
-            fields={
-                "what": what,
-                "outputs": len({(m.module, m.output) for m in outputs}),
-                "samples": sum(one.samples for one in differences),
-                "steps": listed_steps([one.step for one in differences]),
-            },
+            what=what,
+            outputs=len({(m.module, m.output) for m in outputs}),
+            samples=sum(one.samples for one in differences),
+            steps=listed_steps([one.step for one in differences]),
         ),
         said=said,
         findings=findings,
@@ -237,7 +234,7 @@ def _lines(one: StageDifference, *, is_of_phase: bool) -> list[Said]:
         own = [m for m in one.modules if m.phase == phase]
         worst = max(own, key=lambda m: m.error)
         fields = {
-            "step": one.step, "phase": [Said(LineCode.PHASE, fields={"phase": phase})] if is_of_phase else [],
+            "step": one.step, "phase": [Said.of(LineCode.PHASE, phase=phase)] if is_of_phase else [],
             "error": worst.error, "module": worst.module, "count": sum(m.is_over for m in own), "total": len(own),
         }  # fmt: skip
         lines += [Said(LineCode.MODULES, fields=fields), *_growth_lines(own)]
@@ -255,20 +252,18 @@ def _growth_lines(modules: Sequence[ModuleDifference]) -> list[Said]:
     if len(layers) < 2:
         return []
     shown = [*layers[: -1 : max(1, (len(layers) - 1) // 7)], layers[-1]]
-    errors = [Said(LineCode.LAYER, fields={"layer": number, "error": m.error}) for number, m in shown]
-    return [Said(LineCode.LAYERS, fields={"errors": errors})]
+    errors = [Said.of(LineCode.LAYER, layer=number, error=m.error) for number, m in shown]
+    return [Said.of(LineCode.LAYERS, errors=errors)]
 
 
 def _notes(found: Sequence[_Compared]) -> list[Said]:
     notes: list[Said] = []
     for one in (one.difference for one in found):
         if one.lone_target or one.lone_golden:
-            fields = {"step": one.step, "target": one.lone_target, "golden": one.lone_golden}
-            notes.append(Said(RunNoteCode.NO_PARTNER, fields=fields))
+            notes.append(Said.of(RunNoteCode.NO_PARTNER, step=one.step, target=one.lone_target, golden=one.lone_golden))
         if one.unmatched:
             names = list(dict.fromkeys(one.unmatched[:_MAX_LINES]))
-            fields = {"step": one.step, "count": len(one.unmatched), "names": names}
-            notes.append(Said(RunNoteCode.LONE_OUTPUTS, fields=fields))
+            notes.append(Said.of(RunNoteCode.LONE_OUTPUTS, step=one.step, count=len(one.unmatched), names=names))
     return notes
 
 
@@ -347,7 +342,7 @@ def _with_aliases(outcome: Outcome, run: RecordedRun, steps: Sequence[int]) -> O
     ]  # fmt: skip
     if not found:
         return outcome
-    said = Said(HeadlineCode.ALIASED, fields={"step": equal[0]})
+    said = Said.of(HeadlineCode.ALIASED, step=equal[0])
     return replace(outcome, findings=[*found, *outcome.findings], said=said)
 
 
@@ -396,8 +391,8 @@ def _training_outcome(
     fault = next((finding for finding in findings if finding.is_fault), None)
     said = (
         _diverged(fault, what) if fault is not None
-        else Said(HeadlineCode.STAGES_EQUAL, fields={"what": what}) if all(one.difference.is_equal for one in found)
-        else Said(HeadlineCode.STAGES_AGREE, fields={"what": what})
+        else Said.of(HeadlineCode.STAGES_EQUAL, what=what) if all(one.difference.is_equal for one in found)
+        else Said.of(HeadlineCode.STAGES_AGREE, what=what)
     )  # fmt: skip
     shapes = [note for one in found for note in _shapes(one)] if pair.minis is not None else []
     own_notes = [*notes, *shapes, *_on_routers(found, note), *_notes(found)]
@@ -405,7 +400,7 @@ def _training_outcome(
 
 
 def _diverged(fault: Finding, what: str) -> Said:
-    return Said(HeadlineCode.STAGES, fields={"step": fault.step, "what": what, "place": fault.place})
+    return Said.of(HeadlineCode.STAGES, step=fault.step, what=what, place=fault.place)
 
 
 def _training_findings(one: _Compared) -> list[Finding]:
@@ -414,7 +409,7 @@ def _training_findings(one: _Compared) -> list[Finding]:
     unequal = next((m for m in one.difference.modules if not m.is_equal), None)
     if unequal is None:
         return []
-    said = Said(ModuleCode.UNEQUAL, fields={"module": unequal.module, "error": unequal.error})
+    said = Said.of(ModuleCode.UNEQUAL, module=unequal.module, error=unequal.error)
     return [Finding(verdict=Verdict.WARNING, said=said, step=unequal.step, place=unequal.module)]
 
 
@@ -423,8 +418,7 @@ def _shapes(one: _Compared) -> list[Said]:
     if one.batch_sizes[0] == one.batch_sizes[1]:
         return []
     log_probs, update = map(sorted, one.batch_sizes)
-    fields = {"step": one.difference.step, "log_probs": log_probs, "update": update}
-    return [Said(RunNoteCode.MICRO_BATCHES, fields=fields)]
+    return [Said.of(RunNoteCode.MICRO_BATCHES, step=one.difference.step, log_probs=log_probs, update=update)]
 
 
 def _statistics_outcome(
@@ -436,10 +430,10 @@ def _statistics_outcome(
     if fault is not None:
         said = _diverged(fault, what)
     elif not all(one.is_equal for one in found):
-        said = Said(HeadlineCode.STATISTICS_AGREE, fields={"what": what})
+        said = Said.of(HeadlineCode.STATISTICS_AGREE, what=what)
     else:
         code = HeadlineCode.CHECKSUMS_EQUAL if are_checksums else HeadlineCode.STATISTICS_EQUAL
-        said = Said(code, fields={"what": what})
+        said = Said.of(code, what=what)
     others = sum(one.num_others for one in found)
     return Outcome(
         command=command,
@@ -457,7 +451,7 @@ def _statistics_outcome(
         notes=[
             *notes,
             Said(RunNoteCode.CHECKSUMS if are_checksums else RunNoteCode.STATISTICS),
-            *([Said(RunNoteCode.OTHER_SAMPLES, fields={"count": others})] if others else []),
+            *([Said.of(RunNoteCode.OTHER_SAMPLES, count=others)] if others else []),
         ],
         lines=[
             Said(
@@ -492,5 +486,5 @@ def _statistics_findings(one: StatisticsDifference) -> list[Finding]:
     how = Said(ModuleCode.CHECKSUM if value.error is None else ModuleCode.STATISTICS, fields=fields)
     verdict = Verdict.ERROR if value.is_over else Verdict.WARNING
     begin = [] if value.is_over else [Said(ModuleCode.NOT_EQUAL)]
-    said = Said(ModuleCode.FIRST, fields={"phase": begin, "module": value.module, "reason": how, "how": []})
+    said = Said.of(ModuleCode.FIRST, phase=begin, module=value.module, reason=how, how=[])
     return [Finding(verdict=verdict, said=said, step=one.step, place=value.module)]

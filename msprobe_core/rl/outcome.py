@@ -130,7 +130,7 @@ def _cell(value: Any) -> Any:
 
 def listed_steps(steps: Sequence[int]) -> Said:
     """Return steps: ``step 1`` or ``steps 1, 2``."""
-    return Said(ComparedCode.STEPS if len(steps) > 1 else ComparedCode.STEP, fields={"steps": steps})
+    return Said.of(ComparedCode.STEPS if len(steps) > 1 else ComparedCode.STEP, steps=steps)
 
 
 def write_outcome(

@@ -64,7 +64,7 @@ class RecordedRun:
 
     def note_incomplete(self, stage: str, endings: Iterable[Finding]) -> None:
         """Note that dumps of a stage are incomplete."""
-        self._note(Finding(RunNoteCode.ENDED, fields={"stage": stage, "ending": ending}) for ending in endings)
+        self._note(Finding.of(RunNoteCode.ENDED, stage=stage, ending=ending) for ending in endings)
 
     def _note(self, found: Iterable[Finding]) -> None:
         self.incomplete.extend(each for each in found if each not in self.incomplete)

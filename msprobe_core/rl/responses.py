@@ -159,8 +159,7 @@ def _drifted(measured: Mapping[Measure, Mapping[int, Sequence[float]]], options:
             if drift is not None and drift.is_over(allowed):
                 first, last = (drift.first, drift.last) if is_growth else (1 / drift.first, 1 / drift.last)
                 code = AnswersCode.GROWS if is_growth else AnswersCode.FALLS
-                fields = {"measure": measure, "first": first, "last": last, "count": len(steps)}
-                said = Said(code, fields={**fields, "growth": drift.growth})
+                said = Said.of(code, measure=measure, first=first, last=last, count=len(steps), growth=drift.growth)
                 verdict = Verdict.WARNING if options.max_drift is None else Verdict.ERROR
                 found.append(Finding(verdict=verdict, said=said, place=measure.value))
     return found
@@ -262,7 +261,7 @@ def _outcome(
     findings = [
         Finding(
             verdict=verdict,
-            said=Said(AnswersCode.OF_PLACE, fields={"place": r.place, "reason": r.reason}),
+            said=Said.of(AnswersCode.OF_PLACE, place=r.place, reason=r.reason),
             step=None,
             place=r.place,
         )
@@ -270,28 +269,26 @@ def _outcome(
     ]
     by_step = Counter(row.step for row in rows)
     kinds = [
-        Said(HeadlineCode.KIND, fields={"count": count, "kind": kind})
+        Said.of(HeadlineCode.KIND, count=count, kind=kind)
         for kind, count in Counter(row.kind for row in rows).most_common()
     ]
     lines = [
-        Said(
-            LineCode.ANSWERS,
-            fields={"step": step, "count": counts[step], "anomalous": by_step[step], "level": _level(levels.get(step))},
+        Said.of(
+            LineCode.ANSWERS, step=step, count=counts[step], anomalous=by_step[step], level=_level(levels.get(step))
         )
         for step in sorted(step for step in counts if step is not None)
     ]
-    said = Said(HeadlineCode.NO_ANOMALY, fields={"count": number})
+    said = Said.of(HeadlineCode.NO_ANOMALY, count=number)
     if rows:
         first = min((row.step for row in rows if row.step is not None), default=None)
-        since = [] if first is None else [Said(HeadlineCode.SINCE, fields={"step": first})]
-        counted = {"anomalous": len(rows), "count": number, "kinds": kinds, "since": since}
-        said = Said(HeadlineCode.ANOMALIES, fields=counted)
+        since = [] if first is None else [Said.of(HeadlineCode.SINCE, step=first)]
+        said = Said.of(HeadlineCode.ANOMALIES, anomalous=len(rows), count=number, kinds=kinds, since=since)
     if drifts and not is_fault and drifts[0].is_fault:
         said = drifts[0].said
     shown = lines if len(lines) <= _MAX_LINES else _changed(lines, by_step)
     return Outcome(
         command="responses", paths=[path],
-        compared=Said(ComparedCode.ANSWERS, fields={"answers": number, "tokens": total}),
+        compared=Said.of(ComparedCode.ANSWERS, answers=number, tokens=total),
         said=said, findings=[*findings, *drifts], lines=shown,
         numbers={"answers": number, "tokens": total, "anomalous": len(rows)},
         tables={"answers": table_of(AnswerRow, rows)} if rows else {},
@@ -303,9 +300,8 @@ _MAX_LINES = 30
 
 def _changed(lines: Sequence[Said], by_step: Mapping[int | None, int]) -> list[Said]:
     wrong = [line for line in lines if line.fields["anomalous"]]
-    fields = {"count": len(by_step), "total": len(lines)}
-    return [*wrong[:_MAX_LINES], Said(LineCode.ANOMALOUS_STEPS, fields=fields)]
+    return [*wrong[:_MAX_LINES], Said.of(LineCode.ANOMALOUS_STEPS, count=len(by_step), total=len(lines))]
 
 
 def _level(values: Sequence[float] | None) -> list[Said]:
-    return [Said(LineCode.LEVEL, fields={"mean": sum(values) / len(values)})] if values else []
+    return [Said.of(LineCode.LEVEL, mean=sum(values) / len(values))] if values else []

@@ -88,7 +88,7 @@ class _Compared:
         return sum(layer.replay is Replay.APPLIED for layer in self.layers)
 
     def said(self, code: Code, **fields: Any) -> Said:
-        return Said(code, fields={"target": self.target, "golden": self.golden, **fields})
+        return Said.of(code, target=self.target, golden=self.golden, **fields)
 
 
 def compare_routing(
@@ -356,9 +356,9 @@ def _outcome(run: RecordedRun, compared: Sequence[_Compared], mode: str | None, 
             },
         ),
         said=(
-            Said(HeadlineCode.IN_STEP, fields={"step": fault.step, "what": fault.said}) if fault is not None
+            Said.of(HeadlineCode.IN_STEP, step=fault.step, what=fault.said) if fault is not None
             else Said(HeadlineCode.EXPERTS_EQUAL) if not share
-            else Said(HeadlineCode.EXPERTS_AGREE, fields={"share": 100 * share})
+            else Said.of(HeadlineCode.EXPERTS_AGREE, share=100 * share)
         ),
         findings=findings,
         notes=[*notes, *_replay_notes(compared)],
@@ -381,8 +381,8 @@ def _lines(one: _Compared) -> Iterator[Said]:
     if not one.layers:
         return
     worst = max(one.layers, key=lambda layer: layer.share)
-    replayed = [Said(LineCode.REPLAYED, fields={"count": one.num_replayed})] if one.num_replayed else []
-    yield Said(LineCode.MOST_ROUTED, fields={"layer": worst.layer, "share": 100 * worst.share, "replayed": replayed})
+    replayed = [Said.of(LineCode.REPLAYED, count=one.num_replayed)] if one.num_replayed else []
+    yield Said.of(LineCode.MOST_ROUTED, layer=worst.layer, share=100 * worst.share, replayed=replayed)
 
 
 def _numbers(one: _Compared) -> dict[str, Any]:

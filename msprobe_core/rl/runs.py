@@ -134,11 +134,10 @@ def check_step(target: RecordedRun, golden: RecordedRun, step: int) -> list[Chec
 
 def said_of(one: CheckResult) -> Said:
     """Return what a check has found, without its place."""
-    size = [] if one.error is None else [Said(RunsCode.SIZE, fields={"error": one.error})]
-    limit = [] if one.limit is None else [Said(RunsCode.LIMIT, fields={"limit": one.limit})]
-    why = [] if one.reason is None else [Said(RunsCode.REASON, fields={"reason": one.reason})]
-    fields = {"name": one.name, "agreement": one.agreement, "size": size, "limit": limit, "why": why}
-    return Said(RunsCode.VALUE, fields=fields)
+    size = [] if one.error is None else [Said.of(RunsCode.SIZE, error=one.error)]
+    limit = [] if one.limit is None else [Said.of(RunsCode.LIMIT, limit=one.limit)]
+    why = [] if one.reason is None else [Said.of(RunsCode.REASON, reason=one.reason)]
+    return Said.of(RunsCode.VALUE, name=one.name, agreement=one.agreement, size=size, limit=limit, why=why)
 
 
 def _are_other(samples: Sequence[CheckResult]) -> bool:
@@ -154,7 +153,7 @@ def _rewards(target: RecordedRun, golden: RecordedRun, step: int) -> Iterator[Ch
     if unequal:
         first = unequal[0]
         fields = {"own": str(own[first]), "other": str(other[first]), "sample": first[:12]}
-        reason = Said(RunsCode.SCORES, fields={"count": len(unequal), "total": len(common), **fields})
+        reason = Said.of(RunsCode.SCORES, count=len(unequal), total=len(common), **fields)
         yield check(agreement=Agreement.DIFFERENT, reason=reason)
     elif common:
         yield check(agreement=Agreement.EQUAL)
@@ -168,7 +167,7 @@ def _same_samples(step: int, stage: RLStage, ids: Sequence[set[str]]) -> CheckRe
     most = max(map(len, ids))
     if ids[0] == ids[1]:
         return CheckResult(step, stage.value, "samples", Agreement.EQUAL, most)
-    reason = Said(RunsCode.SAMPLES, fields={"count": len(ids[0] & ids[1]), "total": most})
+    reason = Said.of(RunsCode.SAMPLES, count=len(ids[0] & ids[1]), total=most)
     return CheckResult(step, stage.value, "samples", Agreement.DIFFERENT, most, reason=reason)
 
 
@@ -209,7 +208,7 @@ def _tensor(check: Callable[..., CheckResult], target: Array, golden: Array, dty
         sizes = tuple(slice(0, min(both)) for both in zip(target.shape, golden.shape, strict=True))
         target, golden = target[sizes], golden[sizes]
     if target.shape != golden.shape:
-        reason = Said(RunsCode.SHAPES, fields={"own": str(list(target.shape)), "other": str(list(golden.shape))})
+        reason = Said.of(RunsCode.SHAPES, own=str(list(target.shape)), other=str(list(golden.shape)))
         return check(Agreement.DIFFERENT, reason=reason)
     sums = PairSums(target.size, (str(target.dtype), str(golden.dtype)), Workspace())
     sums.add(target.ravel(), golden.ravel())
@@ -218,7 +217,7 @@ def _tensor(check: Callable[..., CheckResult], target: Array, golden: Array, dty
     if target.dtype.kind != "f" or golden.dtype.kind != "f":
         differs_at = np.argwhere(target != golden)
         first = str(tuple(int(i) for i in differs_at[0]))
-        reason = Said(RunsCode.ELEMENTS, fields={"share": f"{len(differs_at) / target.size:.2%}", "first": first})
+        reason = Said.of(RunsCode.ELEMENTS, share=f"{len(differs_at) / target.size:.2%}", first=first)
         return check(Agreement.DIFFERENT, target.size, reason=reason)
     # The batch is float32 also where the models that made it were not.
     limit = _limit(str(target.dtype), str(golden.dtype), *dtypes)
@@ -245,7 +244,7 @@ def _metrics(step: int, target: BatchFile, golden: BatchFile, dtypes: Collection
         check = partial(CheckResult, step, stage_of_metric(name).value, f"metric {name}", num_values=1)
         error = abs(own - other) / max(abs(other), _SMALL) if own != other else 0.0
         if error:
-            reason = Said(RunsCode.METRIC, fields={"own": float(own), "other": float(other)})
+            reason = Said.of(RunsCode.METRIC, own=float(own), other=float(other))
             yield check(agreement=_within(error, limit), error=error, limit=limit, reason=reason)
         else:
             yield check(agreement=Agreement.EQUAL)
@@ -286,7 +285,7 @@ def _dumps(
     check = partial(CheckResult, step, stage.value)
     broken = next((path for own in ranks for path in own.values() if not is_dump(path)), None)
     if broken is not None:
-        return [check("modules", Agreement.ONE_SIDED, reason=Said(RunsCode.NO_DUMP, fields={"path": str(broken)}))]
+        return [check("modules", Agreement.ONE_SIDED, reason=Said.of(RunsCode.NO_DUMP, path=str(broken)))]
     try:
         if are_other or _cut(target, stage, step) != _cut(golden, stage, step):
             try:
@@ -339,10 +338,10 @@ def _by_samples(
     sides = [StageTensors(run, stage.value, step) for run in (target, golden)]
     found = compare_modules(sides[0], sides[1], step)
     values = sum(module.positions for module in found.modules)
-    note = Said(RunsCode.RECUT, fields={"count": found.samples})
+    note = Said.of(RunsCode.RECUT, count=found.samples)
     limit = _limit(*(target.dtypes() | golden.dtypes())) if is_updated_otherwise else 0.0
     if (first := next((one for one in found.modules if one.is_over and one.error > limit), None)) is not None:
-        reason = Said(RunsCode.MODULE, fields={"reason": first.reason, "note": note})
+        reason = Said.of(RunsCode.MODULE, reason=first.reason, note=note)
         return check(
             first.module, Agreement.DIFFERENT, values, first.error, max(limit, first.limit * first.floor), reason
         )
@@ -385,17 +384,15 @@ def _by_calls(
 def _unit(check: Callable[..., CheckResult], unit: UnitResult) -> CheckResult:
     fault = unit.first_fault
     if fault is not None and unit.differs:
-        told = [
-            Said(RunsCode.ROW, fields={"row": row, "finding": said(finding)}) for row, finding in fault.findings[:2]
-        ]
-        told = told or [Said(RunsCode.CALL, fields={"unit": unit.label})]
-        reason = Said(RunsCode.SEVERAL, fields={"sentences": told})
+        told = [Said.of(RunsCode.ROW, row=row, finding=said(finding)) for row, finding in fault.findings[:2]]
+        told = told or [Said.of(RunsCode.CALL, unit=unit.label)]
+        reason = Said.of(RunsCode.SEVERAL, sentences=told)
         return check(fault.entry, Agreement.DIFFERENT, unit.num_rows, reason=reason)
     name = f"modules of {unit.label}" if unit.label else "modules"
     num_other = unit.rows.filter(differs()).height
     if not num_other:
         return check(name, Agreement.EQUAL, unit.num_rows)
-    reason = Said(RunsCode.VALUES, fields={"count": num_other, "first": str(unit.first_difference)})
+    reason = Said.of(RunsCode.VALUES, count=num_other, first=str(unit.first_difference))
     return check(name, Agreement.CLOSE, unit.num_rows, reason=reason)
 
 
@@ -407,7 +404,7 @@ def _weights(
     check = partial(CheckResult, step, stage.value)
     own, other = ({weight.name: weight for weight in files[min(files)].parameters} for files in (target, golden))
     if lone := sorted(own.keys() ^ other.keys()):
-        reason = Said(RunsCode.LONE, fields={"names": lone[:_MAX_NAMES]})
+        reason = Said.of(RunsCode.LONE, names=lone[:_MAX_NAMES])
         yield check("parameters", Agreement.ONE_SIDED, reason=reason)
     common = [name for name in own if name in other]
     unequal = [name for name in common if own[name].identity != other[name].identity]
@@ -424,5 +421,5 @@ def _weights(
     limit = min(_limit(*dtypes), 64 * UNIT_ROUNDOFF[assumed_precision(*dtypes)])
     agreement = _within(errors[worst], limit)
     name = worst if agreement is Agreement.DIFFERENT else "parameters"
-    reason = Said(RunsCode.PARAMETERS, fields={"count": len(unequal), "total": len(common), "name": worst})
+    reason = Said.of(RunsCode.PARAMETERS, count=len(unequal), total=len(common), name=worst)
     yield check(name, agreement, len(common), errors[worst], limit, reason)

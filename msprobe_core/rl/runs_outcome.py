@@ -70,13 +70,11 @@ def compare_runs(
     return Outcome(
         command="runs",
         paths=[target.path, golden.path],
-        compared=Said(
+        compared=Said.of(
             ComparedCode.RUNS,
-            fields={
-                "values": sum(one.num_values for one in checked),
-                "count": len(checked),
-                "steps": listed_steps(steps),
-            },
+            values=sum(one.num_values for one in checked),
+            count=len(checked),
+            steps=listed_steps(steps),
         ),
         said=_headline(checked, first, recut),
         # Warnings, such as about values that could not be compared, follow the differences.
@@ -84,7 +82,7 @@ def compare_runs(
         notes=[
             *_settings(target, golden),
             *_on_recut(recut),
-            *([Said(RunNoteCode.LONE_STAGES, fields={"stages": lone})] if lone else []),
+            *([Said.of(RunNoteCode.LONE_STAGES, stages=lone)] if lone else []),
         ],
         lines=list(_lines(checked)),
         numbers={"likeness": dict(Counter(one.agreement.value for one in checked))},
@@ -107,7 +105,7 @@ def _verdict(one: CheckResult, options: RunsOptions, recut: _Recut | None) -> Ve
 
 
 def _on_recut(recut: _Recut | None) -> list[Said]:
-    return [] if recut is None else [Said(RunNoteCode.RECUT, fields={"step": recut[0], "stage": recut[1]})]
+    return [] if recut is None else [Said.of(RunNoteCode.RECUT, step=recut[0], stage=recut[1])]
 
 
 def _common_steps(target: RecordedRun, golden: RecordedRun, asked: Collection[int]) -> list[int]:
@@ -122,23 +120,22 @@ def _common_steps(target: RecordedRun, golden: RecordedRun, asked: Collection[in
 
 
 def _finding(one: CheckResult, verdict: Verdict) -> Finding:
-    said = Said(RunsCode.OF_STAGE, fields={"stage": one.stage, "value": said_of(one)})
+    said = Said.of(RunsCode.OF_STAGE, stage=one.stage, value=said_of(one))
     return Finding(verdict=verdict, said=said, step=one.step, place=f"{one.stage}/{one.name}")
 
 
 def _headline(checked: Sequence[CheckResult], first: Finding | None, recut: _Recut | None) -> Said:
     if first is not None:
         stage, _, name = first.place.partition("/")
-        return Said(HeadlineCode.RUNS, fields={"step": first.step, "stage": stage, "name": name})
+        return Said.of(HeadlineCode.RUNS, step=first.step, stage=stage, name=name)
     counts = Counter(one.agreement for one in checked)
     if counts[Agreement.EQUAL] == len(checked):
-        return Said(HeadlineCode.RUNS_EQUAL, fields={"count": sum(one.num_values for one in checked)})
+        return Said.of(HeadlineCode.RUNS_EQUAL, count=sum(one.num_values for one in checked))
     if recut is not None:
-        return Said(HeadlineCode.RUNS_RECUT, fields={"step": recut[0]})
+        return Said.of(HeadlineCode.RUNS_RECUT, step=recut[0])
     lost = counts[Agreement.INCOMPARABLE]
-    but = [Said(HeadlineCode.NOT_COMPARED, fields={"count": lost})] if lost else []
-    counted = {"equal": counts[Agreement.EQUAL], "total": len(checked), "but": but}
-    return Said(HeadlineCode.RUNS_AGREE, fields=counted)
+    but = [Said.of(HeadlineCode.NOT_COMPARED, count=lost)] if lost else []
+    return Said.of(HeadlineCode.RUNS_AGREE, equal=counts[Agreement.EQUAL], total=len(checked), but=but)
 
 
 def _lines(checked: Sequence[CheckResult]) -> Iterator[Said]:
@@ -146,8 +143,8 @@ def _lines(checked: Sequence[CheckResult]) -> Iterator[Said]:
     for one in checked:
         by_stage.setdefault((one.step, one.stage), Counter())[one.agreement] += 1
     for (step, stage), counts in by_stage.items():
-        told = [Said(LineCode.COUNT, fields={"count": n, "kind": kind}) for kind in Agreement if (n := counts[kind])]
-        yield Said(LineCode.RUNS, fields={"step": step, "stage": stage, "counts": told})
+        told = [Said.of(LineCode.COUNT, count=n, kind=kind) for kind in Agreement if (n := counts[kind])]
+        yield Said.of(LineCode.RUNS, step=step, stage=stage, counts=told)
 
 
 def _sampling(target: RecordedRun, golden: RecordedRun) -> Iterator[Finding]:
@@ -155,7 +152,7 @@ def _sampling(target: RecordedRun, golden: RecordedRun) -> Iterator[Finding]:
     for name in ("temperature", "top_p", "top_k", "do_sample", "logprobs_mode"):
         own, other = (getattr(run.info.sampling, name) for run in (target, golden))
         if own != other:
-            said = Said(RunsCode.SAMPLING, fields={"name": name, "own": str(own), "other": str(other)})
+            said = Said.of(RunsCode.SAMPLING, name=name, own=str(own), other=str(other))
             yield Finding(verdict=Verdict.WARNING, said=said, place=name)
 
 
@@ -164,14 +161,14 @@ def _settings(target: RecordedRun, golden: RecordedRun) -> Iterator[Said]:
     own, other = (dict(_flat(run.info.config)) for run in (target, golden))
     if found := _unequal(RunNoteCode.SETTING, own, other):
         more = ["…"] if len(found) > _MAX_NAMES else []
-        yield Said(RunNoteCode.SETTINGS, fields={"count": len(found), "names": [*found[:_MAX_NAMES], *more]})
+        yield Said.of(RunNoteCode.SETTINGS, count=len(found), names=[*found[:_MAX_NAMES], *more])
     if found := _unequal(RunNoteCode.VERSION, target.info.versions, golden.info.versions):
-        yield Said(RunNoteCode.VERSIONS, fields={"names": found[:_MAX_NAMES]})
+        yield Said.of(RunNoteCode.VERSIONS, names=found[:_MAX_NAMES])
 
 
 def _unequal(code: RunNoteCode, target: Mapping[str, Any], golden: Mapping[str, Any]) -> list[Said]:
     return [
-        Said(code, fields={"name": name, "own": str(target.get(name)), "other": str(golden.get(name))})
+        Said.of(code, name=name, own=str(target.get(name)), other=str(golden.get(name)))
         for name in {**target, **golden}
         if target.get(name) != golden.get(name)
     ]

@@ -163,7 +163,7 @@ def _absent(
         if hop not in present:
             yield HopRow(
                 sync=sync, before=hop.value, hop=hop.value, replica=0, name="all tensors", fault=WeightFault.MISSING,
-                reason=Said(TransferCode.NOT_LOGGED, fields={"hop": hop.value}),
+                reason=Said.of(TransferCode.NOT_LOGGED, hop=hop.value),
             )  # fmt: skip
 
 
@@ -251,13 +251,13 @@ def _merged(parts: Sequence[TensorPrint]) -> tuple[TensorPrint, Said | None, Sai
     for part in parts:
         if distinct.setdefault(part.part, part).hash != part.hash:
             code = TransferCode.COPIES_OF_PART if part.part else TransferCode.COPIES
-            differing = Said(code, fields={"part": _where(part)})
+            differing = Said.of(code, part=_where(part))
     own = list(distinct.values())
     if not first.part:
         return first, lack, differing
     count, whole = sum(math.prod(size for _, size in part.part) for part in own), math.prod(first.shape)
     if count != whole:
-        lack = Said(TransferCode.PARTS, fields={"count": count, "total": whole})
+        lack = Said.of(TransferCode.PARTS, count=count, total=whole)
     sketch: Any = decoded([part.sketch for part in own]).astype(np.float64).sum(axis=0)
     return msgspec.structs.replace(
         first, part=(), hash=sum(part.hash for part in own) % (1 << 64), sketch=sketch.astype("<f4").tobytes(),
@@ -285,7 +285,7 @@ def _hop(
             if fault is None and differing:
                 fault = WeightFault.COPIES
             if fault is None and is_enforced and row.relation is Relation.ONLY_TARGET:
-                fault, lack = WeightFault.MISSING, Said(TransferCode.UNKNOWN, fields={"hop": before.value})
+                fault, lack = WeightFault.MISSING, Said.of(TransferCode.UNKNOWN, hop=before.value)
             if fault is not None:
                 yield HopRow(
                     sync=sync, before=before.value, hop=hop.value, replica=copy.rank, fault=fault,
@@ -322,9 +322,9 @@ def _is_cast_twice(row: TensorRow, own: TensorPrint, other: TensorPrint) -> bool
 def _line(sync: int, before: Hop, hop: Hop, copies: Sequence[_Copy], wrong: Sequence[HopRow]) -> Said:
     total = sum(len(copy.prints.prints) for copy in copies)
     counts = Counter(row.fault for row in wrong)
-    told = [Said(HeadlineCode.KIND, fields={"count": n, "kind": fault}) for fault, n in counts.most_common()]
+    told = [Said.of(HeadlineCode.KIND, count=n, kind=fault) for fault, n in counts.most_common()]
     fields = {"sync": sync, "before": before.value, "hop": hop.value, "total": total}
-    return Said(LineCode.HOP, fields={**fields, "counts": told or Said(LineCode.AS_BEFORE)})
+    return Said.of(LineCode.HOP, **fields, counts=told or Said(LineCode.AS_BEFORE))
 
 
 def _outcome(
@@ -347,14 +347,14 @@ def _outcome(
     if rows:
         first = rows[0]
         same = [row for row in rows if (row.sync, row.hop) == (first.sync, first.hop)]
-        others = [Said(HeadlineCode.MORE_OF_HOP, fields={"count": len(same) - 1, "hop": first.hop})] if same[1:] else []
+        others = [Said.of(HeadlineCode.MORE_OF_HOP, count=len(same) - 1, hop=first.hop)] if same[1:] else []
         where = {"sync": first.sync, "before": first.before, "hop": first.hop, "name": first.name}
-        said = Said(HeadlineCode.HOP, fields={**where, "fault": first.fault, "others": others})
+        said = Said.of(HeadlineCode.HOP, **where, fault=first.fault, others=others)
     if len(lines) > _MAX_LINES:
         lines = [line for line, pair in zip(lines, pairs, strict=True) if pair["wrong"]][:_MAX_LINES]
     return Outcome(
         command="weights", paths=[path],
-        compared=Said(ComparedCode.CHAIN, fields={"hops": len(pairs), "transfers": len(syncs)}),
+        compared=Said.of(ComparedCode.CHAIN, hops=len(pairs), transfers=len(syncs)),
         said=said, findings=findings, lines=lines,
         numbers={"syncs": list(syncs), "hops": len(pairs), "wrong": len(rows), "pairs": list(pairs)},
         tables={"hops": table_of(HopRow, rows)} if rows else {},

@@ -112,19 +112,19 @@ def _transferred(
     if transfer is Transfer.DIFFERS and sent is not None and received is not None:
         if not all(weight.hash for weight in known) and sent.dtype != received.dtype:
             transfer = Transfer.UNVERIFIED
-            reason = Said(TransferCode.NO_DIGEST, fields={"own": received.dtype, "other": sent.dtype})
+            reason = Said.of(TransferCode.NO_DIGEST, own=received.dtype, other=sent.dtype)
         elif not all(weight.hash for weight in known):
             reason = Said(TransferCode.BYTES)
         elif _is_shard(received.shape, sent.shape, num_shards):
             transfer = Transfer.UNVERIFIED
             shapes = {"own": str(list(received.shape)), "other": str(list(sent.shape))}
-            reason = Said(TransferCode.SHARD, fields={"count": num_shards, **shapes})
+            reason = Said.of(TransferCode.SHARD, count=num_shards, **shapes)
     if transfer is Transfer.MISSING:
         reason = Said(TransferCode.NOT_RECEIVED)
     elif transfer is Transfer.EXTRA:
         reason = Said(TransferCode.NOT_SENT)
     elif transfer is Transfer.CAST and sent is not None and received is not None:
-        reason = Said(TransferCode.BECAME, fields={"own": received.dtype, "other": sent.dtype})
+        reason = Said.of(TransferCode.BECAME, own=received.dtype, other=sent.dtype)
     name = sent.name if sent is not None else (row.golden_name if received is None else row.name)
     return Transferred(
         name=name or row.key, transfer=transfer, relation=row.relation, sent=sent, received=received,

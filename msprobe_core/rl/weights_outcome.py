@@ -80,7 +80,7 @@ def compare_weights(run: RecordedRun, steps: Collection[int] = ()) -> Outcome:
     for step in chosen:
         findings += _disagreeing_senders(step, sent[step])
         if not found[step]:
-            notes.append(Said(RunNoteCode.NOTHING_RECEIVED, fields={"step": step}))
+            notes.append(Said.of(RunNoteCode.NOTHING_RECEIVED, step=step))
         for sync in found[step]:
             lines.append(_line(sync))
             findings += _findings(sync)
@@ -112,22 +112,20 @@ def _refuse_unknown(run: RecordedRun, found: Sequence[Sync]) -> None:
 def _compared(steps: Sequence[int], parameters: Sequence[Sync]) -> Said:
     replicas = len({sync.replica for sync in parameters})
     most = max((len(sync.parameters) for sync in parameters), default=0)
-    return Said(ComparedCode.WEIGHTS, fields={"steps": listed_steps(steps), "parameters": most, "replicas": replicas})
+    return Said.of(ComparedCode.WEIGHTS, steps=listed_steps(steps), parameters=most, replicas=replicas)
 
 
 def _line(sync: Sync) -> Said:
     counts = Counter(one.transfer for one in sync.parameters)
-    told = [Said(HeadlineCode.KIND, fields={"count": counts[kind], "kind": kind}) for kind in Transfer if counts[kind]]
-    return Said(LineCode.TRANSFER, fields={"step": sync.step, "replica": sync.replica, "counts": told})
+    told = [Said.of(HeadlineCode.KIND, count=counts[kind], kind=kind) for kind in Transfer if counts[kind]]
+    return Said.of(LineCode.TRANSFER, step=sync.step, replica=sync.replica, counts=told)
 
 
 def _findings(sync: Sync) -> list[Finding]:
     found = [
         Finding(
             verdict=_VERDICTS[one.transfer],
-            said=Said(
-                TransferCode.NOT_AS_SENT, fields={"replica": sync.replica, "name": one.name, "reason": one.reason}
-            ),
+            said=Said.of(TransferCode.NOT_AS_SENT, replica=sync.replica, name=one.name, reason=one.reason),
             step=sync.step,
             place=one.name,
         )
@@ -135,17 +133,15 @@ def _findings(sync: Sync) -> list[Finding]:
     ]
     casts = [one for one in sync.parameters if one.transfer is Transfer.CAST]
     if casts:
-        fields = {"count": len(casts), "replica": sync.replica, "reason": casts[0].reason}
-        said = Said(TransferCode.CAST, fields=fields)
+        said = Said.of(TransferCode.CAST, count=len(casts), replica=sync.replica, reason=casts[0].reason)
         found.append(Finding(verdict=Verdict.WARNING, said=said, step=sync.step, place=casts[0].name))
     unknown = [one for one in sync.parameters if one.transfer is Transfer.UNVERIFIED]
     if unknown:
-        fields = {"count": len(unknown), "replica": sync.replica, "reason": unknown[0].reason}
-        said = Said(TransferCode.NOT_COMPARED, fields=fields)
+        said = Said.of(TransferCode.NOT_COMPARED, count=len(unknown), replica=sync.replica, reason=unknown[0].reason)
         found.append(Finding(verdict=Verdict.WARNING, said=said, step=sync.step, place=unknown[0].name))
     extra = [one.name for one in sync.parameters if one.transfer is Transfer.EXTRA]
     if extra:
-        said = Said(TransferCode.EXTRA, fields={"replica": sync.replica, "names": _names(extra)})
+        said = Said.of(TransferCode.EXTRA, replica=sync.replica, names=_names(extra))
         found.append(Finding(verdict=Verdict.WARNING, said=said, step=sync.step, place=extra[0]))
     return found
 
@@ -166,7 +162,7 @@ def _disagreeing_senders(step: int, sent: Mapping[int, WeightsFile]) -> list[Fin
             if weight.name in first and weight.identity != first[weight.name].identity
         ]
         if other:
-            said = Said(TransferCode.SENDERS, fields={"first": first_rank, "rank": rank, "names": _names(other)})
+            said = Said.of(TransferCode.SENDERS, first=first_rank, rank=rank, names=_names(other))
             found.append(Finding(verdict=Verdict.ERROR, said=said, step=step, place=other[0]))
     return found
 
@@ -191,11 +187,11 @@ def _changes(run: RecordedRun, steps: Sequence[int]) -> tuple[list[Said], list[S
         old, new = ({w.name: w.identity for w in file[min(file)].parameters} for file in files)
         same = [name for name, crc in new.items() if old.get(name) == crc]
         both = {"before": before, "step": step}
-        lines.append(Said(LineCode.CHANGED, fields={**both, "count": len(new) - len(same), "total": len(new)}))
+        lines.append(Said.of(LineCode.CHANGED, **both, count=len(new) - len(same), total=len(new)))
         if len(same) == len(new):
             notes.append(Said(RunNoteCode.NO_CHANGE, fields=both))
         elif same:
-            notes.append(Said(RunNoteCode.UNCHANGED, fields={**both, "names": _names(same)}))
+            notes.append(Said.of(RunNoteCode.UNCHANGED, **both, names=_names(same)))
     return lines, notes
 
 
@@ -205,12 +201,12 @@ def _headline(faults: Sequence[Finding], found: Sequence[Sync]) -> Said:
     if not faults:
         unknown = max(sum(one.transfer is Transfer.UNVERIFIED for one in sync.parameters) for sync in found)
         if unknown:
-            return Said(HeadlineCode.OTHERS_AGREE, fields={"count": unknown})
+            return Said.of(HeadlineCode.OTHERS_AGREE, count=unknown)
         return Said(HeadlineCode.WEIGHTS_AGREE)
     first = faults[0]
     others = len({fault.place for fault in faults}) - 1
-    more = [Said(HeadlineCode.MORE, fields={"count": others})] if others else []
-    return Said(HeadlineCode.WEIGHTS, fields={"step": first.step, "place": first.place, "others": more})
+    more = [Said.of(HeadlineCode.MORE, count=others)] if others else []
+    return Said.of(HeadlineCode.WEIGHTS, step=first.step, place=first.place, others=more)
 
 
 def _numbers(own: Sequence[Sync]) -> dict[str, Any]:
