@@ -27,7 +27,7 @@ from msprobe_core.errors import CompareError, StoreError, clip
 from msprobe_core.model import Phase, Role
 from msprobe_core.report.escape import guarded
 from msprobe_core.report.sheet import Sheet, SheetColumn, SheetPart, write_book
-from msprobe_core.store.atomic_file import whole_file
+from msprobe_core.store.atomic_file import csv_text, whole_file
 from msprobe_core.store.layout import create_file, make_directory
 from msprobe_core.untrusted.files import TooLargeError, read_plain
 
@@ -403,10 +403,8 @@ def csv_lines(rows: Iterable[Sequence[str]], *, with_mark: bool = False) -> byte
     # One column, because each column costs a search of its own.
     texts = pl.DataFrame({"text": [cell for line in lines for cell in line]}, schema={"text": pl.String})
     cells = iter(guarded(texts)["text"].to_list())
-    buffer = io.StringIO()
-    csv.writer(buffer, lineterminator="\n").writerows([next(cells) for _ in line] for line in lines)
-    text = _BOM + buffer.getvalue() if with_mark else buffer.getvalue()
-    return text.encode("utf-8", "backslashreplace")
+    text = csv_text([next(cells) for _ in line] for line in lines)
+    return (_BOM + text if with_mark else text).encode("utf-8", "backslashreplace")
 
 
 # --- reading --------------------------------------------------------------------------------------------------------

@@ -6,8 +6,6 @@ fixed tolerances.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from typing import Any
 from msprobe_core.compile_check.check import CompileCheck, ModuleCheck
 from msprobe_core.compile_check.verdict import CompileVerdict, ResultVerdict
 from msprobe_core.findings import Finding, text_and_content
-from msprobe_core.store.atomic_file import whole_file, write_json
+from msprobe_core.store.atomic_file import write_csv, write_json
 from msprobe_core.store.layout import make_directory
 from msprobe_core.store.results import ResultFiles, plain_result
 
@@ -56,11 +54,7 @@ def write_published(found: CompileCheck, path: Path) -> None:
     Raises:
         StoreError: it cannot be written; no part of it is left.
     """
-    text = io.StringIO()
-    rows = (row for module in found.modules for row in _rows(module))
-    csv.writer(text, lineterminator="\n").writerows([COLUMNS, *rows])
-    with whole_file(path) as file:
-        file.write(text.getvalue().encode())
+    write_csv(path, [COLUMNS, *(row for module in found.modules for row in _rows(module))])
 
 
 def _rows(module: ModuleCheck) -> Iterator[tuple[object, ...]]:

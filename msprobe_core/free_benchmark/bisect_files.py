@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ import msgspec
 from msprobe_core.findings import read_finding
 from msprobe_core.free_benchmark.bisect import BisectResult, BisectVerdict, PartOfModules
 from msprobe_core.model import ReferenceFormat
-from msprobe_core.store.atomic_file import whole_file, write_json
+from msprobe_core.store.atomic_file import write_csv, write_json
 from msprobe_core.store.layout import make_directory
 from msprobe_core.store.results import ResultFiles, plain_result, read_result
 
@@ -38,10 +36,7 @@ def write_bisect(found: BisectResult, directory: Path) -> list[Path]:
     make_directory(directory)
     path, table = directory / BISECT_FILE, directory / BISECT_TABLE
     write_json(path, {"version": VERSION, **plain_result(found, ("headline", "notes"))})
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([COLUMNS, *_rows(found.parts)])
-    with whole_file(table) as file:
-        file.write(text.getvalue().encode())
+    write_csv(table, [COLUMNS, *_rows(found.parts)])
     return [path, table]
 
 

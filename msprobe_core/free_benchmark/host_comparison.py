@@ -7,8 +7,6 @@ verdict of the noise model is in the lines of ``free_benchmark.jsonl`` beside it
 
 from __future__ import annotations
 
-import csv
-import io
 import logging
 import os
 import time
@@ -24,7 +22,7 @@ from msprobe_core.config.schema import DumpMode, TaskOptions
 from msprobe_core.errors import StoreError
 from msprobe_core.model import ReplayTensor
 from msprobe_core.replay.recorded import RecordedCall
-from msprobe_core.store.atomic_file import whole_file
+from msprobe_core.store.atomic_file import csv_text, whole_file
 from msprobe_core.store.layout import create_file, make_directory
 
 _logger = logging.getLogger(__name__)
@@ -128,11 +126,9 @@ class HostComparison:
             make_directory(self.directory)
             create_file(path).close()
             rows = [COLUMNS, *rows]
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(rows)
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0))
         with os.fdopen(descriptor, "ab", buffering=0) as file:
-            file.write(text.getvalue().encode())
+            file.write(csv_text(rows).encode())
 
     def _save(self, call: RecordedCall, side: str, results: Mapping[str, ReplayTensor]) -> None:
         directory = self.directory / side

@@ -5,8 +5,6 @@ All ranks of a job write one file, so rows are appended whole, and the heading b
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,6 +12,7 @@ from pathlib import Path
 from msprobe_core.api_check.verdict import CallVerdict, Verdict
 from msprobe_core.config.schema import PertMode
 from msprobe_core.errors import StoreError
+from msprobe_core.store.atomic_file import csv_text
 
 ROWS_FILE = "free_benchmark.csv"
 COLUMNS = ("rank", "pert_mode", "stage", "step", "api_name", "max_rel", "dtype", "shape", "output_index")
@@ -49,8 +48,6 @@ def append_rows(path: Path, rows: Iterable[tuple[object, ...]]) -> None:
             descriptor = os.open(path, flags, 0o600)
             content = list(rows)
         with os.fdopen(descriptor, "ab", buffering=0) as file:
-            text = io.StringIO()
-            csv.writer(text, lineterminator="\n").writerows(content)
-            file.write(text.getvalue().encode())
+            file.write(csv_text(content).encode())
     except OSError as error:
         raise StoreError(f"{path}: cannot be written ({error.strerror or error})") from error

@@ -6,8 +6,6 @@ a device are fetched when the next step begins, and files are written by another
 
 from __future__ import annotations
 
-import csv
-import io
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,7 +33,7 @@ from msprobe_core.model import Digest
 from msprobe_core.protocols.capabilities import MeasuringFramework, MonitoringFramework, UpdatingFramework
 from msprobe_core.protocols.framework import Framework, Reducer
 from msprobe_core.protocols.trainer_tools import TrainerFramework
-from msprobe_core.store.atomic_file import whole_file
+from msprobe_core.store.atomic_file import whole_file, write_csv
 from msprobe_core.store.background import BackgroundQueue
 from msprobe_core.store.layout import make_directory
 
@@ -309,12 +307,9 @@ class GradientProbe(Feature):
                         with whole_file(path) as file:
                             np.save(file, array, allow_pickle=False)
             each.is_positive = each.is_counted = None
-        text = io.StringIO()
-        rows = csv.writer(text, lineterminator="\n")
-        rows.writerow(_columns(self._options.grad_level, self._options.bounds))
-        rows.writerows(_row(each, self._options.grad_level) for each in gradients)
-        with whole_file(summary_file(directory, step)) as file:
-            file.write(text.getvalue().encode("utf-8", "backslashreplace"))
+        level = self._options.grad_level
+        rows = [_columns(level, self._options.bounds), *(_row(each, level) for each in gradients)]
+        write_csv(summary_file(directory, step), rows, errors="backslashreplace")
 
     def _report(self) -> None:
         if self._queue.has_failed:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Sequence
 from functools import partial
@@ -12,6 +10,7 @@ from pathlib import Path
 from msprobe_core.hookspecs import hookimpl
 from msprobe_core.monitor.steps_per_file import StepFiles
 from msprobe_core.protocols.monitoring import MonitoredValue, MonitorWriter, MonitorWriterFactory
+from msprobe_core.store.atomic_file import csv_text
 
 
 def _file_name(quantity: str, first: int, last: int) -> str:
@@ -21,11 +20,9 @@ def _file_name(quantity: str, first: int, last: int) -> str:
 def _text_of(ndigits: int, values: Sequence[MonitoredValue]) -> str:
     has_micro_steps, has_tensors = values[0].micro_step is not None, values[0].shape is not None
     columns = list(dict.fromkeys(column for value in values for column in value.numbers))  # may differ by step
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
     micro_step = ["micro_step"] if has_micro_steps else []
     tensor = ["shape", "dtype"] if has_tensors else []
-    rows.writerow(["vpp_stage", "name", "step", *micro_step, *values[0].labels, *columns, *tensor])
+    rows: list[list[object]] = [["vpp_stage", "name", "step", *micro_step, *values[0].labels, *columns, *tensor]]
     shapes: dict[tuple[int, ...] | None, str] = {}
     for value in values:
         row: list[object] = [value.stage, value.name, value.step]
@@ -38,8 +35,8 @@ def _text_of(ndigits: int, values: Sequence[MonitoredValue]) -> str:
         if has_tensors:
             shape = value.shape
             row += (shapes.get(shape) or shapes.setdefault(shape, str(list(shape or ()))), value.dtype)
-        rows.writerow(row)
-    return text.getvalue()
+        rows.append(row)
+    return csv_text(rows)
 
 
 class _CsvFormat:

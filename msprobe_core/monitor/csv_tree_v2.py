@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +10,7 @@ from msprobe_core.hookspecs import hookimpl
 from msprobe_core.monitor.steps_per_file import StepFiles
 from msprobe_core.monitoring.quantities import MONITORS, SCOPES, Quantity
 from msprobe_core.protocols.monitoring import MonitoredValue, MonitorWriter, MonitorWriterFactory
+from msprobe_core.store.atomic_file import csv_text
 
 _SCOPE_OF = {quantity.value: scope for scope, quantity in SCOPES.items()}
 _MONITOR_OF = {quantity.value: monitor for monitor, quantities in MONITORS.items() for quantity in quantities}
@@ -25,15 +24,13 @@ def _file_name(quantity: str, first: int, last: int) -> str:
 
 def _text_of(values: Sequence[MonitoredValue]) -> str:
     has_micro_steps = _MONITOR_OF.get(values[0].quantity) in _WITH_MICRO_STEPS
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
     micro_step = ["micro_step"] if has_micro_steps else []
-    rows.writerow(["vpp_stage", "step", "module_name", "scope", *micro_step, *values[0].numbers])
+    rows: list[list[object]] = [["vpp_stage", "step", "module_name", "scope", *micro_step, *values[0].numbers]]
     for value in values:
         own = [value.micro_step or 0] if has_micro_steps else []
         place = [value.stage, value.step, _name_of(value), _SCOPE_OF.get(value.quantity, value.quantity)]
-        rows.writerow([*place, *own, *(float(value.numbers.get(column, "nan")) for column in values[0].numbers)])
-    return text.getvalue()
+        rows.append([*place, *own, *(float(value.numbers.get(column, "nan")) for column in values[0].numbers)])
+    return csv_text(rows)
 
 
 def _name_of(value: MonitoredValue) -> str:

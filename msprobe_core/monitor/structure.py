@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -12,7 +10,7 @@ from msprobe_core.interception.stacks import StackCache
 from msprobe_core.monitor.module_calls import CallObserver, ModuleCall
 from msprobe_core.monitor.training import Training
 from msprobe_core.protocols.framework import Framework
-from msprobe_core.store.atomic_file import whole_file, write_json
+from msprobe_core.store.atomic_file import write_csv, write_json
 from msprobe_core.store.layout import make_directory
 
 STACKS = "stack_info.csv"
@@ -51,13 +49,9 @@ class FirstStep:
         if self._plan.print_struct:
             write_json(self._struct_path, self._struct)
         if self._plan.stack_info:
-            text = io.StringIO()
-            rows = csv.writer(text, lineterminator="\n")
-            rows.writerow(["module_name", "stack_info"])
-            rows.writerows((name, "\n".join(frames)) for name, frames in self._stacks.items())
+            rows = ((name, "\n".join(frames)) for name, frames in self._stacks.items())
             make_directory(self._stack_path.parent)
-            with whole_file(self._stack_path) as file:
-                file.write(text.getvalue().encode())
+            write_csv(self._stack_path, [("module_name", "stack_info"), *rows])
 
 
 class _OfAllModules(CallObserver):

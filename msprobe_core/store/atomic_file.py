@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import secrets
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -70,6 +72,29 @@ def write_json(path: Path, content: object) -> None:
     make_directory(path.parent)
     with whole_file(path) as file:
         file.write(encode_json(content, indent=2) + b"\n")
+
+
+def csv_text(rows: Iterable[Iterable[object]]) -> str:
+    """Return rows as CSV whose lines end as on Unix."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+def write_csv(path: Path, rows: Iterable[Iterable[object]], *, errors: str = "strict") -> None:
+    """Write a CSV file in UTF-8, completely or not at all; its directory exists.
+
+    Args:
+        path: Path of the file.
+        rows: The heading among them.
+        errors: What to do with text that UTF-8 cannot encode, as `str.encode` has it.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    content = csv_text(rows).encode("utf-8", errors)
+    with whole_file(path) as file:
+        file.write(content)
 
 
 def unused_paths(directory: Path, stem: str, suffixes: Sequence[str]) -> list[Path]:
