@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -87,38 +89,17 @@ def attach_all(recording: ProcessRecording, points: Sequence[HookPoint], module:
         recording.note_hook(point.hook, point.target, status, reason)
 
 
-def _worker(name: str, *args: Any) -> Loader:
-    def load() -> Wrap:
-        from msprobe.verl import _worker as worker
+def _from(module: str, name: str, *args: Any) -> Loader:
+    """Return what imports a wrapper from a module of this package, or has a function there make it of arguments."""
 
-        wrap = getattr(worker, name)
-        return wrap(*args) if args else wrap
+    def load() -> Wrap:
+        found = getattr(import_module(f"msprobe.verl.{module}"), name)
+        return found(*args) if args else found
 
     return load
 
 
-def _driver(name: str) -> Loader:
-    def load() -> Wrap:
-        from msprobe.verl import _driver as driver
-
-        return getattr(driver, name)
-
-    return load
-
-
-def _engine(name: str) -> Loader:
-    def load() -> Wrap:
-        from msprobe.verl import _engines as engines
-
-        return getattr(engines, name)
-
-    return load
-
-
-def _reward() -> Wrap:
-    from msprobe.verl._reward import score_method
-
-    return score_method
+_worker, _driver, _engine = (partial(_from, module) for module in ("_worker", "_driver", "_engines"))
 
 
 def _stage(stage: RLStage) -> Loader:
@@ -191,7 +172,8 @@ HOOK_POINTS: Sequence[HookPoint] = (
         "environment", "verl.trainer.constants_ppo", None, "get_ppo_ray_runtime_env", _driver("environment_method")
     ),
     HookPoint(
-        "rewards", "verl.experimental.reward_loop.reward_loop", "RewardLoopWorker", "compute_score", _reward, "0.9"
+        "rewards", "verl.experimental.reward_loop.reward_loop", "RewardLoopWorker", "compute_score",
+        _from("_reward", "score_method"), "0.9",
     ),
     HookPoint(
         "weights received (vLLM)", "verl.workers.rollout.vllm_rollout.utils", "vLLMColocateWorkerExtension",
