@@ -16,9 +16,8 @@ from msprobe.verl._config import check_verl_config, inherited_environment, load_
 from msprobe.verl._doctor import check
 from msprobe.verl._hooks import HOOK_POINTS, HookPoint, attach_all
 from msprobe.verl._import_hooks import after_import
-from msprobe.verl._process_recording import ProcessRecording
+from msprobe.verl._process_recording import ProcessRecording, installed_versions
 from msprobe.verl._profiler import StageProfiler
-from msprobe.verl._versions import installed_versions
 from msprobe.verl.boot import boot
 from numpy_layers import Array, ArrayFramework, Network, train_step
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from msprobe.verl._config import SWITCH, load_verl_config
 from msprobe.verl._hooks import HOOK_POINTS, HookPoint
-from msprobe.verl._versions import installed_versions
+from msprobe.verl._process_recording import installed_versions
 from msprobe_core.plugin import MsprobeError
 
 ATTACHES, MISSING, NOT_NEEDED = "attaches", "missing", "not needed"

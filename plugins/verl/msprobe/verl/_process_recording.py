@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import logging
 import os
 import platform
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from msprobe.verl._config import VerlConfig
-from msprobe.verl._versions import installed_versions
 from msprobe_core.plugin import Framework, PluginError, registry
 from msprobe_core.recording import Stage as OpenStage
 from msprobe_core.recording import StageRecorder
@@ -199,3 +199,15 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(inner) for inner in cast("list[Any]", value)]
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def installed_versions(distributions: Iterable[str]) -> dict[str, str]:
+    """Return the versions of those distributions that are installed, by name."""
+    return {name: version for name in distributions if (version := _version_of(name)) is not None}
+
+
+def _version_of(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None

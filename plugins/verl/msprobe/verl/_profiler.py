@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from msprobe.verl._config import check_verl_config
+from msprobe.verl._hooks import switch_on
 from msprobe.verl._process_recording import ProcessRecording
-from msprobe.verl._recording_switch import switch_on
 from msprobe_core.plugin import ConfigError
 from msprobe_core.recording import read_fields
 from msprobe_core.rl import RLStage

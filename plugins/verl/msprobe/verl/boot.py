@@ -14,9 +14,9 @@ from pathlib import Path
 from types import ModuleType
 
 from msprobe.verl._config import SWITCH, load_verl_config, published_config
+from msprobe.verl._hooks import switch_on
 from msprobe.verl._import_hooks import ImportWatch, after_import
 from msprobe.verl._profiler import StageProfiler
-from msprobe.verl._recording_switch import switch_on
 from msprobe_core.plugin import MsprobeError
 from msprobe_core.rl import places_asked_for
 
