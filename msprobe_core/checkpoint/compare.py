@@ -17,7 +17,7 @@ import numpy as np
 
 from msprobe_core.checkpoint.boxes import Array, Box, boxes_of, read_box, read_values, rows_of, stacked
 from msprobe_core.checkpoint.canonical import Heads, key_of, layer_of, without_part
-from msprobe_core.checkpoint.contents import Checkpoint, Kind, LogicalTensor, Piece
+from msprobe_core.checkpoint.contents import Checkpoint, Kind, LogicalTensor, Piece, kinds_of
 from msprobe_core.checkpoint.difference_codes import DifferenceCode
 from msprobe_core.checkpoint.matching import Match, Slot, match_tensors, slots_of
 from msprobe_core.checkpoint.pair_pass import (
@@ -84,11 +84,6 @@ class _Open:
     answer: Answer | None = None
     part: float | None = None
     """Relative distance of the rows that differ, if others do not."""
-
-
-def kinds_of(*, has_optimizer: bool) -> list[Kind]:
-    """Return the kinds of tensors that are compared."""
-    return [Kind.WEIGHT, Kind.BUFFER, *([Kind.MOMENT, Kind.MASTER] if has_optimizer else [])]
 
 
 def compare_checkpoints(

@@ -37,6 +37,11 @@ class Kind(str, Enum):
     STATE = "state"  # anything else: step counts, random states
 
 
+def kinds_of(*, has_optimizer: bool) -> list[Kind]:
+    """Return the kinds of tensors that are compared."""
+    return [Kind.WEIGHT, Kind.BUFFER, *([Kind.MOMENT, Kind.MASTER] if has_optimizer else [])]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Piece:
     """A part of a tensor that is stored in one place.

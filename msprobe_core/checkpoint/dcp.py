@@ -14,6 +14,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
@@ -217,22 +218,15 @@ def _unstacked(
     depth = len(axes)
     for piece in pieces:
         counts = piece.source.shape[:depth]
-        for index in _indices(counts):
+        if 0 in counts:  # and the other one, which a damaged file claims, may be huge
+            continue
+        for index in product(*map(range, counts)):
             own = _slice_of(piece, index)
             at = tuple(a + b for a, b in zip(piece.begin[:depth], index, strict=True))
             found.setdefault(at, []).append(own)
     for at, own in found.items():
         label = "".join(f"{part}{number}" for part, number in zip(parts, at, strict=False)) + parts[-1]
         yield prefix + label, own, info.shape[depth:]
-
-
-def _indices(counts: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    if not counts:
-        yield ()
-        return
-    for i in range(counts[0]):
-        for rest in _indices(counts[1:]):
-            yield (i, *rest)
 
 
 def _slice_of(piece: Piece, index: tuple[int, ...]) -> Piece:

@@ -21,7 +21,7 @@ import numpy as np
 
 from msprobe_core.checkpoint.boxes import CHUNK_BYTES, boxes_of, read_box, values_of
 from msprobe_core.checkpoint.canonical import heads_in, layer_of
-from msprobe_core.checkpoint.contents import Checkpoint, Kind, LogicalTensor
+from msprobe_core.checkpoint.contents import Checkpoint, Kind, LogicalTensor, kinds_of
 from msprobe_core.checkpoint.difference_codes import DifferenceCode
 from msprobe_core.checkpoint.matching import EMBED, HEAD, Slot, slots_of, split_all
 from msprobe_core.checkpoint.result import CheckpointResult, TensorRow
@@ -141,8 +141,7 @@ def fingerprint_checkpoint(
         has_optimizer: Whether to include moments and master weights.
         progress: Called with the number of tensors that were read and that of all.
     """
-    kinds = [Kind.WEIGHT, Kind.BUFFER, *([Kind.MOMENT, Kind.MASTER] if has_optimizer else [])]
-    slots = slots_of(checkpoint, kinds)
+    slots = slots_of(checkpoint, kinds_of(has_optimizer=has_optimizer))
     split_all(slots, heads_in(checkpoint.settings), is_gated=_is_gated(checkpoint.settings, slots))
     sketcher = Sketcher(NumpyArrays())
     prints: dict[str, TensorPrint] = {}

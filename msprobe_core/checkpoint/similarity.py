@@ -10,8 +10,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from msprobe_core.checkpoint.compare import kinds_of
-from msprobe_core.checkpoint.contents import Checkpoint
+from msprobe_core.checkpoint.contents import Checkpoint, kinds_of
 from msprobe_core.checkpoint.matching import match_tensors
 from msprobe_core.checkpoint.pair_pass import compare_pair, measure_pair
 from msprobe_core.compare.tensor_metrics import Workspace

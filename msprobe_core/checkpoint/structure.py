@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeAlias
@@ -69,15 +69,6 @@ class Answer:
 
     relation: Relation
     proof: Finding
-
-
-@dataclass(frozen=True)
-class Segment:
-    """Rows of a stack of tensors that belong to one of them, or to one part of a fused tensor."""
-
-    label: str
-    begin: int
-    end: int
 
 
 def structure_of(
@@ -218,12 +209,12 @@ def named_order(order: Permutation, key: str, heads: Heads | None, *, along: int
     """
     fields: dict[str, str | int | float | None] = {"moved": num_moved(order), "total": order.size}
     if ".qkv." in key or ".kv." in key:
-        segments = _qkv_segments(order.size, heads)
-        if segments is None or changes_label(order, segments):
+        ranges = _qkv_ranges(order.size, heads)
+        if ranges is None or _changes_range(order, ranges):
             return Answer(Relation.QKV_ORDER, Finding(DifferenceCode.QKV_ORDER, Level.ERROR, fields))
     if ".gate_up." in f"{key}.":
         half = order.size // 2
-        if changes_label(order, [Segment("gate", 0, half), Segment("up", half, order.size)]):
+        if _changes_range(order, [(0, half), (half, order.size)]):
             return Answer(Relation.GATE_UP, Finding(DifferenceCode.GATE_UP, Level.ERROR, fields))
     if ndim == 3 and along == 0:
         return Answer(Relation.EXPERTS, Finding(DifferenceCode.EXPERTS_INSIDE, Level.ERROR, fields))
@@ -238,20 +229,19 @@ def named_order(order: Permutation, key: str, heads: Heads | None, *, along: int
     return Answer(Relation.ROWS, Finding.of(DifferenceCode.ROWS, Level.ERROR, **fields, what=what))
 
 
-def changes_label(order: Permutation, segments: Sequence[Segment]) -> bool:
-    """Whether a line comes from another segment."""
+def _changes_range(order: Permutation, ranges: Iterable[tuple[int, int]]) -> bool:
+    """Whether a line comes from another range of lines."""
     labels = np.zeros(order.size, np.int64)
-    for number, segment in enumerate(segments):
-        labels[segment.begin : segment.end] = number
+    for number, (begin, end) in enumerate(ranges):
+        labels[begin:end] = number
     return bool((labels != labels[order]).any())
 
 
-def _qkv_segments(size: int, heads: Heads | None) -> list[Segment] | None:
+def _qkv_ranges(size: int, heads: Heads | None) -> list[tuple[int, int]] | None:
     if heads is None or heads.num_rows != size:
         return None
     # Which of the two conventions the name has does not matter: either maps a part to itself only if order is kept.
-    ranges = qkv_ranges(heads, Order.GROUPS)
-    return [Segment(label, *each) for label, own in zip("qkv", ranges, strict=True) for each in own]
+    return [each for own in qkv_ranges(heads, Order.GROUPS) for each in own]
 
 
 def _rotary_width(order: Permutation, heads: Heads | None) -> int | None:
