@@ -13,9 +13,9 @@ from typing import Any
 import polars as pl
 
 from msprobe_core.errors import ConfigError
-from msprobe_core.monitoring.curves import tag_of
 from msprobe_core.monitoring.files import monitored_directory, read_monitored
 from msprobe_core.monitoring.history import Monitored
+from msprobe_core.monitoring.quantities import tag_of
 from msprobe_core.monitoring.rank_directories import TIME_FORMAT, parse_time
 from msprobe_core.store.atomic_file import whole_file
 from msprobe_core.store.event_file import event_file_name, first_record, scalars

@@ -32,9 +32,6 @@ from msprobe_core.protocols.framework import Framework
 from msprobe_core.protocols.monitoring import MonitorWriter
 from msprobe_core.protocols.trainer_tools import TrainerFramework, TrainerTools
 
-Metrics = Mapping[str, Mapping[str, float]]
-"""Numbers by operation, by the name that a value has in alarms."""
-
 _logger = logging.getLogger(__name__)
 
 _MAX_FAILURES_SAID = 20

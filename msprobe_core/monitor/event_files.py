@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 from msprobe_core.errors import StoreError
 from msprobe_core.hookspecs import hookimpl
-from msprobe_core.monitoring.curves import tag_of
+from msprobe_core.monitoring.quantities import tag_of
 from msprobe_core.protocols.monitoring import MonitoredValue, MonitorWriter, MonitorWriterFactory
 from msprobe_core.store.event_file import event_file_name, first_record, scalars
 from msprobe_core.store.layout import create_file, make_directory

@@ -7,12 +7,9 @@ from pathlib import Path
 from msprobe_core.monitor.readings import Step
 from msprobe_core.monitor.sinks import Sink
 from msprobe_core.monitor.training import Source, Take, Training
-from msprobe_core.monitoring.layout_file import FILE, Group, Layouts, Parts
+from msprobe_core.monitoring.layout_file import FILE, OF_UPDATES, OF_VALUES, Group, Layouts, Parts
 from msprobe_core.monitoring.quantities import Quantity
 from msprobe_core.store.atomic_file import write_json
-
-_OF_UPDATES = frozenset({Quantity.GRADIENT_REDUCED, Quantity.EXP_AVG, Quantity.EXP_AVG_SQ})
-_OF_VALUES = frozenset({Quantity.PARAM_ORIGIN, Quantity.PARAM_UPDATED})
 
 
 class Layout(Source, Sink):
@@ -59,7 +56,7 @@ class Layout(Source, Sink):
 
     def _is_elsewhere(self, place: str, quantity: Quantity) -> bool:
         parts = self._parts.get(place, Parts())
-        part = parts.update if quantity in _OF_UPDATES else parts.value if quantity in _OF_VALUES else None
+        part = parts.update if quantity in OF_UPDATES else parts.value if quantity in OF_VALUES else None
         return part is not None and part.is_empty
 
     def add(self, step: Step) -> None:

@@ -10,9 +10,6 @@ import polars as pl
 from msprobe_core.findings import Finding
 from msprobe_core.monitoring.quantities import Quantity
 
-KEYS = ("rank", "quantity", "stage", "name", "micro_step", "step", "place")
-"""Columns of a history that identify a row and its position in the file; all other columns are statistics."""
-
 SERIES = ("rank", "quantity", "stage", "name", "micro_step")
 """Columns that identify a value over steps."""
 
@@ -28,6 +25,7 @@ SCHEMA = {
     "step": pl.Int64,
     "place": pl.Int64,
 }
+"""Columns of a history that identify a row and its position in the file; all other columns are statistics."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +56,7 @@ class Monitored:
     """The history of one training.
 
     Attributes:
-        frame: A row for each rank, `Place` and step: the columns of `KEYS`, then statistics (float64, null if a file
+        frame: A row for each rank, `Place` and step: the columns of `SCHEMA`, then statistics (float64, null if a file
             lacks it). Rows of values that were absent in a step, such as the gradient of an input that requires none,
             are left out, so NaN means a value that is NaN.
         statistics: Names of the statistics, most frequent first.

@@ -7,10 +7,16 @@ from pathlib import Path
 
 import msgspec
 
+from msprobe_core.monitoring.quantities import Quantity
 from msprobe_core.protocols.monitoring import Part, Size
 from msprobe_core.store.struct_files import load_struct
 
 FILE = "layout.json"
+OF_UPDATES = (Quantity.GRADIENT_REDUCED.value, Quantity.EXP_AVG.value, Quantity.EXP_AVG_SQ.value)
+"""Quantities of which a rank has `Parts.update`."""
+
+OF_VALUES = (Quantity.PARAM_ORIGIN.value, Quantity.PARAM_UPDATED.value)
+"""Quantities of which it has `Parts.value`."""
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -1,4 +1,4 @@
-"""What monitors measure of a training: the quantities of a step, and the operations on their values."""
+"""What monitors measure of a training: the quantities of a step, the operations on their values, names of curves."""
 
 from __future__ import annotations
 
@@ -74,3 +74,9 @@ class Op(str, Enum):
     FP16_OVERFLOW = "fp16_overflow"
     BF16_UNDERFLOW = "bf16_underflow"
     BF16_OVERFLOW = "bf16_overflow"
+
+
+def tag_of(stage: int | None, name: str, micro_step: int | None, statistic: str) -> str:
+    """Return the name of a curve, as the established monitor's converter has it: ``vp0:up.weight:micro1/norm``."""
+    micro = "" if micro_step is None else f":micro{micro_step}"
+    return f"vp{max(stage or 0, 0)}:{name}{micro}/{statistic}"

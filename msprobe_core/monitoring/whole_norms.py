@@ -14,12 +14,9 @@ from pathlib import Path
 import polars as pl
 
 from msprobe_core.monitoring.history import Monitored
-from msprobe_core.monitoring.layout_file import FILE, Layouts, read_layout
+from msprobe_core.monitoring.layout_file import FILE, OF_UPDATES, OF_VALUES, Layouts, read_layout
 from msprobe_core.monitoring.quantities import Quantity
 from msprobe_core.protocols.monitoring import Part
-
-_OF_UPDATES = (Quantity.GRADIENT_REDUCED.value, Quantity.EXP_AVG.value, Quantity.EXP_AVG_SQ.value)
-_OF_VALUES = (Quantity.PARAM_ORIGIN.value, Quantity.PARAM_UPDATED.value)
 
 _MAX_DIGITS = 9
 """Of the position of a model in a list."""
@@ -77,9 +74,9 @@ def whole_norms(run: Monitored, layouts: Mapping[int, Layouts]) -> WholeNorms:
         schema=_RANKS,
         orient="row",
     )
-    rows = run.frame.filter(pl.col("quantity").is_in([*_OF_UPDATES, *_OF_VALUES])).select(
+    rows = run.frame.filter(pl.col("quantity").is_in([*OF_UPDATES, *OF_VALUES])).select(
         "rank", "quantity", "name", "step", "norm", pl.col("stage").fill_null(0),
-        is_update=pl.col("quantity").is_in(list(_OF_UPDATES)),
+        is_update=pl.col("quantity").is_in(list(OF_UPDATES)),
     )  # fmt: skip
     rows = rows.join(ranks, on="rank", how="left").join(parts, on=["rank", "stage", "name", "is_update"], how="left")
     is_tp = pl.col("is_tp").fill_null(value=False)
