@@ -18,8 +18,8 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from msprobe_core.errors import CompareError, ConfigError, PluginError
-from msprobe_core.plugins import registry
+from msprobe_core.capture.framework_choice import find_framework
+from msprobe_core.errors import CompareError, ConfigError
 from msprobe_core.protocols.framework import Framework
 from msprobe_core.protocols.presentation import Colours, Column, Table, Width
 from msprobe_core.report.files import TableForm, write_table
@@ -56,11 +56,8 @@ class SingleSave:
             PluginError: the framework's plugin is missing.
         """
         if cls._one is None:
-            offers = registry().frameworks()
-            if fmk not in offers:
-                raise PluginError(f"the plugin of {fmk} is missing; `msprobe plugins` says why")
             one = super().__new__(cls)
-            one._root, one._framework = Path(dump_path), offers[fmk].load()
+            one._root, one._framework = Path(dump_path), find_framework(fmk, None)
             one._step, one._counts = 0, {}
             cls._one = one
         return cls._one

@@ -20,10 +20,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
-from msprobe_core.errors import PluginError
+from msprobe_core.capture.framework_choice import find_framework
 from msprobe_core.monitor.alarm_action import Answer
 from msprobe_core.monitor.alarm_dump import AlarmDump, window_config
-from msprobe_core.plugins import registry
 
 _logger = logging.getLogger(__name__)
 
@@ -60,14 +59,10 @@ class ArmedDump:
             ConfigError: the settings are wrong, or would change the results.
             PluginError: the framework's plugin is missing.
         """
-        offers = registry().frameworks()
-        if framework not in offers:
-            raise PluginError(f"the plugin of {framework} is missing; `msprobe plugins` says why")
+        found = find_framework(framework, None)
         config = window_config(settings, "ArmedDump", Path(out))
         given = list(cast("Sequence[Any]", models)) if isinstance(models, list | tuple) else [models]
-        self._dump = AlarmDump(
-            config, offers[framework].load(), given, self._note_failure, most=most, cooldown_s=cooldown_s
-        )
+        self._dump = AlarmDump(config, found, given, self._note_failure, most=most, cooldown_s=cooldown_s)
         self._count = 0
 
     @staticmethod

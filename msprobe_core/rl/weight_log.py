@@ -24,6 +24,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from msprobe_core.capture.framework_choice import find_framework
 from msprobe_core.checkpoint.canonical import Heads, key_of
 from msprobe_core.checkpoint.contents import Kind
 from msprobe_core.checkpoint.fingerprints import SUFFIX, CheckpointPrint, TensorPrint, write_fingerprint
@@ -32,7 +33,6 @@ from msprobe_core.errors import ConfigError, PluginError
 from msprobe_core.fingerprint.place import Place
 from msprobe_core.model import Digest, TensorMeta
 from msprobe_core.names import without_wrappers
-from msprobe_core.plugins import registry
 from msprobe_core.protocols.capabilities import ShardReducer
 from msprobe_core.rl.weight_digests import Caster, is_square, sizes_of, turned_values
 from msprobe_core.store.layout import make_directory
@@ -160,15 +160,12 @@ class WeightLog:
             ConfigError: there is no such hop.
             PluginError: the framework's plugin is missing, or cannot take digests of shards.
         """
-        offers = registry().frameworks()
-        if framework not in offers:
-            raise PluginError(f"the plugin of {framework} is missing; `msprobe plugins` says why")
+        self._framework = find_framework(framework, None)
         self._path = Path(path)
         self._hop = place if isinstance(place, Hop) else Hop.named(place)
         self._rank = rank
         self._parallel = parallel or Parallel()
         self._sizes = sizes_of([] if model is None else [model])
-        self._framework = offers[framework].load()
         self._reducer = self._framework.reducer()
         self._caster = Caster()
         if self._parallel.tensor_size > 1 and not isinstance(self._reducer, ShardReducer):

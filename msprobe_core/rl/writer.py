@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from msprobe_core.errors import PluginError, StoreError
-from msprobe_core.plugins import registry
+from msprobe_core.capture.framework_choice import find_framework
+from msprobe_core.errors import StoreError
 from msprobe_core.rl.files import (
     VERSION,
     BatchFile,
@@ -172,10 +172,7 @@ class RunWriter:
         self._weights(RLStage.WEIGHTS_RECEIVED, step, named, replica, model)
 
     def _weights(self, stage: RLStage, step: int, named: Iterable[tuple[str, Any]], rank: int, model: Any) -> None:
-        offers = registry().frameworks()
-        if self._framework not in offers:
-            raise PluginError(f"the plugin of {self._framework} is missing; `msprobe plugins` says why")
-        framework = offers[self._framework].load()
+        framework = find_framework(self._framework, None)
         given = list(named)
         shapes = {name: framework.describe(tensor).shape for name, tensor in given}
         sizes = sizes_of([] if model is None else [model], shapes)
