@@ -30,6 +30,7 @@ from msprobe_core.store import (
     tensor_file_name,
     unit_directory,
 )
+from msprobe_core.store.atomic_file import whole_file
 from msprobe_core.untrusted.files import reading
 
 VERSION = 1
@@ -464,7 +465,7 @@ def save_batch(directory: Path, batch: BatchFile, tensors: Mapping[str, Array]) 
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Array]) -> None:
-    """Write arrays by name as a ``.safetensors`` file; its directory exists.
+    """Write arrays by name as a ``.safetensors`` file, completely or not at all; its directory exists.
 
     Raises:
         StoreError: it cannot be written, or safetensors does not support a dtype.
@@ -480,13 +481,10 @@ def save_tensors(path: Path, tensors: Mapping[str, Array]) -> None:
         end += array.nbytes
     encoded = msgspec.json.encode(header)
     encoded += b" " * (-len(encoded) % 8)
-    try:
-        with create_file(path) as file:
-            file.write(len(encoded).to_bytes(8, "little") + encoded)
-            for array in arrays.values():
-                file.write(array.tobytes())
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be written ({error.strerror}); choose another directory") from error
+    with whole_file(path) as file:
+        file.write(len(encoded).to_bytes(8, "little") + encoded)
+        for array in arrays.values():
+            file.write(array.tobytes())
 
 
 def load_batch(directory: Path) -> tuple[BatchFile, dict[str, Array]]:
