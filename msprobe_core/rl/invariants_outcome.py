@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from msprobe_core.findings import Finding as Said
 from msprobe_core.rl.detail_codes import ComparedCode
@@ -10,12 +10,10 @@ from msprobe_core.rl.files import RLStage
 from msprobe_core.rl.headline_codes import HeadlineCode
 from msprobe_core.rl.invariants import CHECKS, RecordedStep
 from msprobe_core.rl.outcome import Finding, Outcome, listed_steps
-from msprobe_core.rl.recorded import RecordedRun, chosen_steps
+from msprobe_core.rl.recorded import Progress, RecordedRun, chosen_steps, in_turn
 
 
-def check_run(
-    run: RecordedRun, steps: Collection[int] = (), progress: Callable[[int, int, str], None] | None = None
-) -> Outcome:
+def check_run(run: RecordedRun, steps: Collection[int] = (), progress: Progress | None = None) -> Outcome:
     """Check all invariants in the recorded steps; those that need what is not recorded are left out.
 
     Raises:
@@ -25,9 +23,7 @@ def check_run(
     available = run.need(RLStage.TRAINER.value, "the batches, which are to be checked")
     chosen = chosen_steps(available, steps, f"{RLStage.TRAINER.value} of {run.path}")
     findings: list[Finding] = []
-    for number, step in enumerate(chosen):
-        if progress is not None:
-            progress(number, len(chosen), f"step {step}")
+    for step in in_turn(chosen, progress):
         own = RecordedStep(run, step, *run.batch(step))
         for check in CHECKS.values():
             findings += check(own)

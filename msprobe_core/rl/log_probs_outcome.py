@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -22,7 +22,7 @@ from msprobe_core.rl.hypotheses import Diagnosis
 from msprobe_core.rl.log_prob_steps import LogProbOptions, StepLogProbs, baseline_floor, compare_step
 from msprobe_core.rl.log_probs import Tokens, by_group, frame_of
 from msprobe_core.rl.outcome import VERDICT, Finding, Outcome, listed_steps, table_of
-from msprobe_core.rl.recorded import RecordedRun, chosen_steps
+from msprobe_core.rl.recorded import Progress, RecordedRun, chosen_steps, in_turn
 from msprobe_core.rl.rl_codes import LogProbCode
 
 _WORST = 200
@@ -40,7 +40,7 @@ _MEASURES = (
 
 
 def compare_log_probs(
-    run: RecordedRun, options: LogProbOptions | None = None, progress: Callable[[int, int, str], None] | None = None
+    run: RecordedRun, options: LogProbOptions | None = None, progress: Progress | None = None
 ) -> Outcome:
     """Compare the log-probs in a run's batches.
 
@@ -52,11 +52,7 @@ def compare_log_probs(
     available = run.need(RLStage.TRAINER.value, "the trainer's batch, which has the log-probs")
     chosen = chosen_steps(available, options.steps, f"{RLStage.TRAINER.value} of {run.path}")
     floor = None if options.baseline is None else baseline_floor(options.baseline, options)
-    compared: list[StepLogProbs] = []
-    for number, step in enumerate(chosen):
-        if progress is not None:
-            progress(number, len(chosen), f"step {step}")
-        compared.append(compare_step(run, step, options, floor))
+    compared = [compare_step(run, step, options, floor) for step in in_turn(chosen, progress)]
     return _outcome(run, options, compared)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -17,10 +17,10 @@ from msprobe_core.judge.verdict import Verdict
 from msprobe_core.model import Role
 from msprobe_core.rl.floors import Floor, Score, module_floor, module_score, precision_named
 from msprobe_core.rl.module_outputs import ModuleValue, StageTensors, common_samples, matched
+from msprobe_core.rl.recorded import Progress
 from msprobe_core.rl.rl_codes import ModuleCode
 
 Array: TypeAlias = NDArray[Any]
-Progress: TypeAlias = Callable[[int, int, str], None]
 Pair: TypeAlias = tuple[ModuleValue, ModuleValue]
 Baseline: TypeAlias = Mapping[tuple[str, str, str], Floor]
 """Floors from a healthy run, by path and place of an output, and by phase."""

@@ -19,16 +19,9 @@ from msprobe_core.rl.floors import Floor
 from msprobe_core.rl.headline_codes import HeadlineCode
 from msprobe_core.rl.invariants import has_updated
 from msprobe_core.rl.module_outputs import StageTensors, StatisticsOnlyError
-from msprobe_core.rl.modules import (
-    Baseline,
-    ModuleDifference,
-    Progress,
-    StageDifference,
-    compare_modules,
-    is_given_wrong,
-)
+from msprobe_core.rl.modules import Baseline, ModuleDifference, StageDifference, compare_modules, is_given_wrong
 from msprobe_core.rl.outcome import Finding, Outcome, listed_steps, table_of
-from msprobe_core.rl.recorded import RecordedRun, chosen_steps, policy_versions, rollouts_of, trainer_version
+from msprobe_core.rl.recorded import Progress, RecordedRun, chosen_steps, policy_versions, rollouts_of, trainer_version
 from msprobe_core.rl.rl_codes import ModuleCode
 from msprobe_core.rl.stage_statistics import StatisticsDifference, ValueDifference, compare_statistics
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -32,6 +32,8 @@ from msprobe_core.store import SAMPLES_FILE, StageSamples, ending_of, load_sampl
 from msprobe_core.store.reading import check_exists, read_dump
 
 Array: TypeAlias = NDArray[Any]
+Progress: TypeAlias = Callable[[int, int, str], None]
+"""Called before a part of a comparison: with the number of parts that are done, that of all, and the part's name."""
 
 
 @dataclass(frozen=True)
@@ -187,6 +189,14 @@ def chosen_steps(available: Collection[int], asked: Collection[int], what: str) 
         known = ", ".join(map(str, sorted(available))) or "none"
         raise CompareError(f"{what} has no step {missing[0]}; recorded are {known}")
     return sorted(asked or available)
+
+
+def in_turn(steps: Sequence[int], progress: Progress | None) -> Iterator[int]:
+    """Yield steps that are compared one after the other, and say so before each."""
+    for number, step in enumerate(steps):
+        if progress is not None:
+            progress(number, len(steps), f"step {step}")
+        yield step
 
 
 def rollouts_of(run: RecordedRun, step: int, samples: Collection[str]) -> list[int]:

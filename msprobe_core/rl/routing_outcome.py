@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from msprobe_core.rl.files import Array, BatchFile, RLStage
 from msprobe_core.rl.floors import precision_named
 from msprobe_core.rl.headline_codes import HeadlineCode
 from msprobe_core.rl.outcome import Finding, Outcome, listed_steps, table_of
-from msprobe_core.rl.recorded import RecordedRun, chosen_steps
+from msprobe_core.rl.recorded import Progress, RecordedRun, chosen_steps, in_turn
 from msprobe_core.rl.routing import (
     Displacement,
     LayerRouting,
@@ -92,7 +92,7 @@ class _Compared:
 
 
 def compare_routing(
-    run: RecordedRun, options: RoutingOptions | None = None, progress: Callable[[int, int, str], None] | None = None
+    run: RecordedRun, options: RoutingOptions | None = None, progress: Progress | None = None
 ) -> Outcome:
     """Compare the choices of experts that a run recorded.
 
@@ -106,9 +106,7 @@ def compare_routing(
     chosen = chosen_steps(available, options.steps, f"{RLStage.ROUTING.value} of {run.path}")
     compared: list[_Compared] = []
     notes: list[Said] = []
-    for number, step in enumerate(chosen):
-        if progress is not None:
-            progress(number, len(chosen), f"step {step}")
+    for step in in_turn(chosen, progress):
         stages = _stages(run, step, mode)
         for target, golden in _pairs(stages, options, mode):
             found = _compare(step, target, golden, stages, _mode_of(target, golden, mode))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -15,11 +15,9 @@ from msprobe_core.judge.verdict import Verdict
 from msprobe_core.rl.detail_codes import ComparedCode, LineCode, RunNoteCode
 from msprobe_core.rl.headline_codes import HeadlineCode
 from msprobe_core.rl.outcome import VERDICT, Finding, Outcome, listed_steps, table_of
-from msprobe_core.rl.recorded import RecordedRun, chosen_steps
+from msprobe_core.rl.recorded import Progress, RecordedRun, chosen_steps, in_turn
 from msprobe_core.rl.rl_codes import RunsCode
 from msprobe_core.rl.runs import Agreement, CheckResult, check_step, recut_stage, said_of
-
-Progress = Callable[[int, int, str], None]
 
 _MAX_NAMES = 5
 _VERDICTS = {
@@ -57,9 +55,7 @@ def compare_runs(
     options = options or RunsOptions()
     steps = _common_steps(target, golden, options.steps)
     checked: list[CheckResult] = []
-    for number, step in enumerate(steps):
-        if progress is not None:
-            progress(number, len(steps), f"step {step}")
+    for step in in_turn(steps, progress):
         checked += check_step(target, golden, step)
     if not checked:
         raise NothingInCommonError(f"{target.path} and {golden.path} have no stage in common that could be compared")

@@ -16,10 +16,10 @@ from msprobe_core.rl.files import RLStage
 from msprobe_core.rl.log_prob_steps import LogProbOptions
 from msprobe_core.rl.log_probs_outcome import compare_log_probs
 from msprobe_core.rl.outcome import Outcome
-from msprobe_core.rl.recorded import RecordedRun
+from msprobe_core.rl.recorded import Progress, RecordedRun
 from msprobe_core.rl.runs import ORDER
 from msprobe_core.rl_page.curves import curves_of, scale_of
-from msprobe_core.rl_page.sightings import Examined, Progress, Sighting, examine, faults_in_order
+from msprobe_core.rl_page.sightings import Examined, Sighting, examine, faults_in_order
 from msprobe_core.rl_page.worst_tokens import tokenizer_of, worst_tokens
 from msprobe_core.untrusted.paths import shown
 from msprobe_core.view.data import (

@@ -20,15 +20,13 @@ from msprobe_core.rl.log_prob_steps import LogProbOptions
 from msprobe_core.rl.log_probs_outcome import compare_log_probs
 from msprobe_core.rl.modules_outcome import ModulesOptions, compare_actor_ref, compare_layers, compare_on_policy
 from msprobe_core.rl.outcome import Outcome
-from msprobe_core.rl.recorded import RecordedRun
+from msprobe_core.rl.recorded import Progress, RecordedRun
 from msprobe_core.rl.rl_codes import TransferCode
 from msprobe_core.rl.routing_outcome import RoutingOptions, compare_routing
 from msprobe_core.rl.runs import Agreement, check_step, said_of, stage_of_metric, stage_of_tensor
 from msprobe_core.rl.weight_chain import compare_chain
 from msprobe_core.untrusted.paths import shown
 from msprobe_core.view.view_codes import ViewCode
-
-Progress: TypeAlias = Callable[[int, int, str], None]
 
 _STAGE_OF_CHECK: Mapping[str, RLStage] = {
     "masks and positions": RLStage.ROLLOUT, "rewards": RLStage.REWARD, "KL in rewards": RLStage.TRAINER,
