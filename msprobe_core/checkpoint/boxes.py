@@ -6,7 +6,6 @@ from the pieces that it overlaps, so that layouts which cut, join or reorder row
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from msprobe_core.checkpoint.contents import LogicalTensor, Piece
 from msprobe_core.errors import DumpError
 from msprobe_core.protocols.storage import TensorSource
 from msprobe_core.store.joined_tensor import JoinedTensor
-from msprobe_core.store.tensor_source import HeldTensor, StoredTensor, read_whole
+from msprobe_core.store.tensor_source import HeldTensor, StoredTensor, chunk_ranges, read_whole
 from msprobe_core.store.tensor_values import widen
 
 Array: TypeAlias = NDArray[Any]
@@ -48,21 +47,10 @@ def boxes_of(shape: Sequence[int], max_elements: int) -> Iterator[tuple[Box, int
 
     The elements of each box are consecutive in C order, so the boxes are too.
     """
-    if 0 in shape:
-        return
-    if not shape:
-        yield Box((), ()), 0
-        return
-    inner = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
-    axis = next(i for i, size in enumerate(inner) if size <= max_elements)
-    step = max(1, max_elements // inner[axis])
     flat = 0
-    for outer in itertools.product(*map(range, shape[:axis])):
-        for begin in range(0, shape[axis], step):
-            size = min(step, shape[axis] - begin)
-            rest = tuple(shape[axis + 1 :])
-            yield Box((*outer, begin, *[0] * len(rest)), (*[1] * axis, size, *rest)), flat
-            flat += size * inner[axis]
+    for begin, sizes in chunk_ranges(shape, max_elements):
+        yield Box(begin, sizes), flat
+        flat += math.prod(sizes)
 
 
 def read_box(tensor: LogicalTensor, box: Box) -> Array:

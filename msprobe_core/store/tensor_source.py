@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -225,15 +225,11 @@ class StoredTensor:
 
         Blocks have about ``num_elements``, or more if the last dimension alone has more.
         """
-        axis = next(i for i in range(len(self.shape)) if math.prod(self.shape[i + 1 :]) <= num_elements)
-        step = num_elements // math.prod(self.shape[axis + 1 :])
-        for index in itertools.product(*map(range, self.shape[:axis])):
-            start = self.offset + sum(i * stride for i, stride in zip(index, self.strides, strict=False))
-            for begin in range(0, self.shape[axis], step):
-                sizes = (min(step, self.shape[axis] - begin), *self.shape[axis + 1 :])
-                block = np.empty(sizes, self.stored)
-                self._collect(file, start + begin * self.strides[axis], self.strides[axis:], block)
-                yield np.reshape(block, -1)
+        for begin, sizes in chunk_ranges(self.shape, num_elements):
+            start = self.offset + sum(i * stride for i, stride in zip(begin, self.strides, strict=True))
+            block = np.empty(sizes, self.stored)
+            self._collect(file, start, self.strides, block)
+            yield np.reshape(block, -1)
 
     def _collect(self, file: FileIO, start: int, strides: tuple[int, ...], block: Array) -> None:
         """Fill ``block`` with the view of its shape that begins at the element ``start``."""
@@ -324,6 +320,22 @@ def _extent_of(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
     for size, stride in zip(shape, strides, strict=True):
         extent += (size - 1) * stride
     return extent
+
+
+def chunk_ranges(shape: Sequence[int], num_elements: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Yield begin and sizes of consecutive blocks in C order, each of at most ``num_elements`` elements."""
+    if not shape:
+        yield (), ()
+        return
+    if 0 in shape:
+        return
+    axis = next((i for i in range(len(shape)) if math.prod(shape[i + 1 :]) <= num_elements), len(shape) - 1)
+    inner = tuple(shape[axis + 1 :])
+    step = max(1, num_elements // math.prod(inner))
+    for index in itertools.product(*map(range, shape[:axis])):
+        for begin in range(0, shape[axis], step):
+            size = min(step, shape[axis] - begin)
+            yield (*index, begin, *[0] * len(inner)), (*[1] * axis, size, *inner)
 
 
 def c_strides(shape: tuple[int, ...]) -> tuple[int, ...]:

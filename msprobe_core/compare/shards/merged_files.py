@@ -9,9 +9,10 @@ import numpy as np
 
 from msprobe_core.compare.shards.assembly import Assembly
 from msprobe_core.compare.shards.rank_rows import Union
-from msprobe_core.compare.shards.sources import CHUNK, Assembled, Reader, chunk_ranges, overlap
+from msprobe_core.compare.shards.sources import CHUNK, Assembled, Reader, overlap
 from msprobe_core.errors import DumpError
 from msprobe_core.protocols.storage import TensorSource
+from msprobe_core.store.tensor_source import chunk_ranges
 
 Array: TypeAlias = Any
 """A NumPy array, whose functions the type checker knows only in part."""

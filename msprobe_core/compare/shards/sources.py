@@ -6,7 +6,6 @@ source is read sequentially for each requested block, or copied, to a file if it
 
 from __future__ import annotations
 
-import itertools
 import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ import numpy as np
 from msprobe_core.compare.shards.assembly import Assembly, Block
 from msprobe_core.errors import DamagedDumpError, DumpError
 from msprobe_core.protocols.storage import TensorSource
-from msprobe_core.store.tensor_source import StoredTensor, c_strides
+from msprobe_core.store.tensor_source import StoredTensor, c_strides, chunk_ranges
 
 Array: TypeAlias = Any
 """A NumPy array, whose functions the type checker knows only in part."""
@@ -122,22 +121,6 @@ def overlap(begin: tuple[int, ...], sizes: tuple[int, ...], block: Block) -> tup
             return None
         inside.append(slice(low, high))
     return tuple(inside)
-
-
-def chunk_ranges(shape: Sequence[int], num_elements: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Yield begin and sizes of consecutive blocks in C order, each of at most ``num_elements`` elements."""
-    if not shape:
-        yield (), ()
-        return
-    if 0 in shape:
-        return
-    axis = next((i for i in range(len(shape)) if math.prod(shape[i + 1 :]) <= num_elements), len(shape) - 1)
-    inner = tuple(shape[axis + 1 :])
-    step = max(1, num_elements // math.prod(inner))
-    for index in itertools.product(*map(range, shape[:axis])):
-        for begin in range(0, shape[axis], step):
-            size = min(step, shape[axis] - begin)
-            yield (*index, begin, *[0] * len(inner)), (*[1] * axis, size, *inner)
 
 
 class Reader:
