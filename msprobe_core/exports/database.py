@@ -13,7 +13,7 @@ from typing import Any
 
 from msprobe_core.exports.graphs import SideOf, UnitGraph, sides_of, unit_graphs
 from msprobe_core.exports.whole_database import whole_database
-from msprobe_core.protocols.presentation import PageGraphs
+from msprobe_core.protocols.presentation import Page, PageGraphs
 from msprobe_core.view.data import Number, Peers, ViewData, encode
 
 ROOT = "DefaultModel"
@@ -69,15 +69,16 @@ _INDEXES = (
 )  # fmt: skip
 
 
-def write_database(data: ViewData, page_graphs: PageGraphs, path: Path) -> Path:
+def write(page: Page) -> Sequence[Path]:
     """Write the file, readable by its owner only, and return its path.
 
     Raises:
         StoreError: it cannot be written; no partial file remains.
     """
+    path = page.directory / f"{page.stem}.vis.db"
     with whole_database(path) as connection:
-        _fill(connection, data, page_graphs)
-    return path
+        _fill(connection, page.data, page.graphs)
+    return [path]
 
 
 def _fill(connection: sqlite3.Connection, data: ViewData, page_graphs: PageGraphs) -> None:

@@ -6,12 +6,12 @@ Source: google-ai-edge/model-explorer, ``src/ui/src/components/visualizer/common
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from msprobe_core.exports.graphs import SideOf, UnitGraph, sides_of, unit_graphs
-from msprobe_core.protocols.presentation import PageGraphs
+from msprobe_core.protocols.presentation import Page
 from msprobe_core.store.atomic_file import whole_file
 from msprobe_core.store.layout import make_directory, tensor_file_name
 from msprobe_core.view.data import ViewData, encode, text_of
@@ -32,17 +32,19 @@ _NO_SLASH = "\u2215"
 _STATISTICS = ("max", "min", "mean", "norm", "value")
 
 
-def write_model_explorer(data: ViewData, page_graphs: PageGraphs, directory: Path) -> list[Path]:
+def write(page: Page) -> Sequence[Path]:
     """Write the graphs and node data of all units, and a mapping per unit of a comparison; return the files.
 
     Raises:
         StoreError: a file cannot be written.
     """
-    make_directory(directory, below=directory.parent)
+    data: ViewData = page.data
+    directory = page.directory / "model_explorer"
+    make_directory(directory, below=page.directory)
     graphs: list[dict[str, Any]] = []
     node_data: dict[str, Any] = {}
     paths = [directory / GRAPHS, directory / NODE_DATA]
-    for own in unit_graphs(data, page_graphs):
+    for own in unit_graphs(data, page.graphs):
         for side in sides_of(data):
             name = _graph_id(own, side, is_pair=data.sides.golden is not None)
             graphs.append({"id": name, "nodes": _nodes(own, side), "groupNodeAttributes": _groups(own, side)})

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_core.exports.graphs import UnitGraph, unit_graphs
-from msprobe_core.protocols.presentation import PageGraphs
+from msprobe_core.protocols.presentation import Page, PageGraphs
 from msprobe_core.store.atomic_file import whole_file
 from msprobe_core.store.layout import make_directory
 from msprobe_core.view.data import ViewData, encode, text_of
@@ -49,18 +49,18 @@ class _Timeline:
         return {self.unit.graph.name[node]: node for node in self.leaves}
 
 
-def write_perfetto(data: ViewData, page_graphs: PageGraphs, directory: Path) -> list[Path]:
+def write(page: Page) -> Sequence[Path]:
     """Write the trace and return its path.
 
     Raises:
         StoreError: it cannot be written.
     """
-    make_directory(directory, below=directory.parent)
-    path = directory / TRACE
+    path = page.directory / "perfetto" / TRACE
+    make_directory(path.parent, below=page.directory)
     with whole_file(path) as file:
         file.write(b'{"displayTimeUnit":"ms","otherData":{"made by":"msprobe view","time":"order of calls"},')
         file.write(b'"traceEvents":[')
-        for number, event in enumerate(_events(data, page_graphs)):
+        for number, event in enumerate(_events(page.data, page.graphs)):
             file.write(b",\n" * bool(number) + encode(event))
         file.write(b"]}")
     return [path]

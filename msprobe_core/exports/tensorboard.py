@@ -7,19 +7,21 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from msprobe_core.errors import CompareError
+from msprobe_core.protocols.presentation import Page
 from msprobe_core.store.atomic_file import whole_file
 from msprobe_core.store.event_file import event_file_name, first_record, scalars
 from msprobe_core.store.layout import make_directory
 from msprobe_core.view.data import Number, Trend, ViewData
 
 
-def write_tensorboard(data: ViewData, directory: Path) -> list[Path]:
+def write(page: Page) -> Sequence[Path]:
     """Write an event file for each side and rank, and return the paths.
 
     Raises:
         CompareError: there is only one step of one rank, so there are no series to show.
         StoreError: a file cannot be written.
     """
+    data: ViewData = page.data
     if not data.trends:
         raise CompareError(
             "TensorBoard shows statistics over steps, and there is one step here; give a run with several"
@@ -27,8 +29,8 @@ def write_tensorboard(data: ViewData, directory: Path) -> list[Path]:
     paths: list[Path] = []
     for side in ("target", "golden"):
         for rank in dict.fromkeys(rank for trend in data.trends for rank in _series(trend, side)):
-            place = directory / (side if rank == "-" else f"{side}_rank{rank}")
-            make_directory(place, below=directory.parent)
+            place = page.directory / "tensorboard" / (side if rank == "-" else f"{side}_rank{rank}")
+            make_directory(place, below=page.directory)
             paths.append(place / event_file_name())
             with whole_file(paths[-1]) as file:
                 for record in _records(data.trends, side, rank):
