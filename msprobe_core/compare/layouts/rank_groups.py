@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -12,15 +12,13 @@ import polars as pl
 from msprobe_core.compare.layouts.numbering import holds_experts, holds_layers, number_in_path, offset_at
 from msprobe_core.compare.layouts.rows import BUILT_IN, called_in, enclosing_module, names_of, placements_of
 from msprobe_core.compare.layouts.rules import LayoutRules, Ranks, Side
+from msprobe_core.compare.shards.assembly import Array
 from msprobe_core.compare.shards.placement import AxisPlacement, MeshCoordinate
 from msprobe_core.compare.shards.rank_rows import Part, Union, renamed
 from msprobe_core.errors import CompareError
 from msprobe_core.model import Phase, Role
 from msprobe_core.names import api_call, forward_of, with_number_in_path
 from msprobe_core.store.layout import Unit
-
-Array: TypeAlias = Any
-"""A NumPy array, whose functions the type checker knows only in part."""
 
 
 @dataclass(frozen=True)

@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import numpy as np
 import polars as pl
 
-from msprobe_core.compare.shards.assembly import STATISTICS, Numbers
+from msprobe_core.compare.shards.assembly import STATISTICS, Array, Numbers
 from msprobe_core.store.frame import COLUMNS, RowKind
-
-Array: TypeAlias = Any
-"""A NumPy array, whose functions the type checker knows only in part."""
 
 
 @dataclass

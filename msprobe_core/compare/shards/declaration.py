@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol
 
 import polars as pl
 
 from msprobe_core import names
+from msprobe_core.compare.shards.assembly import Array
 from msprobe_core.compare.shards.placement import AxisPlacement, MeshCoordinate
 from msprobe_core.compare.shards.rank_rows import Part, Union
 from msprobe_core.model import Role
-
-Array: TypeAlias = Any
-"""A NumPy array, whose functions the type checker knows only in part."""
 
 
 class Declaration(Protocol):

@@ -6,18 +6,16 @@ import re
 import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import polars as pl
 
 from msprobe_core import names
+from msprobe_core.compare.shards.assembly import Array
 from msprobe_core.compare.shards.rank_rows import Part, Union, family_of, recount, renamed
 from msprobe_core.model import Role
 from msprobe_core.store.frame import RowKind
-
-Array: TypeAlias = Any
-"""A NumPy array, whose functions the type checker knows only in part."""
 
 _FOR_ALL = ("all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_single", "broadcast")
 """Communication whose first result is equal on all ranks of the group."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import numpy as np
 import polars as pl
 
-from msprobe_core.compare.shards.assembly import Assembly, CannotMerge, Held, assemble
+from msprobe_core.compare.shards.assembly import Array, Assembly, CannotMerge, Held, assemble
 from msprobe_core.compare.shards.declaration import Declaration
 from msprobe_core.compare.shards.placement import AxisPlacement, assemble_declared, assemble_recorded, axis_cut_to
 from msprobe_core.compare.shards.rank_rows import Union
@@ -18,9 +18,6 @@ from msprobe_core.compare.shards.replicas import agreement
 from msprobe_core.model import Role
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.frame import RowKind
-
-Array: TypeAlias = Any
-"""A NumPy array, whose functions the type checker knows only in part."""
 
 
 @dataclass(frozen=True)

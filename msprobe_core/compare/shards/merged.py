@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -21,6 +21,7 @@ from msprobe_core.compare.compare_codes import CompareCode
 from msprobe_core.compare.extra_statistics import merged_extra
 from msprobe_core.compare.pairing_codes import MergedCode
 from msprobe_core.compare.shards.assembly import (
+    Array,
     Assembly,
     CannotMerge,
     Numbers,
@@ -51,9 +52,6 @@ from msprobe_core.model import Distribution, Ending, RunHeader
 from msprobe_core.protocols.storage import Dump, TensorSource
 from msprobe_core.store.ending import ending_of_all
 from msprobe_core.store.frame import RowKind
-
-Array: TypeAlias = Any
-"""A NumPy array, whose functions the type checker knows only in part."""
 
 _COUNTS = ("num_nan", "num_inf")
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 
-from msprobe_core.compare.shards.assembly import Assembly
+from msprobe_core.compare.shards.assembly import Array, Assembly
 from msprobe_core.compare.shards.rank_rows import Union
 from msprobe_core.compare.shards.sources import CHUNK, Assembled, Reader, overlap
 from msprobe_core.errors import DumpError
 from msprobe_core.protocols.storage import TensorSource
 from msprobe_core.store.tensor_source import chunk_ranges
-
-Array: TypeAlias = Any
-"""A NumPy array, whose functions the type checker knows only in part."""
 
 
 class _Recipe(NamedTuple):

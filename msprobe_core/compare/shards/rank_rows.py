@@ -6,18 +6,15 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import polars as pl
 
-from msprobe_core.compare.shards.assembly import STATISTICS, Numbers
+from msprobe_core.compare.shards.assembly import STATISTICS, Array, Numbers
 from msprobe_core.model import Phase
 from msprobe_core.names import api_call
 from msprobe_core.protocols.storage import Dump
-
-Array: TypeAlias = Any
-"""A NumPy array, whose functions the type checker knows only in part."""
 
 _RANK = re.compile(r"rank(\d+)", re.ASCII)
 _KEY = ["key", "occurrence"]

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import polars as pl
 
 from msprobe_core.compare.compare_codes import CompareCode
-from msprobe_core.compare.shards.assembly import CannotMerge
+from msprobe_core.compare.shards.assembly import Array, CannotMerge
 from msprobe_core.compare.shards.declaration import Undeclared, is_data_parallel
 from msprobe_core.compare.shards.distributed_calls import has_sums, results_for_all, sums_in, terms_in
 from msprobe_core.compare.shards.findings import ReplicaFinding
@@ -25,9 +25,6 @@ from msprobe_core.protocols.storage import Dump
 from msprobe_core.store import stored_rows
 from msprobe_core.store.stored_dump import StoredDump, rows_of
 from msprobe_core.store.stored_rows import Rows, StoredRows, stored
-
-Array: TypeAlias = Any
-"""A NumPy array, whose functions the type checker knows only in part."""
 
 
 def replicas_that_differ(dumps: Sequence[Dump]) -> list[ReplicaFinding]:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import numpy as np
 
 from msprobe_core.compare.compare_codes import CompareCode
-from msprobe_core.compare.shards.assembly import Assembly
+from msprobe_core.compare.shards.assembly import Array, Assembly
 from msprobe_core.compare.shards.findings import ReplicaFinding
 from msprobe_core.compare.shards.rank_rows import Union
-
-Array: TypeAlias = Any
-"""A NumPy array, whose functions the type checker knows only in part."""
 
 _SHOWN = ("max", "min", "mean", "norm")
 

@@ -10,17 +10,14 @@ import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import numpy as np
 
-from msprobe_core.compare.shards.assembly import Assembly, Block
+from msprobe_core.compare.shards.assembly import Array, Assembly, Block
 from msprobe_core.errors import DamagedDumpError, DumpError
 from msprobe_core.protocols.storage import TensorSource
 from msprobe_core.store.tensor_source import StoredTensor, c_strides, chunk_ranges
-
-Array: TypeAlias = Any
-"""A NumPy array, whose functions the type checker knows only in part."""
 
 CHUNK = 1 << 20
 """Default number of elements that are read at a time."""
