@@ -17,6 +17,7 @@ import polars as pl
 
 from msprobe_core import names
 from msprobe_core.judge.data_flow import edges_of, identity_of
+from msprobe_core.judge.origins import ancestors
 from msprobe_core.model import Phase
 from msprobe_core.protocols.storage import Dump
 
@@ -56,11 +57,7 @@ def _above(entries: Sequence[str], parents: Mapping[str, str | None]) -> list[in
     places = {entry: call for call, entry in enumerate(entries)}
     found: list[int] = []
     for call, entry in enumerate(entries):
-        seen, parent = {entry}, parents.get(entry)
-        while parent is not None and parent not in places and parent not in seen:
-            seen.add(parent)
-            parent = parents.get(parent)
-        place = -1 if parent is None else places.get(parent, -1)
+        place = next((places[parent] for parent in ancestors(entry, parents) if parent in places), -1)
         # An enclosing call follows those inside; a file may claim otherwise, and even that calls enclose each other.
         found.append(place if place > call else -1)
     return found

@@ -9,6 +9,7 @@ import polars as pl
 from msprobe_core import names
 from msprobe_core.compare.derived import DerivedDump
 from msprobe_core.errors import EntryNameError, NoValuesError
+from msprobe_core.judge.origins import ancestors
 from msprobe_core.model import Phase, Role, Task
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.frame import COLUMNS, RowKind
@@ -88,15 +89,7 @@ def _frame_of(dump: Dump, calls: Mapping[str, Phase], others: Iterable[str]) -> 
 
 
 def _enclosing_site(entry: str, parents: Mapping[str, str | None], sites: Container[str]) -> str | None:
-    seen = {entry}  # in a damaged file a call may enclose itself
-    parent = parents.get(entry)
-    while parent is not None and parent not in seen:
-        site = _site(parent)
-        if site in sites:
-            return site
-        seen.add(parent)
-        parent = parents.get(parent)
-    return None
+    return next((site for parent in ancestors(entry, parents) if (site := _site(parent)) in sites), None)
 
 
 def _site(entry: str) -> str:

@@ -22,6 +22,7 @@ from msprobe_core.confirm.verdict import (
 )
 from msprobe_core.errors import CompareError, EntryNameError, ReplayError
 from msprobe_core.findings import Finding, noted
+from msprobe_core.judge.origins import ancestors
 from msprobe_core.model import Phase, Site, SiteKind
 from msprobe_core.protocols.capabilities import ReplayingFramework
 from msprobe_core.protocols.storage import Dump
@@ -248,17 +249,9 @@ def _calls_inside(dump: Dump, entry: str) -> list[str]:
     for name in dump.frame["entry"].unique(maintain_order=True).to_list():
         if names.is_module(name) or names.is_backward(name) != names.is_backward(entry):
             continue
-        parent = parents.get(name)
-        for _ in range(_MAX_DEPTH):
-            if parent is None or parent == entry:
-                break
-            parent = parents.get(parent)
-        if parent == entry and _is_call(name):
+        if entry in ancestors(name, parents) and _is_call(name):
             found.append(name)
     return found
-
-
-_MAX_DEPTH = 256
 
 
 def _is_call(name: str) -> bool:

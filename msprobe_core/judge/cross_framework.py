@@ -34,6 +34,7 @@ from msprobe_core.findings import Finding
 from msprobe_core.judge.columns import Match
 from msprobe_core.judge.joining import filtered, with_marks
 from msprobe_core.judge.judge_codes import JudgeCode
+from msprobe_core.judge.origins import ancestors
 from msprobe_core.judge.row_codes import RowCode
 from msprobe_core.judge.row_conditions import EXCUSE, EXCUSE_OF, FROM_END
 from msprobe_core.judge.verdict import Verdict
@@ -332,17 +333,13 @@ def _pairs_of_modules(pairs: pl.DataFrame, target: Dump, golden: Dump) -> tuple[
 
 def _reason(entry: str, dump: Dump, pairs: _Pairs) -> tuple[RowCode, str] | None:
     """Return why an unmatched call is not judged, and the enclosing call that excuses it; ``None`` if it is judged."""
-    seen = {entry}
-    parent = dump.parents.get(entry)
-    while parent is not None and parent not in seen:
+    for parent in ancestors(entry, dump.parents):
         if parent in _OWNERS:
             return RowCode.EXCUSED_OWNER, parent
         if (pair := pairs.get(parent)) is not None:
             if not pair.agrees or (names.is_module(entry) and not pair.other_is_leaf):
                 return None
             return RowCode.EXCUSED_INSIDE, parent
-        seen.add(parent)
-        parent = dump.parents.get(parent)
     return None
 
 

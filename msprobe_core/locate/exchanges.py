@@ -26,7 +26,7 @@ import polars as pl
 from msprobe_core.errors import CompareError, DumpError
 from msprobe_core.findings import Finding, Level
 from msprobe_core.judge.limits import UNIT_ROUNDOFF, Precision, precision_of
-from msprobe_core.judge.origins import Nesting
+from msprobe_core.judge.origins import ancestors
 from msprobe_core.locate.locate_codes import LocateCode
 from msprobe_core.locate.result import EvidenceRow, FaultKind, Suspect
 from msprobe_core.model import Phase, Role
@@ -302,7 +302,6 @@ def _odd(broken: Broken, job: _Job, golden: _Job) -> Sequence[Node]:
 
 
 def _suspect(rank: int, entry: str, broken: Broken, dump: Dump, step: int | None) -> Suspect:
-    parents = list(Nesting(dump.parents, {}).ancestors(entry))
     entries = dump.frame["entry"].unique(maintain_order=True)
     rows = dump.frame.filter((pl.col("entry") == entry) & (pl.col("role") == Role.OUTPUT.value))
     reason = Finding(broken.code, Level.ERROR)
@@ -321,7 +320,7 @@ def _suspect(rank: int, entry: str, broken: Broken, dump: Dump, step: int | None
         input_score=0.0,
         reason=reason,
         evidence=[EvidenceRow(str(rows["name"][0]), [reason], None, None)] if rows.height else [],
-        parents=parents,
+        parents=list(ancestors(entry, dump.parents)),
         stack=list(dump.stacks.get(entry, ())),
         position=int(entries.index_of(entry) or 0),
     )

@@ -16,6 +16,7 @@ from msprobe_core.compare.shards.assembly import Array
 from msprobe_core.compare.shards.placement import AxisPlacement, MeshCoordinate
 from msprobe_core.compare.shards.rank_rows import Part, Union, renamed
 from msprobe_core.errors import CompareError
+from msprobe_core.judge.origins import ancestors
 from msprobe_core.model import Phase, Role
 from msprobe_core.names import api_call, forward_of, with_number_in_path
 from msprobe_core.store.layout import Unit
@@ -236,21 +237,13 @@ def _calls_of(part: Part, stage: int) -> Iterable[tuple[tuple[int, ...], str]]:
     own = {entry: None if parent is None else part.names.get(parent, parent) for entry, parent in parents.items()}
     micro = 0
     for position, entry in enumerate(part.frame["entry"].unique(maintain_order=True).to_list()):
-        outer = _outermost(forward_of(entry) or entry, own)
+        forward = forward_of(entry) or entry
+        outer = [forward, *ancestors(forward, own)][-1]
         called = called_in(outer)
         if called.path is not None:
             micro = int(outer.rsplit(".", 1)[-1]) if outer.rsplit(".", 1)[-1].isdecimal() else micro
         is_forward = f".{Phase.FORWARD.value}" in entry[-len(".forward.000000") :]
         yield (micro, 0 if is_forward else 1, stage if is_forward else -stage, position), entry
-
-
-def _outermost(entry: str, parents: Mapping[str, str | None]) -> str:
-    for _ in range(len(parents)):
-        parent = parents.get(entry)
-        if parent is None:
-            break
-        entry = parent
-    return entry
 
 
 def _shared(calls: Sequence[tuple[Any, int, str]]) -> set[str]:
