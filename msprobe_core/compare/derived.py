@@ -23,7 +23,7 @@ class DerivedDump:
         self._dump = dump
         self.frame = frame
         self.header = header or dump.header
-        self.notes: Sequence[str | Finding] = [*dump.notes, *notes]
+        self.notes: list[str | Finding] = [*dump.notes, *notes]
 
     @property
     def path(self) -> Path:

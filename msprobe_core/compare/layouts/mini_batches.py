@@ -22,7 +22,7 @@ from msprobe_core import names
 from msprobe_core.compare.layouts.layout_view import LayoutView, Row, sizes_in
 from msprobe_core.errors import DumpError, NothingInCommonError
 from msprobe_core.judge.limits import precision_of
-from msprobe_core.model import Phase, Role, RunHeader, Task
+from msprobe_core.model import Phase, Role, Task
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.frame import COLUMNS, RowKind
 from msprobe_core.store.samples import SAMPLES_FILE, BatchLayout, MicroBatch, load_samples
@@ -101,15 +101,6 @@ def join_mini_batches(target: Dump, golden: Dump) -> Joined:
         )
     own, other = (side.view([row for row in side.rows if row["key"] in common]) for side in sides)
     return Joined(own, other)
-
-
-class _View(LayoutView):
-    """A dump of which statistics are compared, whatever was recorded."""
-
-    @property
-    def header(self) -> RunHeader:
-        """As stored, but with the task ``statistics``."""
-        return msgspec.structs.replace(self.inner.header, task=Task.STATISTICS.value)
 
 
 @dataclass(frozen=True)
@@ -202,9 +193,10 @@ class _Side:
         return {**row, "entry": new, **{name: new + str(row[name]).removeprefix(old) for name in ("name", "key")}}
 
     def view(self, rows: Sequence[Row]) -> LayoutView:
-        """Return a dump with these rows."""
+        """Return a dump with these rows, of which statistics are compared, whatever was recorded."""
         frame = pl.DataFrame(list(rows), schema=COLUMNS, strict=False)
-        return _View(self._dump, frame, list(self._dump.notes), names=self._entries)
+        header = msgspec.structs.replace(self._dump.header, task=Task.STATISTICS.value)
+        return LayoutView(self._dump, frame, header, self._entries)
 
 
 def _call_in(row: Row) -> tuple[str, int] | None:

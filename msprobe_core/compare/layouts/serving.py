@@ -45,7 +45,7 @@ def align_with_serving(target: Dump, golden: Dump, modules: ModuleMap) -> tuple[
     Raises:
         CompareError: they have no module in common.
     """
-    sides = [LayoutView(dump, dump.frame, list(dump.notes)) for dump in (target, golden)]
+    sides = [LayoutView(dump, dump.frame) for dump in (target, golden)]
     types: dict[str, str] = {}
     for side in reversed(sides):
         _rename(side, modules, types)

@@ -40,7 +40,7 @@ def relaid(dump: Dump, rules: LayoutRules, side: Side, others: Sequence[Dump] = 
     fused = [rule for rule in rules.fused if rule.side is side]
     if not tensors and not fused:
         return dump
-    made = LayoutView(dump, dump.frame, list(dump.notes))
+    made = LayoutView(dump, dump.frame)
     if tensors:
         _change_all(made, tensors)
     for rule in fused:

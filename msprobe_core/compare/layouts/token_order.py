@@ -248,7 +248,7 @@ class _Side:
             tokens: The tokens, in order.
             is_single: Whether both dumps have one batch, so that calls of APIs and backward can be assigned too.
         """
-        relaid = LayoutView(self.dump, self.dump.frame, list(self.dump.notes))
+        relaid = LayoutView(self.dump, self.dump.frame)
         calls: dict[tuple[str, str], dict[int, Row]] = {}
         rows: list[tuple[tuple[str, str], Row]] = []
         for row in self.dump.frame.iter_rows(named=True):
