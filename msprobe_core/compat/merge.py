@@ -15,11 +15,13 @@ import polars as pl
 
 from msprobe_core.compare.result import Mode
 from msprobe_core.compat.read_table import NAMES, ROW_NAME, ResultTable, Wording, rank_files, read_table
+from msprobe_core.compat.spellings import METRICS, RELATIVE_STATISTICS, STATISTIC_TITLES
 from msprobe_core.config.text import read_yaml
 from msprobe_core.errors import CompareError, ConfigError
 from msprobe_core.judge.formatting import formatted
 from msprobe_core.judge.statistics_columns import STATISTICS
 from msprobe_core.protocols.presentation import Width
+from msprobe_core.report.default_table import TENSOR_HEADERS
 from msprobe_core.report.files import time_stamp
 from msprobe_core.report.sheet import MAX_SHEET_ROWS, Sheet, SheetColumn, SheetPart, write_book
 from msprobe_core.report.summary import incomplete_of
@@ -28,23 +30,10 @@ from msprobe_core.store.layout import make_directory
 
 _INDICES: Mapping[Mode, Mapping[str, str]] = {
     Mode.STATISTICS: {
-        "Max diff": "max_diff",
-        "Min diff": "min_diff",
-        "Mean diff": "mean_diff",
-        "L2norm diff": "norm_diff",
-        "MaxRelativeErr": "max_rel_diff",
-        "MinRelativeErr": "min_rel_diff",
-        "MeanRelativeErr": "mean_rel_diff",
-        "NormRelativeErr": "norm_rel_diff",
+        **{f"{title} diff": f"{name}_diff" for name, title in STATISTIC_TITLES.items()},
+        **{f"{title}RelativeErr": f"{name}_rel_diff" for name, title in RELATIVE_STATISTICS.items()},
     },
-    Mode.TENSOR: {
-        "Cosine": "cosine_similarity",
-        "EucDist": "euclidean_distance",
-        "MaxAbsErr": "max_abs_error",
-        "MaxRelativeErr": "max_rel_error",
-        "One Thousandth Err Ratio": "share_within_0.001",
-        "Five Thousandths Err Ratio": "share_within_0.005",
-    },
+    Mode.TENSOR: {title: TENSOR_HEADERS[name] for name, title in METRICS.items()},
 }
 """The indices of a mode in the order of their sheets: the header of the established tool, and ours."""
 

@@ -11,9 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from msprobe_core.compat.spellings import METRICS, RELATIVE_STATISTICS, STATISTIC_TITLES
 from msprobe_core.exports.graphs import SideOf, UnitGraph, sides_of, unit_graphs
 from msprobe_core.exports.whole_database import whole_database
 from msprobe_core.protocols.presentation import Page, PageGraphs
+from msprobe_core.report.default_table import TENSOR_HEADERS
 from msprobe_core.view.data import Number, Peers, ViewData, encode
 
 ROOT = "DefaultModel"
@@ -22,16 +24,6 @@ _SOURCES = {SideOf.TARGET: "NPU", SideOf.GOLDEN: "Bench"}
 _TYPES = {"module": "0", "api": "1", "value": "1", "collection": "9"}
 _TASKS = {"statistics": "summary", "tensor": "all"}
 _STATISTICS = {"max": "Max", "min": "Min", "mean": "Mean", "norm": "Norm"}
-_RELATIVE = {"max": "MaxRelativeErr", "min": "MinRelativeErr", "mean": "MeanRelativeErr", "norm": "NormRelativeErr"}
-_DIFFERENCES = {"max": "Max diff", "min": "Min diff", "mean": "Mean diff", "norm": "L2norm diff"}
-_TENSOR_METRICS = {
-    "cosine_similarity": "Cosine",
-    "euclidean_distance": "EucDist",
-    "max_abs_error": "MaxAbsErr",
-    "max_rel_error": "MaxRelativeErr",
-    "share_within_0.001": "One Thousandth Err Ratio",
-    "share_within_0.005": "Five Thousandths Err Ratio",
-}
 _COLOURS = {
     "#FFFCF3": {"value": [0, 0.3], "description": "pass"},
     "#FFDC7F": {"value": [0.3, 0.6], "description": "warning"},
@@ -243,16 +235,17 @@ def _differences(
 ) -> dict[str, object]:
     if "cosine_similarity" in metrics:
         return {
-            title: "N/A" if (value := _at(metrics, name, row)) is None else value
-            for name, title in _TENSOR_METRICS.items()
+            title: "N/A" if (value := _at(metrics, TENSOR_HEADERS[name], row)) is None else value
+            for name, title in METRICS.items()
         }
     found: dict[str, object] = {}
-    for name in _STATISTICS:
+    for name, title in STATISTIC_TITLES.items():
         sides = _at(target, name, row), _at(golden, name, row)
         relative = _at(metrics, f"{name}_rel", row)
         is_number = all(isinstance(value, int | float) for value in sides)
-        found[_DIFFERENCES[name]] = float(sides[0] or 0) - float(sides[1] or 0) if is_number else "N/A"
-        found[_RELATIVE[name]] = f"{100 * relative}%" if isinstance(relative, int | float) else "N/A"
+        found[f"{title} diff"] = float(sides[0] or 0) - float(sides[1] or 0) if is_number else "N/A"
+        in_percent = f"{100 * relative}%" if isinstance(relative, int | float) else "N/A"
+        found[f"{RELATIVE_STATISTICS[name]}RelativeErr"] = in_percent
     return found
 
 

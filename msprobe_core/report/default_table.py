@@ -32,7 +32,7 @@ PERCENTILE_HEADERS = {
 }
 """Headers of the percentiles of elementwise errors, in tables and pages."""
 
-_TENSOR_HEADERS = {
+TENSOR_HEADERS = {
     "cosine": "cosine_similarity",
     "euclidean": "euclidean_distance",
     "largest_abs": "max_abs_error",
@@ -54,7 +54,7 @@ _FOR_SHEETS = ("entry", "match", "verdict", _JUDGED, "limit", "score", "score_li
 """Columns by which spreadsheets colour and choose rows, and stacks are found."""
 
 _OF_MODE: dict[Mode, frozenset[str]] = {
-    Mode.TENSOR: frozenset({_JUDGED, *_TENSOR_HEADERS}),
+    Mode.TENSOR: frozenset({_JUDGED, *TENSOR_HEADERS}),
     Mode.STATISTICS: frozenset({_JUDGED, *[f"{name}_{what}" for name in STATISTICS for what in ("diff", "rel")]}),
     Mode.CHECKSUM: frozenset({_JUDGED, *[f"checksum_{side}" for side in _SIDES]}),
     Mode.STRUCTURE: frozenset(),
@@ -138,7 +138,7 @@ def _measures(of_rows: Sequence[str]) -> Iterator[tuple[str, Column]]:
     """Yield the metrics of each pair; a metric added to `TensorMetrics` appears automatically."""
     for field in msgspec.structs.fields(TensorMetrics):
         if field.name not in _NO_MEASURES:
-            yield field.name, Column(_TENSOR_HEADERS.get(field.name, field.name), pl.col(field.name))
+            yield field.name, Column(TENSOR_HEADERS.get(field.name, field.name), pl.col(field.name))
     for name in of_rows:
         if name.startswith(custom_metrics.PREFIX):
             yield name, Column(name.removeprefix(custom_metrics.PREFIX), pl.col(name))

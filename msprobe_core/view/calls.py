@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import polars as pl
 
 from msprobe_core.compare import custom_metrics
@@ -18,7 +17,6 @@ from msprobe_core.compare.extra_statistics import names_of, with_extra_columns
 from msprobe_core.compare.fp8 import FP8_NAMES, with_fp8_columns
 from msprobe_core.compare.result import UnitResult
 from msprobe_core.compare.structure import structure_dumps
-from msprobe_core.compare.tensor_pass import TensorMetrics
 from msprobe_core.findings import Finding, Level
 from msprobe_core.judge.columns import EXTRA_PREFIX, SKETCH_ERROR, Match
 from msprobe_core.judge.data_flow import identity_of
@@ -28,7 +26,7 @@ from msprobe_core.judge.statistics_columns import STATISTICS
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.model import Phase, Role
 from msprobe_core.protocols.storage import Dump
-from msprobe_core.report.default_table import PERCENTILE_HEADERS
+from msprobe_core.report.default_table import PERCENTILE_HEADERS, TENSOR_HEADERS
 from msprobe_core.store.frame import RowKind
 from msprobe_core.store.stored_rows import frame_of
 from msprobe_core.view.view_codes import ViewCode
@@ -41,17 +39,11 @@ _NUM_DIGITS = 7
 GOLDEN_MARK = " (golden)"
 """Suffix of the name of a call that only the golden run has, if the target has another call of the same name."""
 
-_TENSOR_METRICS = {
-    "cosine": "cosine_similarity",
-    "largest_abs": "max_abs_error",
-    "largest_rel": "max_rel_error",
-    "euclidean": "euclidean_distance",
-    "within_1e3": "share_within_0.001",
-    "within_5e3": "share_within_0.005",
-    "ulp_max": "ulp_max",
-    "num_different": "num_different",
-    **PERCENTILE_HEADERS,
-}
+_TENSOR_METRICS = (
+    "cosine", "largest_abs", "largest_rel", "euclidean", "within_1e3", "within_5e3", "ulp_max", "num_different",
+    *PERCENTILE_HEADERS,
+)  # fmt: skip
+"""Metrics of tensors, in the order of the page."""
 
 
 @dataclass(frozen=True)
@@ -195,14 +187,13 @@ def _reason(side: str, slot: str | None, cell: Sequence[Mapping[str, Any]] | Non
 def _with_metrics(rows: pl.DataFrame) -> pl.DataFrame:
     are_tensors = pl.all_horizontal(*[pl.col(f"kind_{side}") == RowKind.TENSOR.value for side in SIDES])
     is_judged = pl.col("judged_error").is_not_null()
-    known = {field.name for field in msgspec.structs.fields(TensorMetrics)}
     found: dict[str, pl.Expr] = {
         "error": pl.col("judged_error"),
         "limit": pl.when(is_judged).then("limit"),
         "score": pl.when(is_judged | (pl.col("score") > 0)).then("score"),
         "score_limit": pl.when(is_judged).then("score_limit"),
     }
-    found |= {title: pl.col(name) for name, title in _TENSOR_METRICS.items() if name in rows.columns and name in known}
+    found |= {TENSOR_HEADERS.get(name, name): pl.col(name) for name in _TENSOR_METRICS if name in rows.columns}
     of_plugins = {
         name.removeprefix(custom_metrics.PREFIX): pl.col(name)  # numbers, or text
         for name in rows.columns
