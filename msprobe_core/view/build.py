@@ -8,7 +8,7 @@ that memory is bounded by the largest unit.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TypeAlias
@@ -51,7 +51,7 @@ from msprobe_core.view.data import (
 )
 from msprobe_core.view.graph import UnitGraph, graph_of
 from msprobe_core.view.overview import Overview
-from msprobe_core.view.packed_calls import DumpTask, packed_dump, packed_pair, unpacked
+from msprobe_core.view.packed_calls import packed_dump, packed_pair, unpacked
 from msprobe_core.view.sensitivity import sensitivity_data
 from msprobe_core.view.stored_graphs import StoredGraphs
 from msprobe_core.view.suspects import (
@@ -165,7 +165,7 @@ class _Builder:
     def of_run(self, target: Path) -> ViewData:
         tasks, notes = tasks_of_run(target, self._options.locate.chosen)
         self._notes += notes
-        self._read_all([DumpTask(task.label or str(task.target), task.target) for task in tasks])
+        self._read_all([replace(task, label=task.label or str(task.target)) for task in tasks])
         self._add_all(tasks)
         found = self._overflow(target) if self._counts.flagged else None
         self._culprits = [] if found is None else overflow_culprits(found, self._places)
@@ -176,7 +176,7 @@ class _Builder:
         verdict = verdict_with(verdict, self._checks.files)
         return self._data(Kind.DUMP, target, None, verdict, {})
 
-    def _read_all(self, tasks: Sequence[DumpTask]) -> None:
+    def _read_all(self, tasks: Sequence[UnitTask]) -> None:
         """Store the calls of all dumps; the error of a dump is raised if it is the only one."""
         if len(tasks) == 1:
             self._graphs.put_calls(0, packed_dump(tasks[0]))

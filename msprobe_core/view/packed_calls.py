@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from pathlib import Path
 from typing import cast
 
 import msgspec
 import polars as pl
 
 from msprobe_core.compare.result import UnitResult
-from msprobe_core.execute.units import files_of
 from msprobe_core.findings import Finding, noted
 from msprobe_core.store.ending import ending_of, sentence
 from msprobe_core.store.reading import read_dump
 from msprobe_core.untrusted.paths import all_shown
 from msprobe_core.view.calls import Calls, calls_of_dump, calls_of_pair
+from msprobe_core.view.unit_tasks import UnitTask
 
 
 @dataclass(frozen=True)
@@ -29,20 +28,7 @@ class UnitCalls:
     incomplete: Sequence[Finding] = ()
 
 
-@dataclass(frozen=True)
-class DumpTask:
-    """One dump of a run to read: its label for progress messages, and its directory or file."""
-
-    label: str
-    target: Path
-
-    @property
-    def files(self) -> Sequence[Path]:
-        """The files of the dump."""
-        return files_of([self.target])
-
-
-def packed_dump(task: DumpTask) -> bytes:
+def packed_dump(task: UnitTask) -> bytes:
     """Read one dump, and return its calls as bytes.
 
     Raises:

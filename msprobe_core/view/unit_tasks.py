@@ -8,6 +8,7 @@ from pathlib import Path
 
 from msprobe_core.compare.pairs import Chosen, UnitPair
 from msprobe_core.errors import CompareError
+from msprobe_core.execute.units import files_of
 from msprobe_core.findings import Finding
 from msprobe_core.store.kernel_files import find_kernel_units
 from msprobe_core.store.reading import check_exists, is_dump
@@ -23,6 +24,11 @@ class UnitTask:
     rank: int | None
     target: Path
     pair: UnitPair | None = None
+
+    @property
+    def files(self) -> Sequence[Path]:
+        """The files of the target's dump."""
+        return files_of([self.target])
 
 
 def tasks_of_run(target: Path, chosen: Chosen) -> tuple[list[UnitTask], Sequence[Finding]]:
