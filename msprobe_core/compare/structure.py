@@ -12,23 +12,7 @@ from msprobe_core.errors import EntryNameError, NoValuesError
 from msprobe_core.judge.origins import ancestors
 from msprobe_core.model import Phase, Role, Task
 from msprobe_core.protocols.storage import Dump
-from msprobe_core.store.frame import COLUMNS, RowKind
-
-_OF_VALUES = (
-    "max",
-    "min",
-    "mean",
-    "norm",
-    "num_nan",
-    "num_inf",
-    "exact",
-    "checksum",
-    "sketch",
-    "fp8",
-    "extra",
-    "file_name",
-)
-"""Columns that depend on the values of a tensor."""
+from msprobe_core.store.frame import COLUMNS, OF_VALUES, RowKind
 
 
 def structure_dumps(target: Dump, golden: Dump) -> tuple[Dump, Dump]:
@@ -46,7 +30,7 @@ def structure_dumps(target: Dump, golden: Dump) -> tuple[Dump, Dump]:
 
 def _without_values(frame: pl.DataFrame) -> pl.DataFrame:
     is_tensor = pl.col("kind") == RowKind.TENSOR.value
-    return frame.with_columns(pl.when(~is_tensor).then(pl.col(name)).alias(name) for name in _OF_VALUES)
+    return frame.with_columns(pl.when(~is_tensor).then(pl.col(name)).alias(name) for name in OF_VALUES)
 
 
 def _calls_of(dump: Dump) -> dict[str, Phase]:

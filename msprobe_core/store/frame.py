@@ -62,6 +62,11 @@ COLUMNS: dict[str, Any] = {
 }
 """Columns of a dump's frame, one row per value, in execution order. Statistics are null where there are none."""
 
+OF_VALUES = (
+    "max", "min", "mean", "norm", "num_nan", "num_inf", "exact", "checksum", "sketch", "fp8", "extra", "file_name",
+)  # fmt: skip
+"""Columns that depend on the values of a tensor."""
+
 _CELLS = dict(list(COLUMNS.items())[list(COLUMNS).index("kind") :])
 """Columns that come from the value; the others give its position."""
 

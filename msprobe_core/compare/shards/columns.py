@@ -13,6 +13,9 @@ import polars as pl
 from msprobe_core.compare.shards.assembly import STATISTICS, Array, Numbers
 from msprobe_core.store.frame import COLUMNS, RowKind
 
+TEXTS = ("checksum", "sketch", "fp8", "extra", "exact")
+"""Columns of a value that are no numbers, besides its shape and its file."""
+
 
 @dataclass
 class Columns:
@@ -28,7 +31,7 @@ class Columns:
     def __post_init__(self) -> None:
         self.is_new = np.zeros(self.size, np.bool_)
         self.numbers = {name: Numbers.unknown(self.size) for name in STATISTICS}
-        self.texts = {name: {} for name in ("checksum", "sketch", "fp8", "extra", "file_name", "exact")}
+        self.texts = {name: {} for name in (*TEXTS, "file_name")}
 
     def put(self, values: Array, numbers: Mapping[str, Numbers]) -> None:
         """Set the statistics of some values."""

@@ -30,7 +30,7 @@ from msprobe_core.compare.shards.assembly import (
     merge_sketches,
     merge_statistics,
 )
-from msprobe_core.compare.shards.columns import Columns
+from msprobe_core.compare.shards.columns import TEXTS, Columns
 from msprobe_core.compare.shards.declaration import Declaration, Undeclared
 from msprobe_core.compare.shards.distributed_calls import (
     fake_tensor_calls,
@@ -271,7 +271,7 @@ class _Merging:
         part = assembly.pieces[0].part
         self._columns.put(values, self.union.numbers(part, values))
         self._columns.shapes.update(dict.fromkeys(values.tolist(), assembly.shape))
-        for name in ("checksum", "sketch", "fp8", "extra", "exact"):
+        for name in TEXTS:
             cells = self.union.cells(name, part, values)
             self._columns.texts[name].update(zip(values.tolist(), cells, strict=True))
         self._name_files(values, assembly)
@@ -285,7 +285,7 @@ class _Merging:
             self._assemblies[value] = assembly
             self._columns.put(one, self.union.numbers(part, np.array([result])))
             self._columns.shapes[value] = assembly.shape
-            for name in ("checksum", "sketch", "fp8", "extra", "exact"):
+            for name in TEXTS:
                 self._columns.texts[name][value] = self.union.cells(name, part, np.array([result]))[0]
             self._name_files(one, one_part(part, assembly.shape), result)
 
