@@ -7,7 +7,7 @@ only carries the error; if all inputs were right and the result is wrong, commun
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -18,8 +18,8 @@ from msprobe_core import names
 from msprobe_core.errors import CompareError, DumpError
 from msprobe_core.findings import Finding
 from msprobe_core.judge.origins import MARGINAL_EXCESS
-from msprobe_core.order import Node, Order, order_of
-from msprobe_core.protocols.storage import Dump
+from msprobe_core.order import Node, Order
+from msprobe_core.order.communication_calls import calls_of
 from msprobe_core.store.reading import read_dump
 
 _logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class RankOrder:
         if len(dumps) < 2 or len(ranks) < len(dumps):
             return
         try:
-            self._order = order_of(_Dumps(ranks))
+            self._order = Order(sorted(ranks), (calls_of(read_dump(ranks[rank]), rank) for rank in sorted(ranks)))
         except (CompareError, DumpError) as error:
             _give_up(error)
 
@@ -136,19 +136,3 @@ def _is_carrier(call: SuspectedCall[T], given_wrong: Mapping[int | None, Collect
 
 def _give_up(error: Exception) -> None:
     _logger.info("ranks were not ordered by their communication: %s", error)
-
-
-class _Dumps(Mapping[int, Dump]):
-    """Dumps by rank, each read when it is asked for."""
-
-    def __init__(self, paths: Mapping[int, Path]) -> None:
-        self._paths = paths
-
-    def __getitem__(self, rank: int) -> Dump:
-        return read_dump(self._paths[rank])
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._paths)
-
-    def __len__(self) -> int:
-        return len(self._paths)

@@ -40,7 +40,7 @@ def order_of(ranks: Mapping[int, Dump]) -> Order:
     """Return the order of the calls in the dumps of one step.
 
     Args:
-        ranks: Dumps by rank; read one after the other, so a mapping may load each on access.
+        ranks: Dumps by rank.
     """
     return Order(sorted(ranks), (calls_of(ranks[rank], rank) for rank in sorted(ranks)))
 
