@@ -219,20 +219,20 @@ class Suspect:
 
     step: int | None
     ranks: Sequence[int]
-    micro_step: int | None
+    micro_step: int | None = None
     entry: str
-    only_on: str | None
-    module: str | None
+    only_on: str | None = None
+    module: str | None = None
     phase: Phase | None
     kind: FaultKind
     score: float
-    limit: float
+    limit: float = 1.0
     excess: float
-    input_score: float
+    input_score: float = 0.0
     reason: Finding
     evidence: Sequence[EvidenceRow]
-    parents: Sequence[str]
-    stack: Sequence[str]
+    parents: Sequence[str] = ()
+    stack: Sequence[str] = ()
     position: int
     seen_at: str | None = None
     advice: Finding | None = None
