@@ -21,7 +21,7 @@ from msprobe_core.execute.units import run_units
 from msprobe_core.judge.noise.profile_file import PROFILE_FILE
 from msprobe_core.store.atomic_file import whole_file
 from msprobe_core.store.layout import find_steps, make_directory
-from msprobe_core.store.results import refusal
+from msprobe_core.store.results import refuse_foreign_parquet
 from msprobe_core.untrusted.paths import source_of
 
 _PARTS_DIRECTORY = ".noise_profile"
@@ -103,7 +103,7 @@ def calibrate(
     repeats = list(repeats) or find_repeats(golden)
     path = golden / PROFILE_FILE if output is None else output
     if not overwrites:
-        _refuse_foreign(path)
+        refuse_foreign_parquet(path, "msprobe calibrate", ("name", "step", "rank", "about"))
     grouped, missing = _grouped(golden, repeats, chosen)
     parts = path.parent / _PARTS_DIRECTORY
     make_directory(parts, below=path.parent)
@@ -153,18 +153,6 @@ def _grouped(
         for pair in found.pairs:
             grouped.setdefault(pair.golden, []).append(pair)
     return dict(sorted(grouped.items(), key=lambda item: (item[1][0].step or 0, item[1][0].rank or 0))), missing
-
-
-def _refuse_foreign(path: Path) -> None:
-    """Raise if ``path`` exists and is not a noise profile."""
-    if not (path.exists() or path.is_symlink()):
-        return
-    try:
-        columns = set(pl.read_parquet_schema(path))
-    except (OSError, pl.exceptions.PolarsError):
-        columns = set[str]()
-    if not columns >= {"name", "step", "rank", "about"}:
-        raise refusal(path, "msprobe calibrate")
 
 
 def _write(parts: Sequence[Path], path: Path) -> None:

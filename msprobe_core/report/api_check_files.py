@@ -28,7 +28,7 @@ from msprobe_core.model import Phase
 from msprobe_core.report.api_check_summary import CheckSummary
 from msprobe_core.store.atomic_file import whole_file, write_json
 from msprobe_core.store.layout import make_directory
-from msprobe_core.store.results import plain_result, read_result, refusal, refuse_foreign_json
+from msprobe_core.store.results import plain_result, read_result, refuse_foreign_json, refuse_foreign_parquet
 from msprobe_core.untrusted.paths import shown
 
 CHECK_FILE = "acc_check.json"
@@ -47,15 +47,7 @@ def refuse_foreign_checks(directory: Path) -> None:
         StoreError: the directory holds a file of one of these names that this command has not written.
     """
     refuse_foreign_json(directory / CHECK_FILE, _COMMAND, ("version", "dump", "verdict", "calls"))
-    path = directory / CHECK_TABLE
-    if not (path.exists() or path.is_symlink()):
-        return
-    try:
-        columns = set(pl.read_parquet_schema(path))
-    except (OSError, pl.exceptions.PolarsError):
-        columns = set[str]()
-    if not columns >= {"entry", "call_verdict", "output"}:
-        raise refusal(path, _COMMAND)
+    refuse_foreign_parquet(directory / CHECK_TABLE, _COMMAND, ("entry", "call_verdict", "output"))
 
 
 def write_checks(verdicts: Sequence[CallVerdict], directory: Path, *, dump: Path) -> list[Path]:

@@ -92,6 +92,24 @@ def refuse_foreign_text(path: Path, command: str, mark: bytes) -> None:
     raise refusal(path, command)
 
 
+def refuse_foreign_parquet(path: Path, command: str, columns: Collection[str]) -> None:
+    """Raise if there is a file that a command's table must not replace; every release has written these columns.
+
+    Raises:
+        StoreError: there is a file that is not a table of this command.
+    """
+    if not _is_there(path):
+        return
+    import polars as pl  # which other results do not need
+
+    try:
+        if pl.read_parquet_schema(path).keys() >= {*columns}:
+            return
+    except (OSError, pl.exceptions.PolarsError):
+        pass
+    raise refusal(path, command)
+
+
 def _is_there(path: Path) -> bool:
     try:
         return path.exists() or path.is_symlink()
