@@ -104,7 +104,7 @@ def _output_content(output: OutputVerdict) -> dict[str, Any]:
         **plain,
         **text_and_content("reason", output.reason),
         "is_weak": output.is_weak,
-        "published": {name: plain_result(value) for name, value in _published(output).items()},
+        "published": {name: plain_result(value) for name, value in published_of(output).items()},
     }
 
 
@@ -114,7 +114,7 @@ _PLAIN = (
 )  # fmt: skip
 
 
-def _published(output: OutputVerdict) -> dict[str, Any]:
+def published_of(output: OutputVerdict) -> dict[str, Any]:
     """Return the published columns that have a value."""
     every = {name: getattr(output.published, name) for name in PublishedColumns.__struct_fields__}
     return {name: value for name, value in every.items() if value not in (None, "")}
@@ -164,7 +164,7 @@ def _output_cells(output: OutputVerdict) -> dict[str, Any]:
         "times": output.times, "amplification": output.amplification,
         "worst_index": None if output.worst_index is None else str(list(output.worst_index)), "bias": output.bias,
         "applied": ",".join(output.applied), "accepted": ",".join(output.accepted), "is_weak": output.is_weak,
-        **_published(output),
+        **published_of(output),
     }  # fmt: skip
 
 

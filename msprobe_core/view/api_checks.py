@@ -13,7 +13,7 @@ import msgspec
 from msprobe_core._version import __version__
 from msprobe_core.api_check import verdict as checks
 from msprobe_core.findings import Finding
-from msprobe_core.report.api_check_files import CHECK_FILE, CheckedDump, read_checks
+from msprobe_core.report.api_check_files import CHECK_FILE, CheckedDump, published_of, read_checks
 from msprobe_core.report.api_check_summary import CheckSummary, script_command, weakest_of
 from msprobe_core.untrusted.paths import path_of, shown
 from msprobe_core.view.data import (
@@ -196,17 +196,11 @@ def _output(output: checks.OutputVerdict) -> CheckedOutput:
         bias=_rounded(output.bias),
         applied=[mutant.value for mutant in output.applied],
         accepted=[mutant.value for mutant in output.accepted],
-        published=_published(output.published),
+        published={
+            name: shown(value) if isinstance(value, str) else _rounded(value)
+            for name, value in published_of(output).items()
+        },
     )
-
-
-def _published(found: checks.PublishedColumns) -> dict[str, Number]:
-    every = {name: getattr(found, name) for name in found.__struct_fields__}
-    return {
-        name: shown(value) if isinstance(value, str) else _rounded(value)
-        for name, value in every.items()
-        if value not in (None, "")
-    }
 
 
 def _rounded(value: float | None) -> Number:
