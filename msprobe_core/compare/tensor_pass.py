@@ -29,6 +29,7 @@ from msprobe_core.errors import DamagedDumpError, DumpError
 from msprobe_core.findings import Finding
 from msprobe_core.plugins import registry
 from msprobe_core.protocols.storage import Dump, TensorSource
+from msprobe_core.store.frame import sizes_in
 from msprobe_core.store.stored_rows import Rows, frame_of, narrowed
 from msprobe_core.store.tensor_source import HeldTensor
 from msprobe_core.store.tensor_values import DTYPES
@@ -300,10 +301,9 @@ class StoredSide:
 
     def _open_stored(self) -> tuple[TensorSource, str]:
         source = self.dump.open_tensor(self.file_name)
-        found = str(list(source.shape))
-        if self.shape is not None and found != self.shape and _squeezed(source.shape) != _squeezed(_sizes(self.shape)):
+        if self.shape is not None and _squeezed(source.shape) != _squeezed(sizes_in(self.shape)):
             raise DamagedDumpError(
-                f"{self.file_name}: holds a tensor of the shape {found}, and its record says {self.shape}"
+                f"{self.file_name}: holds a tensor of the shape {list(source.shape)}, and its record says {self.shape}"
             )
         recorded = _plain_dtype(self.dtype)
         if recorded is None or recorded == source.dtype:
@@ -319,10 +319,6 @@ class StoredSide:
         """Estimate of the bytes to read, from the record; 1 without one."""
         dtype = _plain_dtype(self.dtype)
         return max(1, (self.numel or 0) * (4 if dtype is None else np.dtype(DTYPES[dtype]).itemsize))
-
-
-def _sizes(shape: str) -> tuple[int, ...]:
-    return tuple(int(size) for size in shape.strip("[]").split(",") if size.strip().isdecimal())
 
 
 def _plain_dtype(dtype: str | None) -> str | None:

@@ -29,6 +29,7 @@ from msprobe_core.judge.noise.effects import Size
 from msprobe_core.judge.noise.operations import known_as
 from msprobe_core.judge.rounding_rules import RoundingRule
 from msprobe_core.model import Phase, Role
+from msprobe_core.store.frame import sizes_in
 from msprobe_core.store.stored_rows import Rows
 
 _IDENTITY = tuple(f"{name}_{side}" for name in ("norm", "mean", "max", "min") for side in ("target", "golden"))
@@ -178,8 +179,7 @@ def _grouped(wanted: pl.DataFrame) -> Mapping[_Call, Sequence[_Row]]:
         if not all(value is not None and math.isfinite(value) for value in size) or not size[0]:
             continue
         numel, norm, mean, high, low = size
-        dimensions = tuple(int(part) for part in shape.strip("[]").split(",") if part.strip().isdecimal())
-        measured = Size(float(numel), norm, mean, high, low, dimensions)
+        measured = Size(float(numel), norm, mean, high, low, sizes_in(shape))
         grouped.setdefault(_Call(entry, item), []).append(_Row(row, role, place, error or 0.0, measured))
     return grouped
 

@@ -407,6 +407,11 @@ def _numbers(values: Sequence[Any]) -> Sequence[float | None]:
     return [_number(value) for value in values]
 
 
+def sizes_in(shape: str) -> tuple[int, ...]:
+    """Return the sizes in a text of the column ``shape``; what is no size, as in a damaged file, is left out."""
+    return tuple(int(size) for size in shape.strip("[]").split(",") if size.strip().isdecimal())
+
+
 def _shape_cells(shape: Sequence[Any]) -> tuple[str, int | None]:
     """Return a shape as text, and the number of elements; ``None`` for a shape that no tensor can have."""
     if any(type(size) is not int for size in shape):

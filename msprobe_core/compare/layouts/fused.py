@@ -11,7 +11,7 @@ import polars as pl
 
 from msprobe_core import names
 from msprobe_core.compare.extra_statistics import merged_extra
-from msprobe_core.compare.layouts.layout_view import LayoutView, Row, sizes_in
+from msprobe_core.compare.layouts.layout_view import LayoutView, Row
 from msprobe_core.compare.layouts.rows import called_in
 from msprobe_core.compare.layouts.rules import FusedRule
 from msprobe_core.compare.pairing_codes import MadeAlikeCode
@@ -32,7 +32,7 @@ from msprobe_core.findings import Finding
 from msprobe_core.fingerprint.shard_ranges import Ranges
 from msprobe_core.model import Phase, Role
 from msprobe_core.protocols.storage import Dump
-from msprobe_core.store.frame import COLUMNS, RowKind
+from msprobe_core.store.frame import COLUMNS, RowKind, sizes_in
 
 
 def fuse(made: LayoutView, rule: FusedRule, others: Sequence[Dump]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -67,8 +66,3 @@ def _under_new_names(found: Mapping[str, Any], names: Mapping[str, str]) -> Mapp
         if old in found:
             renamed.setdefault(new, found[old])
     return renamed
-
-
-def sizes_in(shape: str) -> tuple[int, ...]:
-    """Return the shape in a text of a frame."""
-    return tuple(ast.literal_eval(shape))

@@ -19,12 +19,12 @@ import msgspec
 import polars as pl
 
 from msprobe_core import names
-from msprobe_core.compare.layouts.layout_view import LayoutView, Row, sizes_in
+from msprobe_core.compare.layouts.layout_view import LayoutView, Row
 from msprobe_core.errors import DumpError, NothingInCommonError
 from msprobe_core.judge.limits import precision_of
 from msprobe_core.model import Phase, Role, Task
 from msprobe_core.protocols.storage import Dump
-from msprobe_core.store.frame import COLUMNS, RowKind
+from msprobe_core.store.frame import COLUMNS, RowKind, sizes_in
 from msprobe_core.store.samples import SAMPLES_FILE, BatchLayout, MicroBatch, load_samples
 
 _OF_ELEMENTS = ("exact", "checksum", "sketch", "fp8", "extra", "distribution", "file_name")

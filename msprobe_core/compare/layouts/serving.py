@@ -15,7 +15,7 @@ import polars as pl
 
 from msprobe_core import names
 from msprobe_core.compare.layouts.fused import fuse
-from msprobe_core.compare.layouts.layout_view import LayoutView, Row, sizes_in
+from msprobe_core.compare.layouts.layout_view import LayoutView, Row
 from msprobe_core.compare.layouts.rows import called_in
 from msprobe_core.compare.layouts.rules import FusedRule, Side
 from msprobe_core.compare.pairing_codes import MadeAlikeCode
@@ -25,7 +25,7 @@ from msprobe_core.findings import Finding
 from msprobe_core.model import Phase, Role, SiteKind
 from msprobe_core.protocols.storage import Dump, TensorSource
 from msprobe_core.protocols.trainers import ModuleMap
-from msprobe_core.store.frame import COLUMNS, RowKind
+from msprobe_core.store.frame import COLUMNS, RowKind, sizes_in
 
 _MAX_NAMES = 3
 _LAYERS = "layers"

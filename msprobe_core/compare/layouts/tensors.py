@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from msprobe_core.compare.layouts.fused import fuse
-from msprobe_core.compare.layouts.layout_view import LayoutView, Row, sizes_in
+from msprobe_core.compare.layouts.layout_view import LayoutView, Row
 from msprobe_core.compare.layouts.rows import is_meant, names_of
 from msprobe_core.compare.layouts.rules import Change, LayoutRules, Side, TensorRule
 from msprobe_core.compare.pairing_codes import MadeAlikeCode
@@ -22,7 +22,7 @@ from msprobe_core.compare.shards.sources import CHUNK, narrowed, permuted, resha
 from msprobe_core.errors import DumpError
 from msprobe_core.findings import Finding
 from msprobe_core.protocols.storage import Dump, TensorSource
-from msprobe_core.store.frame import COLUMNS, OF_VALUES, RowKind
+from msprobe_core.store.frame import COLUMNS, OF_VALUES, RowKind, sizes_in
 
 
 def relaid(dump: Dump, rules: LayoutRules, side: Side, others: Sequence[Dump] = ()) -> Dump:

@@ -17,14 +17,14 @@ import polars as pl
 from numpy.typing import NDArray
 
 from msprobe_core import names
-from msprobe_core.compare.layouts.layout_view import LayoutView, Row, sizes_in
+from msprobe_core.compare.layouts.layout_view import LayoutView, Row
 from msprobe_core.compare.layouts.rows import called_in
 from msprobe_core.compare.pairing_codes import MadeAlikeCode
 from msprobe_core.errors import CompareError, NothingInCommonError
 from msprobe_core.findings import Finding
 from msprobe_core.model import Phase, Role
 from msprobe_core.protocols.storage import Dump, TensorSource
-from msprobe_core.store.frame import COLUMNS, RowKind
+from msprobe_core.store.frame import COLUMNS, RowKind, sizes_in
 from msprobe_core.store.samples import sample_id
 from msprobe_core.store.tensor_source import HeldTensor, read_whole
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -17,7 +16,7 @@ from msprobe_core.compare.shards.rank_rows import Union
 from msprobe_core.compare.shards.replicas import agreement
 from msprobe_core.model import Role
 from msprobe_core.protocols.storage import Dump
-from msprobe_core.store.frame import RowKind
+from msprobe_core.store.frame import RowKind, sizes_in
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ class Groups:
             if text not in self._cells:
                 kind, shape, distribution, is_complex = text.split("\n")
                 self._cells[text] = len(self._cell_list)
-                sizes = _sizes(shape) if kind == RowKind.TENSOR.value else ()
+                sizes = sizes_in(shape) if kind == RowKind.TENSOR.value else ()
                 self._cell_list.append(_Cell(kind, sizes, distribution or None, is_complex == "true"))
         codes: Array = cast("Any", texts).replace_strict(self._cells, return_dtype=pl.Int64).to_numpy()
         index = self._union.index[:, number]
@@ -133,7 +132,7 @@ class Groups:
         texts = found.drop_nulls().unique(maintain_order=True).to_list()
         numbers = {text: i for i, text in enumerate(texts)}
         codes: Any = cast("Any", found).replace_strict(numbers, default=-1, return_dtype=pl.Int64)
-        return [_sizes(text) for text in texts], codes.fill_null(-1).to_numpy()
+        return [sizes_in(text) for text in texts], codes.fill_null(-1).to_numpy()
 
     def _assemble(
         self,
@@ -202,7 +201,3 @@ class Groups:
 def one_part(part: int, shape: tuple[int, ...]) -> Assembly | Any:
     """Return the assembly of a tensor that one part has whole."""
     return assemble(shape, [Held(part, tuple(((0, n),) if n else () for n in shape))])
-
-
-def _sizes(shape: str) -> tuple[int, ...]:
-    return tuple(ast.literal_eval(shape))

@@ -33,6 +33,7 @@ from msprobe_core.judge.noise.effects import (
 from msprobe_core.judge.noise.measures import Measure
 from msprobe_core.judge.noise.operations import Kind, Operations, is_layer, kind_of
 from msprobe_core.model import Phase, Role
+from msprobe_core.store.frame import sizes_in
 
 SPREAD, SHIFT = "flow_spread", "flow_shift"
 """Columns that `with_flow` adds, in units of a tensor's norm; null if unknown."""
@@ -123,8 +124,7 @@ def _values(rows: pl.DataFrame) -> list[tuple[tuple[str, str], _Value]]:
     found: list[tuple[tuple[str, str], _Value]] = []
     for entry, phase, row, role, place, roundoff, spread, shift, *size in listed.select(*columns, *sizes).rows():
         numel, norm, mean, high, low, shape = size
-        dimensions = tuple(int(part) for part in shape.strip("[]").split(",") if part.strip().isdecimal())
-        measured = Size(float(numel), norm, mean, high, low, dimensions)
+        measured = Size(float(numel), norm, mean, high, low, sizes_in(shape))
         found.append(((entry, phase), _Value(row, role, place, measured, roundoff, Error(spread, shift))))
     return found
 
