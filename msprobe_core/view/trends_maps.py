@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import polars as pl
 
@@ -206,19 +207,12 @@ def worst_map(source: Indexed, statistic: str, columns: Sequence[tuple[int, int]
     worst = rows.group_by("row", "column").agg(pl.col("value", "usual", "value_golden", "rank", "step").get(at))
     shape = len(source.places), len(columns)
     ranks = {rank: i for i, rank in enumerate(source.ranks)}
-
-    def grid(name: str) -> list[list[Any]]:
-        return _grid(worst["row"], worst["column"], worst[name].to_list(), shape)
-
     is_binned = len(columns) < len(source.steps)
     worst = worst.with_columns(rank=pl.col("rank").replace_strict(ranks, return_dtype=pl.Int64))
-    return MonitorMap(
-        statistic=statistic,
-        value=_numbers(worst, "value", "column", shape),
-        usual=_numbers(worst, "usual", "column", shape),
-        golden=_numbers(worst, "value_golden", "column", shape) if source.has_golden else None,
-        rank=grid("rank") if len(ranks) > 1 else (),
-        step=grid("step") if is_binned else (),
+    return msgspec.structs.replace(
+        _map(worst, source, statistic, shape),
+        rank=_grid(worst, worst["rank"].to_list(), shape) if len(ranks) > 1 else (),
+        step=_grid(worst, worst["step"].to_list(), shape) if is_binned else (),
     )
 
 
@@ -253,23 +247,25 @@ def part_map(source: Indexed, statistic: str, rows: Sequence[int], rank: int | N
         row=pl.col(down[0]).replace_strict(down[1], return_dtype=pl.Int64),
         column=pl.col(across[0]).replace_strict(across[1], return_dtype=pl.Int64),
     )  # fmt: skip
-    shape = len(down[1]), len(across[1])
+    return _map(found, source, statistic, (len(down[1]), len(across[1])))
+
+
+def _map(found: pl.DataFrame, source: Indexed, statistic: str, shape: tuple[int, int]) -> MonitorMap:
     return MonitorMap(
         statistic=statistic,
-        value=_numbers(found, "value", "column", shape),
-        usual=_numbers(found, "usual", "column", shape),
-        golden=_numbers(found, "value_golden", "column", shape) if source.has_golden else None,
+        value=_numbers(found, "value", shape),
+        usual=_numbers(found, "usual", shape),
+        golden=_numbers(found, "value_golden", shape) if source.has_golden else None,
     )
 
 
-def _numbers(frame: pl.DataFrame, name: str, across: str, shape: tuple[int, int]) -> list[list[Number]]:
-    values = frame[name].round_sig_figs(_DIGITS).to_list()
-    return _grid(frame["row"], frame[across], list(map(number, values)), shape)
+def _numbers(frame: pl.DataFrame, name: str, shape: tuple[int, int]) -> list[list[Number]]:
+    return _grid(frame, list(map(number, frame[name].round_sig_figs(_DIGITS).to_list())), shape)
 
 
-def _grid(rows: pl.Series, columns: pl.Series, values: Sequence[Any], shape: tuple[int, int]) -> list[list[Any]]:
+def _grid(frame: pl.DataFrame, values: Sequence[Any], shape: tuple[int, int]) -> list[list[Any]]:
     grid = np.full(shape, None, dtype=object)
     filled = np.empty(len(values), dtype=object)
     filled[:] = values
-    grid[rows.to_numpy(), columns.to_numpy()] = filled
+    grid[frame["row"].to_numpy(), frame["column"].to_numpy()] = filled
     return grid.tolist()
