@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from msprobe_core.findings import Finding
@@ -70,8 +70,11 @@ def events_of(
     """
     rows = {place: i for i, place in enumerate(source.places)}
     anomalies = find_anomalies(run, most=_MAX_ANOMALIES)
-    of_anomalies = _gathered_anomalies(anomalies.found, rows, run.steps)
-    of_alarms = _gathered_alarms(around.alarms, rows, run.steps)
+    of_anomalies = _gathered(((each.place, rows.get(each.place, -1), each) for each in anomalies.found), run.steps)
+    alarms = [(_row_of(each, rows), each) for each in around.alarms]
+    of_alarms = _gathered(
+        (((row, each.statistic, each.name if row < 0 else ""), row, each) for row, each in alarms), run.steps
+    )
     found = [("anomaly", each) for each in of_anomalies[:MAX_EVENTS]] + [
         ("alarm", each) for each in of_alarms[:MAX_EVENTS]
     ]
@@ -101,39 +104,24 @@ def events_of(
     )
 
 
-def _gathered_anomalies(found: Sequence[Anomaly], rows: Mapping[Place, int], steps: Sequence[int]) -> list[_Gathered]:
-    """Put anomalies of one value together if they are of several ranks or follow each other."""
+def _gathered(found: Iterable[tuple[Hashable, int, Anomaly | AlarmSaid]], steps: Sequence[int]) -> list[_Gathered]:
+    """Put events of one value together if they are of several ranks or follow each other.
+
+    Args:
+        found: Each with what identifies its value, and its row; of one value in order.
+        steps: Of the training.
+    """
     at = {step: i for i, step in enumerate(steps)}
     gathered: list[_Gathered] = []
-    latest: dict[Place, _Gathered] = {}
-    for each in found:
-        own = latest.get(each.place)
-        if own is not None and at[each.step] <= at[own.last] + 1:
-            own.last, own.count = each.step, own.count + 1
-            own.ranks.add(each.rank)
-        else:
-            row = rows.get(each.place, -1)
-            own = _Gathered(said_of(each.finding), row, each.statistic, each.step, each.step, {each.rank})
-            latest[each.place] = own
-            gathered.append(own)
-    return gathered
-
-
-def _gathered_alarms(alarms: Sequence[AlarmSaid], rows: Mapping[Place, int], steps: Sequence[int]) -> list[_Gathered]:
-    """Put alarms of one value together if they are of several ranks or follow each other."""
-    at = {step: i for i, step in enumerate(steps)}
-    gathered: list[_Gathered] = []
-    latest: dict[tuple[int, str, str], _Gathered] = {}
-    for each in alarms:
-        row = _row_of(each, rows)
-        key = (row, each.statistic, each.name if row < 0 else "")
-        own = latest.get(key)
+    latest: dict[Hashable, _Gathered] = {}
+    for value, row, each in found:
+        own = latest.get(value)
         if own is not None and (each.step == own.last or at.get(each.step, -2) == at.get(own.last, -4) + 1):
             own.last, own.count = each.step, own.count + 1
             own.ranks.add(each.rank)
         else:
             own = _Gathered(said_of(each.finding), row, each.statistic, each.step, each.step, {each.rank})
-            latest[key] = own
+            latest[value] = own
             gathered.append(own)
     return gathered
 
