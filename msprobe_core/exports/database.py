@@ -16,7 +16,8 @@ from msprobe_core.exports.graphs import SideOf, UnitGraph, sides_of, unit_graphs
 from msprobe_core.exports.whole_database import whole_database
 from msprobe_core.protocols.presentation import Page, PageGraphs
 from msprobe_core.report.default_table import TENSOR_HEADERS
-from msprobe_core.view.data import Number, Peers, ViewData, encode
+from msprobe_core.untrusted.paths import encode_json
+from msprobe_core.view.data import Number, Peers, ViewData
 
 ROOT = "DefaultModel"
 
@@ -109,7 +110,7 @@ def _config(data: ViewData) -> tuple[Any, ...]:
 
 
 def _json(content: object) -> str:
-    return encode(content).decode()
+    return encode_json(content).decode()
 
 
 class _Writer:

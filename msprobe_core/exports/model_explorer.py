@@ -14,7 +14,8 @@ from msprobe_core.exports.graphs import SideOf, UnitGraph, sides_of, unit_graphs
 from msprobe_core.protocols.presentation import Page
 from msprobe_core.store.atomic_file import whole_file
 from msprobe_core.store.layout import make_directory, tensor_file_name
-from msprobe_core.view.data import ViewData, encode, text_of
+from msprobe_core.untrusted.paths import encode_json
+from msprobe_core.view.data import ViewData, text_of
 
 GRAPHS, NODE_DATA = "graphs.json", "node_data.json"
 
@@ -61,7 +62,7 @@ def write(page: Page) -> Sequence[Path]:
 
 def _write(path: Path, content: object) -> None:
     with whole_file(path) as file:
-        file.write(encode(content))
+        file.write(encode_json(content))
 
 
 def _graph_id(own: UnitGraph, side: SideOf, *, is_pair: bool) -> str:

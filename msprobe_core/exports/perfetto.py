@@ -17,7 +17,8 @@ from msprobe_core.exports.graphs import UnitGraph, unit_graphs
 from msprobe_core.protocols.presentation import Page, PageGraphs
 from msprobe_core.store.atomic_file import whole_file
 from msprobe_core.store.layout import make_directory
-from msprobe_core.view.data import ViewData, encode, text_of
+from msprobe_core.untrusted.paths import encode_json
+from msprobe_core.view.data import ViewData, text_of
 
 TRACE = "trace.json"
 _GAP = 10
@@ -61,7 +62,7 @@ def write(page: Page) -> Sequence[Path]:
         file.write(b'{"displayTimeUnit":"ms","otherData":{"made by":"msprobe view","time":"order of calls"},')
         file.write(b'"traceEvents":[')
         for number, event in enumerate(_events(page.data, page.graphs)):
-            file.write(b",\n" * bool(number) + encode(event))
+            file.write(b",\n" * bool(number) + encode_json(event))
         file.write(b"]}")
     return [path]
 

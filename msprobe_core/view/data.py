@@ -15,7 +15,6 @@ from typing import Any, TypeAlias
 import msgspec
 
 from msprobe_core.findings import Code, Field, Finding, Level, Place, content_of, finding_of, noted, template_of
-from msprobe_core.untrusted.paths import encode_json
 
 FORMAT = "msprobe-view"
 VERSION = 2
@@ -881,8 +880,3 @@ def number(value: float | None) -> Number:
     if value is None or math.isfinite(value):
         return value
     return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
-
-
-def encode(data: object) -> bytes:
-    """Return data as JSON, in UTF-8."""
-    return encode_json(data)

@@ -17,7 +17,7 @@ from msprobe_core.store.atomic_file import whole_file
 from msprobe_core.store.layout import make_directory
 from msprobe_core.store.results import refuse_foreign_text
 from msprobe_core.untrusted.paths import encode_json
-from msprobe_core.view.data import Unit, ViewData, encode
+from msprobe_core.view.data import Unit, ViewData
 from msprobe_core.view.stored_graphs import StoredGraphs
 
 PLACEHOLDER = "<!--msprobe-data-->"
@@ -120,11 +120,11 @@ def document(data: ViewData, graphs: StoredGraphs, units: Collection[int]) -> It
     """
     yield b"{"
     for i, name in enumerate(data.__struct_fields__):
-        yield b"%b%b:" % (b"," if i else b"", encode(name))
+        yield b"%b%b:" % (b"," if i else b"", encode_json(name))
         if name == "units":
             yield from _units(data.units, graphs, units)
         else:
-            yield encode(getattr(data, name))
+            yield encode_json(getattr(data, name))
     yield b"}"
 
 
@@ -136,7 +136,7 @@ def _units(every: Collection[Unit], graphs: StoredGraphs, chosen: Collection[int
     for number, unit in enumerate(every):
         if number:
             yield b","
-        own = encode(unit)
+        own = encode_json(unit)
         graph = graphs.content(number) if number in chosen else None
         assert own.endswith(_NO_GRAPH), "the graph is the last field, and it is null here"
         yield own if graph is None else own.removesuffix(_NO_GRAPH) + graph + b"}"

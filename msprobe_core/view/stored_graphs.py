@@ -9,7 +9,8 @@ from pathlib import Path
 from msprobe_core.errors import StoreError
 from msprobe_core.store.held_directory import temporary_directory
 from msprobe_core.store.layout import create_file
-from msprobe_core.view.data import Graph, encode
+from msprobe_core.untrusted.paths import encode_json
+from msprobe_core.view.data import Graph
 
 _LEVEL = 6
 
@@ -40,7 +41,7 @@ class StoredGraphs:
         Raises:
             StoreError: it cannot be written.
         """
-        content = encode(graph)
+        content = encode_json(graph)
         self.sizes[number] = len(content)
         self._write(self._path(number), gzip.compress(content, _LEVEL, mtime=0))
 

@@ -18,7 +18,8 @@ from urllib.parse import unquote
 from msprobe_core.compare.pairs import Chosen
 from msprobe_core.errors import CompareError, MsprobeError
 from msprobe_core.monitoring.files import KnownFiles, find_monitored, rank_directories
-from msprobe_core.view.data import ViewData, encode
+from msprobe_core.untrusted.paths import encode_json
+from msprobe_core.view.data import ViewData
 from msprobe_core.view.trends import Analysis, MonitorFindings, analyzed, lacking, page_of, read_runs
 from msprobe_core.view.trends_beside import companion_files
 from msprobe_core.view.trends_maps import part_map
@@ -96,7 +97,7 @@ class LiveMonitor:
         if not rows:
             return None
         found = part_map(source, statistic, rows, at if kind == "rank" else None, at if kind == "step" else None)
-        return gzip.compress(encode(found), 1, mtime=0)
+        return gzip.compress(encode_json(found), 1, mtime=0)
 
     def _refresh(self) -> None:
         try:
@@ -130,4 +131,4 @@ class LiveMonitor:
         analysis = analyzed(runs, target, self._chosen, {})
         found = MonitorFindings(analysis.verdict, [], analysis.dashboard, list(analysis.notes))
         data = page_of(target, golden, found)
-        return _State(version, data, gzip.compress(encode(data), 4, mtime=0), analysis)
+        return _State(version, data, gzip.compress(encode_json(data), 4, mtime=0), analysis)

@@ -14,8 +14,8 @@ from torch import nn
 from view_pages import write_page
 
 from msprobe_core.compare.pairs import Chosen
+from msprobe_core.untrusted.paths import encode_json
 from msprobe_core.view.build import build
-from msprobe_core.view.data import encode
 from msprobe_core.view.page_file import document
 from msprobe_core.view.stored_graphs import StoredGraphs
 from msprobe_core.view.trends import monitored_data
@@ -71,8 +71,8 @@ def pages(tmp_path_factory):
         micro = json.loads(b"".join(document(data, graphs, range(len(data.units)))))
     made = {
         "micro": micro,
-        "two": json.loads(encode(monitored_data(MONITOR / "target", MONITOR / "golden", Chosen()))),
-        "one": json.loads(encode(monitored_data(MONITOR / "target", None, Chosen()))),
+        "two": json.loads(encode_json(monitored_data(MONITOR / "target", MONITOR / "golden", Chosen()))),
+        "one": json.loads(encode_json(monitored_data(MONITOR / "target", None, Chosen()))),
     }
     return {name: write_page(directory / f"{name}.html", content) for name, content in made.items()}
 

@@ -23,7 +23,8 @@ from view_pages import PAGE, Model, comparison, example, flat, write_page
 from msprobe_core.compare.mapping_files import read_matching
 from msprobe_core.compare.pairs import Chosen
 from msprobe_core.findings import Language, worded
-from msprobe_core.view.data import Graph, ViewData, encode, said_of
+from msprobe_core.untrusted.paths import encode_json
+from msprobe_core.view.data import Graph, ViewData, said_of
 from msprobe_core.view.serve import PageServer
 from msprobe_core.view.stored_graphs import StoredGraphs
 from msprobe_core.view.trends import monitored_data
@@ -641,7 +642,7 @@ def test_screenshots(browser, pages, tmp_path):
     browser.keys("3")
     browser.wait_for(".rank-node")
     shoot("overview")
-    browser.open(write_page(tmp_path / "monitor.html", json.loads(encode(monitored_data(*MONITORS, Chosen())))))
+    browser.open(write_page(tmp_path / "monitor.html", json.loads(encode_json(monitored_data(*MONITORS, Chosen())))))
     browser.click("show-trend")
     browser.wait_for("[data-testid='plot'] canvas")
     shoot("trends")
