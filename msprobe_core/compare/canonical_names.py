@@ -300,10 +300,6 @@ class LayerNames(Names):
         }
         self._known: dict[str, tuple[str, bool]] = {}
 
-    def path_of(self, stem: str) -> str:
-        """Return the path by which a module is identified."""
-        return self.without_wrapper(self.own_path(stem))
-
     def own_path(self, stem: str) -> str:
         """Return that path including the wrapper."""
         return self._translated(names.split_module(stem)[1])[0]

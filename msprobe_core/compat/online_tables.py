@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from msprobe_core.api_check.online.online_check import OnlineCheck
-from msprobe_core.api_check.verdict import CallVerdict, Verdict
+from msprobe_core.api_check.verdict import CallVerdict
 from msprobe_core.compat.mindspore_tables import form_of
-from msprobe_core.compat.published_tables import PublishedFiles, write_published_tables
+from msprobe_core.compat.published_tables import ORDER, PublishedFiles, write_published_tables
 
 _MOST_CALLS = 20_000
 """Limit of the number of calls that are held for the tables, some 5 KiB each; the later ones are in the lines only."""
-
-_ORDER = {verdict: order for order, verdict in enumerate(Verdict)}
 
 
 class TabulatedCheck(OnlineCheck):
@@ -28,7 +26,7 @@ class TabulatedCheck(OnlineCheck):
         known = self._worst.get(verdict.entry)
         if known is None and len(self._worst) >= _MOST_CALLS:
             return
-        if known is None or _ORDER[verdict.verdict] <= _ORDER[known.verdict]:
+        if known is None or ORDER[verdict.verdict] <= ORDER[known.verdict]:
             self._worst[verdict.entry] = verdict
 
     def close(self) -> None:

@@ -291,14 +291,15 @@ def detail_rows(verdict: CallVerdict, form: TableForm | None = None, decimals: i
     worst: dict[str, OutputVerdict] = {}
     for output in verdict.outputs:
         known = worst.get(output.path)
-        if known is None or _ORDER[output.verdict] < _ORDER[known.verdict]:
+        if known is None or ORDER[output.verdict] < ORDER[known.verdict]:
             worst[output.path] = output
     form = form or PYTORCH
     rows = (form.cells(f"{verdict.api}.{word}.{index}", each, decimals) for index, each in enumerate(worst.values()))
     return [[_one_line(cells.get(column, form.blank)) for column in form.columns] for cells in rows]
 
 
-_ORDER = {verdict: order for order, verdict in enumerate(Verdict)}
+ORDER = {verdict: order for order, verdict in enumerate(Verdict)}
+"""Verdicts, the worst first."""
 
 
 def result_row(verdicts: Sequence[CallVerdict], form: TableForm | None = None) -> list[str]:

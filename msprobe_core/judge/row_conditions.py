@@ -28,6 +28,16 @@ def both(kind: RowKind) -> pl.Expr:
     return (pl.col("kind_target") == kind.value) & (pl.col("kind_golden") == kind.value)
 
 
+def is_moved() -> pl.Expr:
+    """Whether a call is nested inside another call than its partner; never true for rows of values.
+
+    In dumps without values, rows are calls, whose text is the enclosing call.
+    """
+    is_call = pl.col("name_target") == pl.col("entry")
+    is_pair = (pl.col("match") == Match.BOTH.value) & (pl.col("kind_target") == RowKind.NONE.value)
+    return (is_call & is_pair & pl.col("text_target").ne_missing(pl.col("text_golden"))).fill_null(False)
+
+
 def other_grad(*, is_foreign: bool) -> pl.Expr:
     """Whether ``requires_grad`` differs; always false between two frameworks, where it means nothing."""
     return pl.lit(value=False) if is_foreign else pl.col("requires_grad_target") != pl.col("requires_grad_golden")

@@ -11,7 +11,6 @@ from msprobe_core.findings import Level
 from msprobe_core.judge import overrides, statistics_columns
 from msprobe_core.judge.columns import EXTRA_ERROR, EXTRA_LIMIT, EXTRA_STATISTIC, SKETCH_ERROR, SKETCH_LOW, Match
 from msprobe_core.judge.limits import LimitTable
-from msprobe_core.judge.nesting import is_moved
 from msprobe_core.judge.noise import model as noise_model
 from msprobe_core.judge.row_codes import EXCUSES, RowCode
 from msprobe_core.judge.row_conditions import (
@@ -21,6 +20,7 @@ from msprobe_core.judge.row_conditions import (
     differs_exactly,
     has_failed,
     is_default,
+    is_moved,
     is_over_in_statistic,
     is_uncompared,
     lacks_statistics,

@@ -51,7 +51,6 @@ from msprobe_core.judge.joining import (
     with_marks,
 )
 from msprobe_core.judge.limits import LOWEST_FINITE, LimitTable, Precision, conventional, kind_of, precision_of
-from msprobe_core.judge.nesting import is_moved
 from msprobe_core.judge.noise import model as noise_model
 from msprobe_core.judge.noise_gradients import is_vanishing_vector, noise_rows
 from msprobe_core.judge.noise_in_updates import rows_of_noise
@@ -62,6 +61,7 @@ from msprobe_core.judge.row_conditions import (
     FROM_END,
     both,
     has_failed,
+    is_moved,
     is_over_in_statistic,
     other_grad,
     same_shape,

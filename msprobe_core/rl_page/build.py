@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
 from enum import Enum
 from pathlib import Path
 
-from msprobe_core._version import __version__
 from msprobe_core.errors import CompareError, DumpError
 from msprobe_core.findings import Field, Finding
 from msprobe_core.judge.verdict import Verdict as Level
@@ -110,7 +108,7 @@ def page_of(
     )
     incomplete = [said_of(_shown(one)) for each in (run, golden) if each is not None for one in each.incomplete]
     return ViewData(
-        made=Made(__version__, datetime.now(timezone.utc).isoformat(timespec="seconds")),
+        made=Made.now(),
         kind=Kind.DUMP if golden is None else Kind.COMPARISON,
         title=shown(run.path.resolve().name),
         sides=Sides(_side(run), None if golden is None else _side(golden)),

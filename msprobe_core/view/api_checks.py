@@ -5,12 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 
 import msgspec
 
-from msprobe_core._version import __version__
 from msprobe_core.api_check import verdict as checks
 from msprobe_core.findings import Finding
 from msprobe_core.report.api_check_files import CHECK_FILE, CheckedDump, published_of, read_checks
@@ -149,7 +147,7 @@ def checks_alone(path: Path) -> ViewData:
     file = CheckFile.read(path)
     nothing = Verdict(State.NONE, "", counts=Counts(nodes=len(file.content.verdicts)))
     return ViewData(
-        made=Made(__version__, datetime.now(timezone.utc).isoformat(timespec="seconds")),
+        made=Made.now(),
         kind=Kind.DUMP,
         title=shown(Path(file.content.dump).name),
         sides=Sides(Side(shown(file.content.dump), "", "", "")),

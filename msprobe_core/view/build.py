@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
 
-from msprobe_core._version import __version__
 from msprobe_core.compare.layouts.rules import Ranks
 from msprobe_core.compare.pairs import find_pairs
 from msprobe_core.errors import CompareError, ConfigError, DumpError, MsprobeError
@@ -344,7 +342,7 @@ class _Builder:
             notes = [*notes[:_MAX_NOTES], said_of(more)]
         first = self._units[0].paths
         return ViewData(
-            made=Made(__version__, datetime.now(timezone.utc).isoformat(timespec="seconds")),
+            made=Made.now(),
             kind=kind,
             title=title,
             sides=Sides(

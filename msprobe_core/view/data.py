@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime, timezone
 from enum import Enum
 from typing import Any, TypeAlias
 
 import msgspec
 
+from msprobe_core._version import __version__
 from msprobe_core.findings import Code, Field, Finding, Level, Place, content_of, finding_of, noted, template_of
 
 FORMAT = "msprobe-view"
@@ -108,6 +110,11 @@ class Made(msgspec.Struct, frozen=True):
 
     msprobe: str
     at: str
+
+    @classmethod
+    def now(cls) -> Made:
+        """Return this release and the current time."""
+        return cls(__version__, datetime.now(timezone.utc).isoformat(timespec="seconds"))
 
 
 class Side(msgspec.Struct, frozen=True):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
 from pathlib import Path
 
-from msprobe_core._version import __version__
 from msprobe_core.findings import Finding
 from msprobe_core.free_benchmark.bisect_files import BISECT_FILE, read_bisect
 from msprobe_core.free_benchmark.ranking import ConditionMap, holds_reactions, read_conditions
@@ -75,7 +73,7 @@ def _map_of(found: ConditionMap) -> Sensitivity:
 
 def _page(target: Path, found: Sensitivity) -> ViewData:
     return ViewData(
-        made=Made(__version__, datetime.now(timezone.utc).isoformat(timespec="seconds")),
+        made=Made.now(),
         kind=Kind.DUMP,
         title=shown(target.parent.name if target.is_file() else target.name),
         sides=Sides(Side(shown(str(target)), "", "", "")),

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 
 import msgspec
 import polars as pl
 
-from msprobe_core._version import __version__
 from msprobe_core.compare.pairs import Chosen
 from msprobe_core.errors import CompareError, NothingInCommonError
 from msprobe_core.findings import Field, Finding, Level
@@ -123,7 +121,7 @@ def page_of(target: Path, golden: Path | None, found: MonitorFindings) -> ViewDa
     sides = [None if path is None else Side(shown(str(path)), "", "monitor", "") for path in (target, golden)]
     assert sides[0] is not None
     return ViewData(
-        made=Made(__version__, datetime.now(timezone.utc).isoformat(timespec="seconds")),
+        made=Made.now(),
         kind=Kind.MONITOR,
         title=target.name if golden is None else f"{target.name} and {golden.name}",
         sides=Sides(sides[0], sides[1]),

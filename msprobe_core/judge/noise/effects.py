@@ -538,14 +538,10 @@ def _function_back(call: Backward, operations: Operations) -> Effect:
     return Effect(own, together([gradient.error.times(gain), given.error.times(bent)]))
 
 
-def _recurrent_back(call: Backward, operations: Operations) -> Effect:
-    forward = _recurrent(call.forward, operations)
-    found = _passed_on(call)
-    return Effect(together([forward.own, found.own]), together([found.inherited, forward.inherited]))
-
-
-def _other_back(call: Backward, operations: Operations) -> Effect:
-    forward = _other(call.forward, operations)
+def _other_back(
+    call: Backward, operations: Operations, formula: Callable[[Forward, Operations], Effect] = _other
+) -> Effect:
+    forward = formula(call.forward, operations)
     found = _passed_on(call)
     return Effect(together([forward.own, found.own]), together([found.inherited, forward.inherited]))
 
@@ -554,6 +550,6 @@ _BACKWARD: Mapping[Kind, Callable[[Backward, Operations], Effect]] = {
     Kind.COPY: _copied_back, Kind.ROUND: lambda call, _: _passed_on(call), Kind.PRODUCT: _multiplied_back,
     Kind.QUOTIENT: _divided_back, Kind.CONTRACTION: _contraction_back, Kind.CONVOLUTION: _contraction_back,
     Kind.SUM: _summed_back, Kind.DIFFERENCE: _difference_back, Kind.NORM: _normalised_back, Kind.SOFTMAX: _softmax_back,
-    Kind.LOG_SOFTMAX: _log_softmax_back, Kind.FUNCTION: _function_back, Kind.RECURRENT: _recurrent_back,
-    Kind.OTHER: _other_back,
+    Kind.LOG_SOFTMAX: _log_softmax_back, Kind.FUNCTION: _function_back, Kind.OTHER: _other_back,
+    Kind.RECURRENT: lambda call, operations: _other_back(call, operations, _recurrent),
 }  # fmt: skip

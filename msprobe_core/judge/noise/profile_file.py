@@ -89,14 +89,12 @@ class UnitNoise:
         rows: ``name``, ``flips`` and a column for each measure; names are unique.
         nulls: Distributions of scores.
         repeats: Number of repetitions.
-        perturbation: Sentence on how they differ from the golden run.
         parameters_vary: Whether they began with different parameters.
     """
 
     rows: pl.DataFrame
     nulls: ScoreDistributions
     repeats: int
-    perturbation: str
     parameters_vary: bool
 
 
@@ -126,7 +124,7 @@ class NoiseProfile:
         if about.identity != identity_of(directory):
             return f"{self.path.name} is of another dump than {directory}; measure it again with msprobe calibrate"
         rows = found.unique("name", keep="first").select("name", "flips", *[measure.value for measure in MEASURES])
-        return UnitNoise(rows, self._nulls(about), about.repeats, about.perturbation, about.parameters_vary)
+        return UnitNoise(rows, self._nulls(about), about.repeats, about.parameters_vary)
 
     def _read(self, step: int, rank: int) -> pl.DataFrame:
         try:
