@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,8 @@ from msprobe_core.findings import text_and_content
 from msprobe_core.overflow.result import OverflowResult, StepResult
 from msprobe_core.overflow.search import origins_by_rank
 from msprobe_core.overflow.stored_records import records_of
-from msprobe_core.store import layout
+from msprobe_core.store.atomic_file import write_json
 from msprobe_core.store.results import ResultFiles, plain_result
-from msprobe_core.untrusted.paths import encode_json
 
 RESULT_FILE = "overflow.json"
 OVERFLOW_RESULT = ResultFiles("msprobe overflow_check", {RESULT_FILE: ("version", "verdict", "steps")})
@@ -29,22 +28,16 @@ def write_result(result: OverflowResult, directory: Path) -> list[Path]:
     Raises:
         StoreError: they cannot be written.
     """
-    layout.make_directory(directory)
     written: list[Path] = []
     if result.first is not None:
         path = directory / f"anomaly_analyze_{time.time_ns()}.json"
-        _write(path, dict(_anomalies(result.first)))
+        write_json(path, dict(_anomalies(result.first)))
         written.append(path)
     path = directory / RESULT_FILE
     verdict = "found" if result.first is not None else "undecided" if result.incomplete else "clean"
     incomplete = text_and_content("incomplete", result.incomplete)
-    _write(path, {"version": VERSION, "verdict": verdict, **incomplete, **_plain(result)})
+    write_json(path, {"version": VERSION, "verdict": verdict, **incomplete, **_plain(result)})
     return [*written, path]
-
-
-def _write(path: Path, content: Mapping[str, Any]) -> None:
-    with layout.create_file(path) as file:
-        file.write(encode_json(content, indent=2))
 
 
 def _plain(result: OverflowResult) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from msprobe_core.protocols.presentation import Column, Table, Width
 from msprobe_core.report.files import TableForm, time_stamp, write_table
 from msprobe_core.report.sheet import MAX_SHEET_ROWS
 from msprobe_core.rl.detail_codes import ComparedCode
-from msprobe_core.store import encode_json, make_directory, refuse_foreign_json
-from msprobe_core.store.atomic_file import unused_paths, whole_file
+from msprobe_core.store import make_directory, refuse_foreign_json
+from msprobe_core.store.atomic_file import unused_paths, write_json
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -176,9 +176,7 @@ def write_outcome(
         "numbers": outcome.numbers,
         "tables": {name: table.name for name, table in written.items()},
     }
-    with whole_file(path) as file:
-        # NaN and infinities become null.
-        file.write(encode_json(msgspec.to_builtins(content, enc_hook=str), indent=2))
+    write_json(path, msgspec.to_builtins(content, enc_hook=str))  # NaN and infinities become null
     return [*written.values(), path]
 
 
