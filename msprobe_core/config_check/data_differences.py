@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from msprobe_core.config_check.config_codes import ConfigCode
 from msprobe_core.config_check.differences import Difference, Section, SectionResult, Severity
-from msprobe_core.config_check.sides import GOLDEN, TARGET, lone, said, section_result
+from msprobe_core.config_check.sides import GOLDEN, TARGET, difference, lone, said, section_result
 from msprobe_core.findings import Finding
 from msprobe_core.manifest.facts import DataRows
 
@@ -87,17 +87,16 @@ def _of_input(name: str, target: _Stream, golden: _Stream) -> Iterator[Differenc
     if same_rows and target.count == golden.count:
         first = next((step for (row, step), also in zip(target.rows, other, strict=False) if row != also), None)
         step = target.first_step if first is None else first
-        yield _difference(name, ConfigCode.DATA_ORDER, Severity.ERROR, name=name, count=target.count, step=step)
+        yield _difference(name, ConfigCode.DATA_ORDER, count=target.count, step=step)
         return
     if (shift := _shift(own, other)) is not None:
         side = "later" if shift > 0 else "earlier"
-        yield _difference(name, ConfigCode.DATA_SHIFT, Severity.ERROR, name=name, count=abs(shift), side=side)
+        yield _difference(name, ConfigCode.DATA_SHIFT, count=abs(shift), side=side)
         return
     if target.count != golden.count:
         yield _difference(
-            name, ConfigCode.DATA_NUMBER, Severity.ERROR,
-            name=name, target=target.count, golden=golden.count, step=target.first_step,
-        )  # fmt: skip
+            name, ConfigCode.DATA_NUMBER, target=target.count, golden=golden.count, step=target.first_step
+        )
     yield from _rows(name, target, golden)
 
 
@@ -106,31 +105,22 @@ def _rows(name: str, target: _Stream, golden: _Stream) -> Iterator[Difference]:
     places = [i for i, (row, also) in enumerate(zip(own, other, strict=False)) if row != also]
     if not places:
         if target.count == golden.count:
-            yield _difference(name, ConfigCode.ROWS_UNKNOWN, Severity.ERROR, name=name)
+            yield _difference(name, ConfigCode.ROWS_UNKNOWN)
         return
     total = min(len(own), len(other))
     repeated, also_repeated = len(own) - len({*own}), len(other) - len({*other})
     if repeated > also_repeated:
-        yield _difference(
-            name, ConfigCode.DATA_REPEATED, Severity.ERROR,
-            name=name, count=repeated, total=len(own), golden=also_repeated,
-        )  # fmt: skip
+        yield _difference(name, ConfigCode.DATA_REPEATED, count=repeated, total=len(own), golden=also_repeated)
         if len(places) <= repeated - also_repeated:
             return
     step = target.rows[places[0]][1]
     begin = next(i for i, (_, each) in enumerate(target.rows) if each == step)
-    yield _difference(
-        name, ConfigCode.DATA_ROWS, Severity.ERROR,
-        name=name, count=len(places), total=total, row=places[0] - begin, step=step,
-    )  # fmt: skip
+    yield _difference(name, ConfigCode.DATA_ROWS, count=len(places), total=total, row=places[0] - begin, step=step)
 
 
-def _difference(name: str, code: ConfigCode, severity: Severity, /, **fields: str | int) -> Difference:
-    finding = said(code, severity, **fields)
-    values = fields.get("target"), fields.get("golden")
-    return Difference(
-        section=Section.DATA, path=name, target=values[0], golden=values[1], severity=severity, finding=finding
-    )
+def _difference(name: str, code: ConfigCode, /, **fields: str | int) -> Difference:
+    what = said(code, Severity.ERROR, name=name, **fields)
+    return difference(Section.DATA, name, (fields.get("target"), fields.get("golden")), what)
 
 
 def _shift(own: Sequence[str], other: Sequence[str]) -> int | None:

@@ -27,9 +27,11 @@ from msprobe_core.config_check.sides import (
     Sides,
     because,
     demoted,
+    difference,
     follows,
     lacking,
     lone,
+    other_states,
     said,
     section_result,
     unknown_section,
@@ -166,10 +168,7 @@ def _library(section: Section, target: Library, golden: Library, severity: Sever
         yield valued(section, target.name, (target.version, golden.version), severity)
     elif _build(target) != _build(golden):
         what = said(ConfigCode.LIBRARY_BUILD, severity, name=target.name, version=target.version)
-        values = _build(target), _build(golden)
-        yield Difference(
-            section=section, path=target.name, target=values[0], golden=values[1], severity=severity, finding=what
-        )
+        yield difference(section, target.name, (_build(target), _build(golden)), what)
 
 
 def _build(library: Library) -> str | None:
@@ -318,21 +317,9 @@ def _random(target: Sequence[Generator], golden: Sequence[Generator], sides: Sid
         return unknown_section(Section.RANDOM, _not_comparable(*sides.frameworks))
     names = [own.name for own, _ in differing]
     seeded = [(own.seed, other.seed) for own, other in differing if own.seed != other.seed]
-    seeds: tuple[Scalar, Scalar] = seeded[0] if seeded and None not in seeded[0] else (None, None)
-    if seeds[0] is None:
-        what = said(ConfigCode.RANDOM_STATE, Severity.ERROR, names=names)
-    else:
-        what = said(ConfigCode.RANDOM_SEED, Severity.ERROR, target=seeds[0], golden=seeds[1], names=names)
-    first = differing[0]
-    found = Difference(
-        section=Section.RANDOM,
-        path=names[0],
-        target=first[0].state if seeds[0] is None else seeds[0],
-        golden=first[1].state if seeds[0] is None else seeds[1],
-        severity=Severity.ERROR,
-        finding=what,
-        count=len(names),
-    )
+    seeds = seeded[0] if seeded and None not in seeded[0] else None
+    values = seeds or (differing[0][0].state, differing[0][1].state)
+    found = difference(Section.RANDOM, names[0], values, other_states(names, seeds), count=len(names))
     return section_result(Section.RANDOM, len(both), [found])
 
 

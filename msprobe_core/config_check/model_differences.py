@@ -36,10 +36,12 @@ from msprobe_core.config_check.sides import (
     TARGET,
     Sides,
     because,
+    difference,
     following,
     follows,
     leaders,
     lone,
+    on_side,
     said,
     section_result,
     valued,
@@ -217,18 +219,9 @@ def _module_difference(key: tuple[Any, ...], path: str, count: int, sides: Sides
             severity = Severity.WARNING if reason is None else Severity.INFO
             if key[5]:  # so does another class, which is a difference of its own
                 severity, reason = Severity.INFO, follows(shown)
-            values = (key[2], None) if only_on == TARGET else (None, key[2])
+            values = on_side(key[3], key[2])
             what = said(code, severity, name=name, value=as_text(key[2]), side=only_on, count=count, path=shown)
-    return Difference(
-        section=Section.MODEL,
-        path=place,
-        target=values[0],
-        golden=values[1],
-        severity=severity,
-        finding=because(what, reason),
-        only_on=only_on,
-        count=count,
-    )
+    return difference(Section.MODEL, place, values, because(what, reason), only_on=only_on, count=count)
 
 
 def _listed(hooks: Sequence[str]) -> str:
@@ -248,25 +241,10 @@ def _missing_modules(pairs: _Pairs, other_parts: Finding | None, sides: Sides) -
             if top == path:
                 alike.add(key, path)
         for key, path, _ in alike:
-            type_name = key[0].rpartition(".")[2]
-            what = said(
-                ConfigCode.MODULE_MISSING,
-                severity,
-                count=counts[key],
-                side=side,
-                path=path or "(model)",
-                type=type_name,
-            )
-            yield Difference(
-                section=Section.MODEL,
-                path=path,
-                target=type_name if side == TARGET else None,
-                golden=type_name if side == GOLDEN else None,
-                severity=severity,
-                finding=because(what, other_parts),
-                only_on=side,
-                count=counts[key],
-            )
+            count, type_name, shown = counts[key], key[0].rpartition(".")[2], path or "(model)"
+            what = said(ConfigCode.MODULE_MISSING, severity, count=count, side=side, path=shown, type=type_name)
+            values = on_side(side, type_name)
+            yield difference(Section.MODEL, path, values, because(what, other_parts), only_on=side, count=count)
 
 
 def _own_parts(pairs: _Pairs, sides: Sides) -> frozenset[str]:
@@ -382,18 +360,9 @@ _OF_PARTS = frozenset({"shape", "placement"})
 
 def _parameter_difference(key: tuple[Any, ...], path: str, count: int, other_parts: Finding | None) -> Difference:
     if key[0] in (TARGET, GOLDEN):
-        side, severity = key[0], Severity.ERROR
-        what = said(ConfigCode.PARAMETER_MISSING, severity, count=count, side=side, path=path)
-        return Difference(
-            section=Section.PARAMETERS,
-            path=path,
-            target=path if side == TARGET else None,
-            golden=path if side == GOLDEN else None,
-            severity=severity,
-            finding=what,
-            only_on=side,
-            count=count,
-        )
+        side = key[0]
+        what = said(ConfigCode.PARAMETER_MISSING, Severity.ERROR, count=count, side=side, path=path)
+        return difference(Section.PARAMETERS, path, on_side(side, path), what, only_on=side, count=count)
     name, target, golden = key
     severity, reason = Severity.ERROR, None
     if name in _OF_PARTS and other_parts is not None:
@@ -411,15 +380,7 @@ def _parameter_difference(key: tuple[Any, ...], path: str, count: int, other_par
         golden=texts[1],
         path=path,
     )
-    return Difference(
-        section=Section.PARAMETERS,
-        path=f"{path}.{name}",
-        target=target,
-        golden=golden,
-        severity=severity,
-        finding=because(what, reason),
-        count=count,
-    )
+    return difference(Section.PARAMETERS, f"{path}.{name}", (target, golden), because(what, reason), count=count)
 
 
 # --- the model's own configuration -----------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from msprobe_core.config_check.sides import (
     TARGET,
     Sides,
     demoted,
+    difference,
     following,
     follows,
     lone,
@@ -41,7 +42,7 @@ def compare_optimizers(
     found: list[Difference] = []
     if len(target) != len(golden) and target and golden:
         what = said(ConfigCode.OPTIMIZER_NUMBER, Severity.ERROR, target=len(target), golden=len(golden))
-        found.append(_counted("number", len(target), len(golden), what))
+        found.append(difference(Section.OPTIMIZER, "number", (len(target), len(golden)), what))
     elif len(target) != len(golden):
         # They are found when a step ends: a run that ended before has none.
         side, own = (TARGET, target) if target else (GOLDEN, golden)
@@ -55,17 +56,6 @@ def compare_optimizers(
         compared += 1 + len(own.defaults.keys() & other.defaults.keys())
         found += _optimizer(prefix, own, other, sides, parameters)
     return section_result(Section.OPTIMIZER, compared, found)
-
-
-def _counted(path: str, target: int, golden: int, what: object) -> Difference:
-    return Difference(
-        section=Section.OPTIMIZER,
-        path=path,
-        target=target,
-        golden=golden,
-        severity=Severity.ERROR,
-        finding=what,  # pyright: ignore[reportArgumentType]
-    )
 
 
 def _class(optimizer: Optimizer) -> str:
@@ -180,7 +170,7 @@ def _groups(
             ConfigCode.OPTIMIZER_GROUPS, Severity.ERROR,
             target=f"optimizer {prefix.rstrip('.') or '0'}", count=len(target), golden=len(golden),
         )  # fmt: skip
-        yield _counted(f"{prefix}groups", len(target), len(golden), what)
+        yield difference(Section.OPTIMIZER, f"{prefix}groups", (len(target), len(golden)), what)
     every = [{name for group in groups for name in _names(group)} for groups in (target, golden)]
     for number, other_number in _paired(target, golden):
         own, other = target[number], golden[other_number]
@@ -210,15 +200,8 @@ def _members(
     place: str, members: Sequence[str], groups: tuple[ParameterGroup, ParameterGroup], code: ConfigCode
 ) -> Difference:
     what = said(code, Severity.ERROR, count=len(members), path=place, name=members[0])
-    return Difference(
-        section=Section.OPTIMIZER,
-        path=f"{place}.parameters",
-        target=len(groups[0].parameters),
-        golden=len(groups[1].parameters),
-        severity=Severity.ERROR,
-        finding=what,
-        count=len(members),
-    )
+    values = len(groups[0].parameters), len(groups[1].parameters)
+    return difference(Section.OPTIMIZER, f"{place}.parameters", values, what, count=len(members))
 
 
 def _names(group: ParameterGroup) -> list[str]:

@@ -11,8 +11,7 @@ from difflib import SequenceMatcher
 from msprobe_core.config_check.config_codes import ConfigCode
 from msprobe_core.config_check.differences import Difference, Section, SectionResult, Severity
 from msprobe_core.config_check.pack import Place, RandomSite, Summary, spelled
-from msprobe_core.config_check.sides import GOLDEN, TARGET, lone, said, section_result
-from msprobe_core.findings import Finding
+from msprobe_core.config_check.sides import GOLDEN, TARGET, difference, lone, said, section_result
 
 _LEAST_SIMILAR = 0.8
 """Frames of two stacks must be at least as alike. Source: `mindstudio-probe` 26.2."""
@@ -81,17 +80,7 @@ def compare_statistics(section: Section, target: Statistics, golden: Statistics)
             ConfigCode.STATISTICS, Severity.ERROR,
             count=len(alike), path=first.name, step=first.step, target=first.target.norm, golden=first.golden.norm,
         )  # fmt: skip
-        found.append(
-            Difference(
-                section=section,
-                path=first.name,
-                target=first.target.norm,
-                golden=first.golden.norm,
-                severity=Severity.ERROR,
-                finding=what,
-                count=len(alike),
-            )
-        )
+        found.append(difference(section, first.name, (first.target.norm, first.golden.norm), what, count=len(alike)))
     for side, own, other in ((TARGET, target, golden), (GOLDEN, golden, target)):
         first_place = min(own.keys() & other.keys(), default=None)
         names = [] if first_place is None else [each for each in own[first_place] if each not in other[first_place]]
@@ -168,17 +157,8 @@ def compare_random_calls(target: Calls, golden: Calls) -> SectionResult:
         if row.is_equal or row.name in found:
             continue
         counts = _count(target, row), _count(golden, row)
-        what: Finding = said(
-            ConfigCode.RANDOM_CALLS, Severity.WARNING, name=row.name, target=counts[0], golden=counts[1]
-        )
-        found[row.name] = Difference(
-            section=Section.RANDOM,
-            path=row.name,
-            target=counts[0],
-            golden=counts[1],
-            severity=Severity.WARNING,
-            finding=what,
-        )
+        what = said(ConfigCode.RANDOM_CALLS, Severity.WARNING, name=row.name, target=counts[0], golden=counts[1])
+        found[row.name] = difference(Section.RANDOM, row.name, counts, what)
     return section_result(Section.RANDOM, len(rows), found.values())
 
 

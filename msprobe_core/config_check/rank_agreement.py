@@ -22,7 +22,7 @@ from msprobe_core.config_check.differences import ConfigResult, Difference, Sect
 from msprobe_core.config_check.following_differences import without_names_of_classes
 from msprobe_core.config_check.runs import Run
 from msprobe_core.config_check.severities import is_harmless_variable, severity_of_setting, with_named_precision
-from msprobe_core.config_check.sides import LEVELS, following, leaders, said, section_result
+from msprobe_core.config_check.sides import difference, following, leaders, other_states, said, section_result
 from msprobe_core.config_check.values import as_text
 from msprobe_core.findings import Finding
 from msprobe_core.manifest.facts import Manifest, Scalar
@@ -301,16 +301,9 @@ def _difference(section: Section, places: Sequence[_Deviation], total: int) -> D
     else:
         texts = as_text(first.value), as_text(first.reference)
         what = said(ConfigCode.VALUE, severity, name=first.path, target=texts[0], golden=texts[1])
-    return Difference(
-        section=section,
-        path=first.path,
-        target=first.value,
-        golden=first.reference,
-        severity=severity,
-        finding=_on(what, first.ranks, total),
-        count=len(places),
-        ranks=first.ranks,
-    )
+    values = first.value, first.reference
+    found = _on(what, first.ranks, total)
+    return difference(section, first.path, values, found, count=len(places), ranks=first.ranks)
 
 
 def _on(what: Finding, ranks: Sequence[int], total: int) -> Finding:
@@ -336,28 +329,16 @@ def _random(manifests: Mapping[int, Manifest]) -> SectionResult:
         ranks = tuple(sorted(rank for rank, (other, _) in own.items() if other != state))
         seeds = own[ranks[0]][1], next(seed for other, seed in own.values() if other == state)
         deviating.setdefault(ranks, []).append(_Generator(name, (own[ranks[0]][0], state), seeds))
-    found = [_other_states(ranks, generators, len(manifests)) for ranks, generators in deviating.items()]
+    found = [_of_generators(ranks, generators, len(manifests)) for ranks, generators in deviating.items()]
     return section_result(Section.RANDOM, len(states), found)
 
 
-def _other_states(ranks: Sequence[int], generators: Sequence[_Generator], total: int) -> Difference:
+def _of_generators(ranks: Sequence[int], generators: Sequence[_Generator], total: int) -> Difference:
     """Return the difference of generators that the same ranks have in another state: one seed sets all of them."""
     names = [each.name for each in generators]
     seeds = [(own, other) for own, other in (each.seeds for each in generators) if None is not own != other is not None]
-    if not seeds:
-        what = said(ConfigCode.RANDOM_STATE, Severity.ERROR, names=names)
-    else:
-        what = said(ConfigCode.RANDOM_SEED, Severity.ERROR, target=seeds[0][0], golden=seeds[0][1], names=names)
-    return Difference(
-        section=Section.RANDOM,
-        path=names[0],
-        target=generators[0].states[0],
-        golden=generators[0].states[1],
-        severity=Severity.ERROR,
-        finding=_on(what, ranks, total),
-        count=len(names),
-        ranks=ranks,
-    )
+    what = _on(other_states(names, seeds[0] if seeds else None), ranks, total)
+    return difference(Section.RANDOM, names[0], generators[0].states, what, count=len(names), ranks=ranks)
 
 
 def _data(manifests: Mapping[int, Manifest]) -> SectionResult:
@@ -370,17 +351,6 @@ def _data(manifests: Mapping[int, Manifest]) -> SectionResult:
     }
     found: list[Difference] = []
     for ranks, name in shared_data(data, sorted(groups)):
-        severity = Severity.WARNING
-        fields = {"ranks": ", ".join(format_ranges(ranks)), "name": name}
-        found.append(
-            Difference(
-                section=Section.DATA,
-                path=name,
-                target=None,
-                golden=None,
-                severity=severity,
-                finding=Finding(ConfigCode.DATA_SHARED, LEVELS[severity], fields),
-                ranks=ranks,
-            )
-        )
+        what = said(ConfigCode.DATA_SHARED, Severity.WARNING, ranks=", ".join(format_ranges(ranks)), name=name)
+        found.append(difference(Section.DATA, name, (None, None), what, ranks=ranks))
     return section_result(Section.DATA, sum(bool(each) for each in data.values()), found)

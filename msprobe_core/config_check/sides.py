@@ -14,6 +14,7 @@ from msprobe_core.manifest.facts import Scalar
 from msprobe_core.protocols.trainers import ApiMap
 
 LEVELS = {Severity.ERROR: Level.ERROR, Severity.WARNING: Level.WARNING, Severity.INFO: Level.NOTE}
+_SEVERITY_OF = {level: severity for severity, level in LEVELS.items()}
 
 TARGET, GOLDEN = "target", "golden"
 
@@ -61,6 +62,39 @@ def main_code(difference: Difference) -> Code:
     return first.code if isinstance(first, Finding) else found.code
 
 
+def difference(
+    section: Section,
+    path: str,
+    values: tuple[Scalar, Scalar],
+    what: Finding,
+    *,
+    only_on: str | None = None,
+    golden_path: str | None = None,
+    score: float = 1.0,
+    count: int = 1,
+    ranks: Sequence[int] = (),
+) -> Difference:
+    """Return a difference that is as severe as what it says; the arguments are the attributes of `Difference`."""
+    return Difference(
+        section=section,
+        path=path,
+        target=values[0],
+        golden=values[1],
+        severity=_SEVERITY_OF[what.level],
+        finding=what,
+        only_on=only_on,
+        golden_path=golden_path,
+        score=score,
+        count=count,
+        ranks=ranks,
+    )
+
+
+def on_side(side: str, value: Scalar) -> tuple[Scalar, Scalar]:
+    """Return the target's and the golden run's value of what one side has."""
+    return (value, None) if side == TARGET else (None, value)
+
+
 def valued(
     section: Section,
     path: str,
@@ -82,16 +116,8 @@ def valued(
         score: Similarity of the names.
     """
     what = said(ConfigCode.VALUE, severity, name=path, target=as_text(values[0]), golden=as_text(values[1]))
-    return Difference(
-        section=section,
-        path=path,
-        target=values[0],
-        golden=values[1],
-        severity=severity,
-        finding=because(what, *reasons),
-        golden_path=golden_path if golden_path != path else None,
-        score=score,
-    )
+    other_path = golden_path if golden_path != path else None
+    return difference(section, path, values, because(what, *reasons), golden_path=other_path, score=score)
 
 
 def lone(
@@ -99,15 +125,14 @@ def lone(
 ) -> Difference:
     """Return the difference of a setting that one side has."""
     what = said(ConfigCode.ONLY, severity, side=side, name=path, value=as_text(value))
-    return Difference(
-        section=section,
-        path=path,
-        target=value if side == TARGET else None,
-        golden=value if side == GOLDEN else None,
-        severity=severity,
-        finding=because(what, *reasons),
-        only_on=side,
-    )
+    return difference(section, path, on_side(side, value), because(what, *reasons), only_on=side)
+
+
+def other_states(names: Sequence[str], seeds: tuple[int | None, int | None] | None) -> Finding:
+    """Return what says that random generators are in other states, with the two seeds of one of them if known."""
+    if seeds is None:
+        return said(ConfigCode.RANDOM_STATE, Severity.ERROR, names=names)
+    return said(ConfigCode.RANDOM_SEED, Severity.ERROR, target=seeds[0], golden=seeds[1], names=names)
 
 
 _SEVERITIES = list(Severity)
