@@ -28,16 +28,17 @@ from msprobe_core.config_check.sides import (
     because,
     demoted,
     difference,
+    differing,
     follows,
     lacking,
     lone,
+    one_setting,
     other_states,
     said,
     section_result,
     unknown_section,
     valued,
 )
-from msprobe_core.config_check.values import same
 from msprobe_core.findings import Finding, Level
 from msprobe_core.manifest.facts import Device, Generator, Group, Library, Manifest, Scalar
 
@@ -233,22 +234,13 @@ def _device(target: Device, golden: Device) -> SectionResult:
 
 
 def _switches(target: Mapping[str, Scalar], golden: Mapping[str, Scalar], sides: Sides) -> SectionResult:
-    found: list[Difference] = []
     if sides.are_foreign:
         target, golden = of_switches(target), of_switches(golden)
     target, golden = with_named_precision(target), with_named_precision(golden)
-    for name, value in target.items():
-        if name in golden:
-            if not same(value, golden[name]):
-                found.append(valued(Section.SWITCHES, name, (value, golden[name]), Severity.ERROR))
-        elif not sides.are_foreign:
-            found.append(lone(Section.SWITCHES, name, TARGET, value, Severity.INFO))
-    if not sides.are_foreign:
-        found += [
-            lone(Section.SWITCHES, name, GOLDEN, value, Severity.INFO)
-            for name, value in golden.items()
-            if name not in target
-        ]
+    found = [
+        one_setting(Section.SWITCHES, *each, (Severity.ERROR, Severity.INFO))
+        for each in differing(target, golden, on_both=sides.are_foreign)
+    ]
     return section_result(Section.SWITCHES, len(target.keys() & golden.keys()), _one_of_precision(found))
 
 

@@ -37,16 +37,17 @@ from msprobe_core.config_check.sides import (
     Sides,
     because,
     difference,
+    differing,
     following,
     follows,
     leaders,
     lone,
     on_side,
+    one_setting,
     said,
     section_result,
-    valued,
 )
-from msprobe_core.config_check.values import as_text, dtype_in, same
+from msprobe_core.config_check.values import as_text, dtype_in
 from msprobe_core.findings import Finding
 from msprobe_core.manifest.facts import Model, Module, Parameter, Scalar
 from msprobe_core.protocols.trainers import ApiMap
@@ -169,24 +170,14 @@ def _settings_of(
         return
     if is_foreign:
         target, golden = of_module(target, _TEXTS), of_module(golden, _TEXTS)
-    is_same = is_same_setting if is_foreign else _same_setting
     found: list[tuple[Any, ...]] = []
-    for name, value in target.items():
-        if name not in golden:
-            if not is_foreign:
-                found.append((ConfigCode.MODULE_ONLY_HAS, name, value, TARGET))
-        elif not is_same(name, value, golden[name]):
-            found.append((ConfigCode.MODULE_VALUE, name, value, golden[name]))
-    if not is_foreign:
-        found += [
-            (ConfigCode.MODULE_ONLY_HAS, name, value, GOLDEN) for name, value in golden.items() if name not in target
-        ]
+    for name, values, only_on in differing(target, golden, on_both=is_foreign):
+        if only_on is not None:
+            found.append((ConfigCode.MODULE_ONLY_HAS, name, values[only_on == GOLDEN], only_on))
+        elif not (is_foreign and is_same_setting(name, *values)):
+            found.append((ConfigCode.MODULE_VALUE, name, *values))
     telling = [each for each in found if each[1] not in _TEXTS]
     yield from telling or found
-
-
-def _same_setting(name: str, target: Scalar, golden: Scalar) -> bool:  # noqa: ARG001
-    return same(target, golden)
 
 
 def _module_difference(key: tuple[Any, ...], path: str, count: int, sides: Sides) -> Difference:
@@ -388,16 +379,7 @@ def _parameter_difference(key: tuple[Any, ...], path: str, count: int, other_par
 
 def _settings(target: Mapping[str, Scalar], golden: Mapping[str, Scalar]) -> list[Difference]:
     found: list[Difference] = []
-    for name, value in target.items():
-        path = f"config.{name}"
-        if name not in golden:
-            found.append(lone(Section.MODEL, path, TARGET, value, severity_of_setting(name, Severity.WARNING)))
-        elif not same(value, golden[name]):
-            severity = severity_of_setting(name, Severity.ERROR)
-            found.append(valued(Section.MODEL, path, (value, golden[name]), severity))
-    found += [
-        lone(Section.MODEL, f"config.{name}", GOLDEN, value, severity_of_setting(name, Severity.WARNING))
-        for name, value in golden.items()
-        if name not in target
-    ]
+    for name, values, only_on in differing(target, golden):
+        severities = severity_of_setting(name, Severity.ERROR), severity_of_setting(name, Severity.WARNING)
+        found.append(one_setting(Section.MODEL, f"config.{name}", values, only_on, severities))
     return found

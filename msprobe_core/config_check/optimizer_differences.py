@@ -15,16 +15,17 @@ from msprobe_core.config_check.sides import (
     Sides,
     demoted,
     difference,
+    differing,
     following,
     follows,
     lone,
     main_code,
     may_follow,
+    one_setting,
     said,
     section_result,
     valued,
 )
-from msprobe_core.config_check.values import same
 from msprobe_core.manifest.facts import Optimizer, ParameterGroup, Scalar
 
 
@@ -73,11 +74,7 @@ def _optimizer(
     # Another class has other settings.
     groups = [_own_of_class(each, prefix) if is_other_class else each for each in groups]
     yield from groups
-    defaults = [
-        each
-        for name, own, other, only_on in _differing(target.defaults, golden.defaults, sides)
-        for each in _setting(f"{prefix}{name}", own, other, only_on)
-    ]
+    defaults = list(_settings(prefix, target.defaults, golden.defaults, sides))
     # Groups have what took effect; defaults only if no group replaces them.
     for each in following(defaults, [one for one in groups if one.severity is not Severity.INFO]):
         each = _own_of_class(each, prefix) if is_other_class else each  # noqa: PLW2901
@@ -134,28 +131,14 @@ def _is_in_all_groups(name: str, target: Optimizer, golden: Optimizer) -> bool:
     return bool(groups) and all(name in each.settings for each in groups)
 
 
-def _differing(
-    target: Mapping[str, Scalar], golden: Mapping[str, Scalar], sides: Sides
-) -> Iterator[tuple[str, Scalar, Scalar, str | None]]:
+def _settings(
+    prefix: str, target: Mapping[str, Scalar], golden: Mapping[str, Scalar], sides: Sides
+) -> Iterator[Difference]:
     if sides.are_foreign:
         target, golden = of_optimizer(target), of_optimizer(golden)
-    for name, value in target.items():
-        if name in golden:
-            if not same(value, golden[name]):
-                yield name, value, golden[name], None
-        elif not sides.are_foreign:
-            yield name, value, None, TARGET
-    if not sides.are_foreign:
-        for name, value in golden.items():
-            if name not in target:
-                yield name, None, value, GOLDEN
-
-
-def _setting(path: str, target: Scalar, golden: Scalar, only_on: str | None) -> Iterator[Difference]:
-    if only_on is None:
-        yield valued(Section.OPTIMIZER, path, (target, golden), Severity.ERROR)
-    else:
-        yield lone(Section.OPTIMIZER, path, only_on, target if only_on == TARGET else golden, Severity.WARNING)
+    for name, values, only_on in differing(target, golden, on_both=sides.are_foreign):
+        severities = Severity.ERROR, Severity.WARNING
+        yield one_setting(Section.OPTIMIZER, f"{prefix}{name}", values, only_on, severities)
 
 
 def _groups(
@@ -175,8 +158,7 @@ def _groups(
     for number, other_number in _paired(target, golden):
         own, other = target[number], golden[other_number]
         place = f"{prefix}groups.{number}"
-        for name, value, also, only_on in _differing(own.settings, other.settings, sides):
-            yield from _setting(f"{place}.{name}", value, also, only_on)
+        yield from _settings(f"{place}.", own.settings, other.settings, sides)
         if sides.are_foreign:
             continue
         extra = [each for each in _names(own) if each not in {*_names(other)}]

@@ -128,6 +128,40 @@ def lone(
     return difference(section, path, on_side(side, value), because(what, *reasons), only_on=side)
 
 
+def differing(
+    target: Mapping[str, Scalar], golden: Mapping[str, Scalar], *, on_both: bool = False
+) -> Iterator[tuple[str, tuple[Scalar, Scalar], str | None]]:
+    """Yield each setting that differs: its name, both values, and the side that alone has it.
+
+    Args:
+        target: The target's settings, in whose order they are.
+        golden: The golden run's; those that only it has are last.
+        on_both: Whether only those that both sides have are wanted.
+    """
+    for name, value in target.items():
+        if name not in golden:
+            if not on_both:
+                yield name, (value, None), TARGET
+        elif not same(value, golden[name]):
+            yield name, (value, golden[name]), None
+    for name, value in golden.items():
+        if name not in target and not on_both:
+            yield name, (None, value), GOLDEN
+
+
+def one_setting(
+    section: Section,
+    path: str,
+    values: tuple[Scalar, Scalar],
+    only_on: str | None,
+    severities: tuple[Severity, Severity],
+) -> Difference:
+    """Return the difference of a setting: as severe as the first if both sides have it, else as the second."""
+    if only_on is None:
+        return valued(section, path, values, severities[0])
+    return lone(section, path, only_on, values[only_on == GOLDEN], severities[1])
+
+
 def other_states(names: Sequence[str], seeds: tuple[int | None, int | None] | None) -> Finding:
     """Return what says that random generators are in other states, with the two seeds of one of them if known."""
     if seeds is None:
