@@ -30,9 +30,9 @@ from msprobe_core.findings import Finding, noted
 from msprobe_core.model import ReplayTensor, SiteKind
 from msprobe_core.protocols.capabilities import ReplayingFramework
 from msprobe_core.replay.judge import ELEMENT_FACTOR, Held, OutputJudge, OutputJudgement, judge_of
+from msprobe_core.replay.norms import slices_of
 from msprobe_core.replay.recorded import RecordedCall
 from msprobe_core.replay.replays import NUM_DISTURBED, UNIT_ROUNDOFF, Replayer, Replays, replay_once
-from msprobe_core.replay.slices import slices_of
 
 MAX_ELEMENTS = 1 << 28
 """Limit of the number of elements in all tensors of one call: in float64 with its replays, some ten times 2 GiB."""

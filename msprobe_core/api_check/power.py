@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from msprobe_core.api_check.verdict import Mutant
 from msprobe_core.model import ReplayTensor
 from msprobe_core.replay.judge import OutputJudge
-from msprobe_core.replay.slices import slices_of
+from msprobe_core.replay.norms import slices_of
 
 SCALE = 1.01
 

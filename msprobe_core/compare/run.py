@@ -23,7 +23,7 @@ from msprobe_core.compare.pairs import Chosen, Pairing, UnitPair, find_pairs_of_
 from msprobe_core.compare.result import ComparisonResult, UnitFiles, UnitResult, UnitSummary
 from msprobe_core.compare.tensor_pass import Progress
 from msprobe_core.compare.unit import CompareOptions, compare_unit
-from msprobe_core.custom_checks.comparisons import comparison_findings
+from msprobe_core.custom_checks.asking import comparison_findings
 from msprobe_core.errors import CompareError, DumpError
 from msprobe_core.execute.kept import KeptOutcomes, state_of
 from msprobe_core.execute.units import executor_called, run_units

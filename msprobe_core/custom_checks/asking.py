@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from msprobe_core.custom_checks.check_codes import CheckCode
 from msprobe_core.errors import BrokenPluginError, PluginError
@@ -61,6 +61,16 @@ def findings_or_failure(check: _Check[_T_contra], given: _T_contra, who: str) ->
         return findings_of(check, given, who)
     except PluginError as error:
         return [Finding(CheckCode.FAILED, Level.WARNING, {"check": check.name, "reason": str(error)})]
+
+
+def comparison_findings(unit: Any) -> list[Finding]:
+    """Return what the checks of all plugins say of a compared pair; one that fails is a finding too."""
+    from msprobe_core.plugins import registry  # loads plugins
+
+    found: list[Finding] = []
+    for check in registry().comparison_checks().values():
+        found += findings_or_failure(check, unit, registry().described("comparison check", check.name))
+    return found
 
 
 def is_bad(finding: Finding) -> bool:

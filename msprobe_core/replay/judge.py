@@ -32,10 +32,9 @@ from msprobe_core.findings import Finding
 from msprobe_core.model import ReplayTensor
 from msprobe_core.replay.choices import name_the_same
 from msprobe_core.replay.limits import Limits, cover
-from msprobe_core.replay.norms import norm_of
+from msprobe_core.replay.norms import norm_of, slices_of
 from msprobe_core.replay.replay_codes import ReplayCode
 from msprobe_core.replay.replays import UNIT_ROUNDOFF, Replays
-from msprobe_core.replay.slices import slices_of
 
 FACTOR = 3.0
 """By how much an error may exceed that of the replay; the deviation of an average over elements is far smaller."""

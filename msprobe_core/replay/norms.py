@@ -1,4 +1,4 @@
-"""Norms of errors."""
+"""Norms of errors, and slices of large tensors to compute them in."""
 
 from __future__ import annotations
 
@@ -6,6 +6,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+_LENGTH = 1 << 16
+"""Elements in a slice: half a MiB in float64, which takes little memory, and stays in the cache."""
+
+
+def slices_of(size: int) -> list[slice]:
+    """Return slices that together cover ``size`` elements; there is one at least."""
+    return [slice(first, min(first + _LENGTH, size)) for first in range(0, max(size, 1), _LENGTH)]
 
 
 def norm_of(values: NDArray[Any]) -> float:

@@ -20,10 +20,9 @@ from msprobe_core.protocols.capabilities import (
     ScriptingFramework,
 )
 from msprobe_core.replay.choices import chosen_from
-from msprobe_core.replay.norms import norm_of
+from msprobe_core.replay.norms import norm_of, slices_of
 from msprobe_core.replay.recorded import RecordedCall, map_tensors
 from msprobe_core.replay.replay_codes import ReplayCode
-from msprobe_core.replay.slices import slices_of
 
 NUM_DISTURBED = 4
 """Number of replays with disturbed inputs that measure the condition; the signs of each are independent."""
