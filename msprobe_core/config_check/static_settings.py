@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from msprobe_core.errors import ConfigError, MalformedConfigError, UnreadableConfigError
+from msprobe_core.manifest.environment import is_number
 from msprobe_core.manifest.facts import Scalar
 from msprobe_core.manifest.secrets import cleaned
 from msprobe_core.manifest.settings import flattened
@@ -164,7 +165,7 @@ def _options(words: Sequence[str]) -> dict[str, Scalar]:
     for word in _of_command(words):
         if word.endswith(".py"):  # the program; what follows are its own
             name = None
-        elif word.startswith("-") and not _is_number(word) and word.strip("-"):
+        elif word.startswith("-") and not is_number(word) and word.strip("-"):
             name, mark, value = word.lstrip("-").partition("=")
             found[name] = value if mark else True
             name = None if mark else name
@@ -183,11 +184,3 @@ def _of_command(words: Sequence[str]) -> Iterator[str]:
         if word in _ENDS:
             return
         yield word
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

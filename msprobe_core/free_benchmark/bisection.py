@@ -14,7 +14,7 @@ halved next, until the pairs are used up or nothing beyond the noise is left to 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -216,9 +216,3 @@ def pairs_for_one(num_modules: int) -> int:
 def default_pairs(num_modules: int) -> int:
     """Return the usual maximum: enough to follow three modules that share a change."""
     return 1 + 3 * (pairs_for_one(num_modules) - 1)
-
-
-def names_of(modules: Sequence[str], part: Contribution) -> str:
-    """Return the module of a set, or its first and last one."""
-    first, last = modules[part.modules[0]], modules[part.modules[-1]]
-    return first if part.is_single else f"{first} … {last}"

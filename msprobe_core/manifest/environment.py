@@ -48,7 +48,7 @@ def arguments_of(command: Sequence[str]) -> dict[str, Scalar]:
     option: str | None = None
     position = 0
     for argument in command:
-        is_option = argument.startswith("-") and not _is_number(argument) and argument.strip("-") != ""
+        is_option = argument.startswith("-") and not is_number(argument) and argument.strip("-") != ""
         if is_option:
             option, is_given, value = argument.lstrip("-").partition("=")
             found[option] = value if is_given else True
@@ -63,7 +63,8 @@ def arguments_of(command: Sequence[str]) -> dict[str, Scalar]:
     return {name: cleaned(name, value) for name, value in found.items()}
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
+    """Whether a word of a command is a number, and so no option even if it begins with a minus."""
     try:
         float(text)
     except ValueError:
