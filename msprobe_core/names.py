@@ -21,7 +21,8 @@ not include these. And identifiers in a program have no hyphen, while file names
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
@@ -148,6 +149,22 @@ def parse_entry(name: str) -> Site:
     if parts[0] in MODULE_PREFIXES:
         return _parse_module(name, parts)
     return _parse_api(name, parts)
+
+
+def calls_in(entries: Iterable[str]) -> Iterator[tuple[str, Site]]:
+    """Yield the entries that are calls, forward or backward, each with its site; names of another form are none."""
+    for entry in entries:
+        with suppress(EntryNameError):
+            site = parse_entry(entry)
+            if site.phase in (Phase.FORWARD, Phase.BACKWARD):
+                yield entry, site
+
+
+def is_listed(entry: str, white_list: Sequence[str], black_list: Sequence[str]) -> bool:
+    """Whether a name has a text of the white list in it, or that is empty, and none of the black list."""
+    if any(word in entry for word in black_list):
+        return False
+    return not white_list or any(word in entry for word in white_list)
 
 
 def _parse_module(name: str, parts: list[str]) -> Site:

@@ -11,9 +11,8 @@ from msprobe_core.api_check.call_files import CallFiles, ComputedCall, has_calls
 from msprobe_core.api_check.call_records import HEADER_FILE
 from msprobe_core.api_check.reach import reach_of
 from msprobe_core.errors import DumpError
-from msprobe_core.findings import noted
 from msprobe_core.model import Role
-from msprobe_core.replay.recorded import Fill, RecordedCall, RecordedCalls
+from msprobe_core.replay.recorded import Fill, RecordedCalls, unreadable
 from msprobe_core.store import layout
 from msprobe_core.store.frame import RowKind
 from msprobe_core.store.reading import read_dump
@@ -74,11 +73,7 @@ class _Dumped:
         self.entries = list(self._calls.entries)
 
     def read(self, entry: str, fill: Fill | None = None) -> ComputedCall:
-        try:
-            call = self._calls.read(entry, fill)
-        except DumpError as error:
-            call = RecordedCall(entry=entry, site=names.parse_entry(entry), missing=noted(str(error)))
-        return ComputedCall(call=call, position=0, fresh=())
+        return ComputedCall(call=self._calls.read_or_missing(entry, fill), position=0, fresh=())
 
     def form_of(self, entry: str) -> object:
         forward = names.forward_of(entry) or entry
@@ -110,8 +105,7 @@ class _Stored:
         try:
             found = self._files.read(entry)
         except DumpError as error:
-            call = RecordedCall(entry=entry, site=names.parse_entry(entry), missing=noted(str(error)))
-            return ComputedCall(call=call, position=0, fresh=())
+            return ComputedCall(call=unreadable(entry, error), position=0, fresh=())
         return found if fill is None else ComputedCall(call=found.call, position=found.position, fresh=())
 
     def form_of(self, entry: str) -> object:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -23,12 +22,11 @@ from msprobe_core.api_check.ratio_rule import benchmark_ratio
 from msprobe_core.api_check.remote import check_computed
 from msprobe_core.api_check.three_way import check_devices
 from msprobe_core.api_check.verdict import CallVerdict, Inputs
-from msprobe_core.errors import EntryNameError
 from msprobe_core.execute.kept import state_of
 from msprobe_core.execute.units import executor_called
 from msprobe_core.findings import Finding
 from msprobe_core.interrupts import raise_if_interrupted
-from msprobe_core.model import ExecutorOptions, Phase, ReplayTensor, Site, SiteKind, TaskLost
+from msprobe_core.model import ExecutorOptions, ReplayTensor, SiteKind, TaskLost
 from msprobe_core.replay.frameworks import replaying_framework
 from msprobe_core.replay.recorded import RecordedCall
 from msprobe_core.replay.replay_codes import ReplayCode
@@ -112,13 +110,7 @@ class DumpCheck:
     @property
     def modules(self) -> Sequence[str]:
         """The calls of modules in the dump."""
-        found: list[str] = []
-        for entry in self.positions:
-            with suppress(EntryNameError):
-                site = names.parse_entry(entry)
-                if site.kind is SiteKind.MODULE and site.phase in (Phase.FORWARD, Phase.BACKWARD):
-                    found.append(entry)
-        return found
+        return [entry for entry, site in names.calls_in(self.positions) if site.kind is SiteKind.MODULE]
 
     def with_devices(self, devices: Sequence[str]) -> DumpCheck:
         """Return the same check with devices that compute each call, too."""
@@ -264,18 +256,13 @@ def _check_made(source: CallSource, checker: CallChecker, task: _Task, inputs: I
 
 def _chosen(source: CallSource, options: CheckOptions) -> Iterable[str]:
     """Yield the calls to check: those of functions, and those of modules if the dump has no others."""
-    calls: dict[str, Site] = {}
-    for entry in source.entries:
-        with suppress(EntryNameError):
-            site = names.parse_entry(entry)
-            if site.phase in (Phase.FORWARD, Phase.BACKWARD):
-                calls[entry] = site
+    calls = dict(names.calls_in(source.entries))
     has_functions = any(site.kind is SiteKind.API for site in calls.values())
     seen: set[tuple[object, ...]] = set()
     for entry, site in calls.items():
         if has_functions and site.kind is not SiteKind.API:
             continue
-        if not _is_listed(entry, options):
+        if not names.is_listed(entry, options.white_list, options.black_list):
             continue
         if options.once_per_kind:
             kind = site.prefix, site.path, site.phase, source.form_of(entry)
@@ -283,9 +270,3 @@ def _chosen(source: CallSource, options: CheckOptions) -> Iterable[str]:
                 continue
             seen.add(kind)
         yield entry
-
-
-def _is_listed(entry: str, options: CheckOptions) -> bool:
-    if any(word in entry for word in options.black_list):
-        return False
-    return not options.white_list or any(word in entry for word in options.white_list)

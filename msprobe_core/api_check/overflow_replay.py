@@ -24,9 +24,9 @@ from msprobe_core.api_check.dtype_values import FORMS
 from msprobe_core.api_check.made_inputs import SEED, corrected, random_inputs
 from msprobe_core.api_check.overflow_codes import ReplayOverflowCode
 from msprobe_core.api_check.verdict import Inputs
-from msprobe_core.errors import DumpError, EntryNameError, ReplayError
+from msprobe_core.errors import DumpError, ReplayError
 from msprobe_core.findings import Finding, noted
-from msprobe_core.model import Phase, ReplayTensor, Role, SiteKind
+from msprobe_core.model import ReplayTensor, Role, SiteKind
 from msprobe_core.protocols.capabilities import ReplayingFramework
 from msprobe_core.replay.judge import num_not_finite
 from msprobe_core.replay.recorded import RecordedCall, RecordedCalls
@@ -130,12 +130,8 @@ def overflow_entries(calls: RecordedCalls, *, only_recorded: bool = False) -> It
         calls: The dump.
         only_recorded: Only those with NaN or Inf in their recorded results.
     """
-    for entry in calls.entries:
-        try:
-            site = names.parse_entry(entry)
-        except EntryNameError:
-            continue
-        if site.kind is not SiteKind.API or site.phase not in (Phase.FORWARD, Phase.BACKWARD):
+    for entry, site in names.calls_in(calls.entries):
+        if site.kind is not SiteKind.API:
             continue
         if not only_recorded or any(_is_not_finite(row) for row in calls.rows(entry)):
             yield entry

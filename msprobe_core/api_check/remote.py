@@ -17,11 +17,8 @@ from msprobe_core.api_check.call_records import Header
 from msprobe_core.api_check.call_writer import CallWriter
 from msprobe_core.api_check.three_way import FreshResults, RatioRule, check_devices, check_on, results_on
 from msprobe_core.api_check.verdict import CallVerdict
-from msprobe_core.errors import DumpError
-from msprobe_core.findings import noted
 from msprobe_core.interrupts import raise_if_interrupted
 from msprobe_core.model import SiteKind
-from msprobe_core.names import parse_entry
 from msprobe_core.protocols.capabilities import ReplayingFramework
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.replay.frameworks import replaying_framework
@@ -66,7 +63,7 @@ def store_computed(
         for position, entry in enumerate(entries):
             raise_if_interrupted()
             if entry not in writer.entries:
-                call = _read(calls, entry)
+                call = calls.read_or_missing(entry)
                 writer.add(call, position, [_computed(call, framework, each) for each in devices])
                 num_stored += 1
             if progress is not None:
@@ -86,13 +83,6 @@ def check_computed(
         ratio: As for `three_way.three_way`.
     """
     return check_on(checker, computed.call, devices, computed.fresh, ratio)
-
-
-def _read(calls: RecordedCalls, entry: str) -> RecordedCall:
-    try:
-        return calls.read(entry)
-    except DumpError as error:  # one damaged file does not end the others
-        return RecordedCall(entry=entry, site=parse_entry(entry), missing=noted(str(error)))
 
 
 def _computed(call: RecordedCall, framework: ReplayingFramework, device: str) -> FreshResults:

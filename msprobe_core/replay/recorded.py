@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from msprobe_core import names
 from msprobe_core.errors import DumpError, EntryNameError
-from msprobe_core.findings import Field, Finding
+from msprobe_core.findings import Field, Finding, noted
 from msprobe_core.manifest.facts import Model, Module
 from msprobe_core.model import Argument, Phase, ReplayModule, ReplayTensor, ReplayValue, Role, Site, SiteKind
 from msprobe_core.protocols.storage import Dump
@@ -181,6 +181,18 @@ class RecordedCalls:
             return _Reader(self, self.dump, entry, site, self._max_elements, fill).read()
         except _IncompleteError as error:
             return RecordedCall(entry=entry, site=site, missing=error.finding)
+
+    def read_or_missing(self, entry: str, fill: Fill | None = None) -> RecordedCall:
+        """Read a call, as `read` does; one with a damaged file has the reason in ``missing``."""
+        try:
+            return self.read(entry, fill)
+        except DumpError as error:  # one damaged file does not end the others
+            return unreadable(entry, error)
+
+
+def unreadable(entry: str, error: DumpError) -> RecordedCall:
+    """Return what there is of a call that cannot be read."""
+    return RecordedCall(entry=entry, site=names.parse_entry(entry), missing=noted(str(error)))
 
 
 class _Reader:

@@ -144,13 +144,8 @@ class CallSample:
         """Whether to record an entry."""
         name = cast("str", entry)
         if self.is_survey:
-            return self._is_listed(name)
+            return names.is_listed(name, self._white, self._black)
         return name in self._chosen or (names.forward_of(name) or name) in self._chosen
-
-    def _is_listed(self, entry: str) -> bool:
-        if any(word in entry for word in self._black):
-            return False
-        return not self._white or any(word in entry for word in self._white)
 
     def takes(self, entry: str, meta: TensorMeta) -> bool:
         """Whether to copy the tensors of an entry; decided at the first tensor of its call."""
