@@ -11,7 +11,7 @@ that made the wrong result. If its error is far beyond what the disturbed replay
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -79,20 +79,7 @@ class CallChecker:
 
     def check(self, call: RecordedCall) -> CallVerdict:
         """Check the recorded result of a call; whatever prevents it is the reason of a `Verdict.CANNOT_TELL`."""
-        begin = time.perf_counter()
-        found = self._check(call)
-        return msgspec.structs.replace(found, seconds=time.perf_counter() - begin)
-
-    def _check(self, call: RecordedCall) -> CallVerdict:
-        if (why := self.why_not_checked(call)) is not None:
-            return unchecked(call, why)
-        try:
-            replayer = Replayer(call, self.framework, self.model, self.max_elements)
-            return self.judge(call, replayer, call.outputs)
-        except ReplayError as error:
-            return unchecked(call, noted(str(error)))
-        except MemoryError:
-            return unchecked(call, Finding(CheckCode.OUT_OF_MEMORY))
+        return settled(call, self.why_not_checked, lambda: self.judge(call, self.replayer(call), call.outputs))
 
     def check_made(self, call: RecordedCall, inputs: Inputs, seed: int) -> CallVerdict:
         """Check what this machine computes in the call's own precision from inputs that were made.
@@ -102,26 +89,26 @@ class CallChecker:
             inputs: How they were made.
             seed: Of the inputs.
         """
-        begin = time.perf_counter()
-        found = self._check_made(call, inputs)
-        return msgspec.structs.replace(found, inputs=inputs, seed=seed, seconds=time.perf_counter() - begin)
 
-    def _check_made(self, call: RecordedCall, inputs: Inputs) -> CallVerdict:
-        if (why := self.why_not_replayed(call)) is not None:
-            return unchecked(call, why)
-        try:
+        def judged() -> CallVerdict:
             own, _ = replay_once(call, self.framework.replay, self.max_elements)
-            call = replace(call, outputs=dict(own.values))
-            replayer = Replayer(call, self.framework, self.model, self.max_elements)
-            found = self.judge(call, replayer, own.values, HOST)
-        except ReplayError as error:
-            return unchecked(call, noted(str(error)))
-        except MemoryError:
-            return unchecked(call, Finding(CheckCode.OUT_OF_MEMORY))
-        outputs = tuple(
-            msgspec.structs.replace(output, verdict=verdict_of_made(output.verdict, inputs)) for output in found.outputs
-        )
-        return msgspec.structs.replace(found, outputs=outputs, verdict=verdict_of_made(found.verdict, inputs))
+            complete = replace(call, outputs=dict(own.values))
+            found = self.judge(complete, self.replayer(complete), own.values, HOST)
+            outputs = tuple(
+                msgspec.structs.replace(each, verdict=verdict_of_made(each.verdict, inputs)) for each in found.outputs
+            )
+            return msgspec.structs.replace(found, outputs=outputs, verdict=verdict_of_made(found.verdict, inputs))
+
+        found = settled(call, self.why_not_replayed, judged)
+        return msgspec.structs.replace(found, inputs=inputs, seed=seed)
+
+    def replayer(self, call: RecordedCall) -> Replayer:
+        """Return the replays of a call.
+
+        Raises:
+            ReplayError: it cannot be replayed.
+        """
+        return Replayer(call, self.framework, self.model, self.max_elements)
 
     def why_not_checked(self, call: RecordedCall) -> Finding | None:
         """Return why the recorded result of a call is not checked, as far as is known without replaying it."""
@@ -200,6 +187,29 @@ class CallChecker:
                 result, oracle, own=own, api=api_of(call), inputs=dtypes, quantization_apis=self.quantization_apis
             ),
         )  # fmt: skip
+
+
+def settled(
+    call: RecordedCall, why_not: Callable[[RecordedCall], Finding | None], judge: Callable[[], CallVerdict]
+) -> CallVerdict:
+    """Return a verdict on a call with its duration; whatever prevents one is the reason of a `Verdict.CANNOT_TELL`.
+
+    Args:
+        call: The call.
+        why_not: Returns why it is not judged, as far as is known without trying.
+        judge: Judges it.
+    """
+    begin = time.perf_counter()
+    if (why := why_not(call)) is not None:
+        found = unchecked(call, why)
+    else:
+        try:
+            found = judge()
+        except ReplayError as error:
+            found = unchecked(call, noted(str(error)))
+        except MemoryError:
+            found = unchecked(call, Finding(CheckCode.OUT_OF_MEMORY))
+    return msgspec.structs.replace(found, seconds=time.perf_counter() - begin)
 
 
 def unchecked(call: RecordedCall, reason: Finding) -> CallVerdict:

@@ -19,8 +19,7 @@ from msprobe_core.api_check.exact_probes import ExactProber, exact_inputs, with_
 from msprobe_core.api_check.made_inputs import SEED, corrected, random_inputs, synthetic_inputs
 from msprobe_core.api_check.random_calls import check_random
 from msprobe_core.api_check.ratio_rule import benchmark_ratio
-from msprobe_core.api_check.remote import check_computed
-from msprobe_core.api_check.three_way import check_devices
+from msprobe_core.api_check.three_way import check_devices, check_on
 from msprobe_core.api_check.verdict import CallVerdict, Inputs
 from msprobe_core.execute.kept import state_of
 from msprobe_core.execute.units import executor_called
@@ -234,7 +233,9 @@ def _check(task: _Task) -> CallVerdict:
         if missing is not None and missing.code is ReplayCode.STATISTICS_ONLY and made is not None:
             found = _check_made(source, checker, task, made)
         else:
-            found = check_random(computed.call) or check_computed(checker, computed, options.devices, benchmark_ratio)
+            found = check_random(computed.call) or check_on(
+                checker, computed.call, options.devices, computed.fresh, benchmark_ratio
+            )
     else:
         found = _check_made(source, checker, task, options.inputs)
     if options.probes:

@@ -11,12 +11,10 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
-from msprobe_core.api_check.call_check import MAX_ELEMENTS, CallChecker
-from msprobe_core.api_check.call_files import ComputedCall
+from msprobe_core.api_check.call_check import MAX_ELEMENTS
 from msprobe_core.api_check.call_records import Header
 from msprobe_core.api_check.call_writer import CallWriter
-from msprobe_core.api_check.three_way import FreshResults, RatioRule, check_devices, check_on, results_on
-from msprobe_core.api_check.verdict import CallVerdict
+from msprobe_core.api_check.three_way import FreshResults, check_devices, results_on
 from msprobe_core.interrupts import raise_if_interrupted
 from msprobe_core.model import SiteKind
 from msprobe_core.protocols.capabilities import ReplayingFramework
@@ -69,20 +67,6 @@ def store_computed(
             if progress is not None:
                 progress(position + 1, len(entries), entry)
     return num_stored
-
-
-def check_computed(
-    checker: CallChecker, computed: ComputedCall, devices: Sequence[str] = (), ratio: RatioRule | None = None
-) -> CallVerdict:
-    """Check a call that was stored: what was recorded, and what devices computed there.
-
-    Args:
-        checker: Checks calls, with the framework of `CallFiles.header`.
-        computed: The call.
-        devices: That compute it here, too.
-        ratio: As for `three_way.three_way`.
-    """
-    return check_on(checker, computed.call, devices, computed.fresh, ratio)
 
 
 def _computed(call: RecordedCall, framework: ReplayingFramework, device: str) -> FreshResults:

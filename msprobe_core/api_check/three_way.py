@@ -17,7 +17,6 @@ If the host is wrong too in the call's own precision, the dtype is too coarse fo
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,7 +24,7 @@ from typing import Protocol
 
 import msgspec
 
-from msprobe_core.api_check.call_check import CallChecker, unchecked
+from msprobe_core.api_check.call_check import CallChecker, settled
 from msprobe_core.api_check.check_codes import CheckCode
 from msprobe_core.api_check.three_way_codes import ThreeWayCode
 from msprobe_core.api_check.verdict import CallVerdict, OutputVerdict, Verdict, worst_of
@@ -150,19 +149,14 @@ def check_on(
     Raises:
         ConfigError: there is no such device here.
     """
-    begin = time.perf_counter()
-    if (why := checker.why_not_checked(call)) is not None:
-        return unchecked(call, why)
-    try:
-        replayer = Replayer(call, checker.framework, checker.model, checker.max_elements)
+
+    def judged() -> CallVerdict:
+        replayer = checker.replayer(call)
         found = checker.judge(call, replayer, call.outputs)
         fresh = [*stored, *(_tried(device, partial(replayer.on_device, device)) for device in devices)]
-        found = three_way(checker, call, replayer, found, fresh, ratio)
-    except ReplayError as error:
-        found = unchecked(call, noted(str(error)))
-    except MemoryError:
-        found = unchecked(call, Finding(CheckCode.OUT_OF_MEMORY))
-    return msgspec.structs.replace(found, seconds=time.perf_counter() - begin)
+        return three_way(checker, call, replayer, found, fresh, ratio)
+
+    return settled(call, checker.why_not_checked, judged)
 
 
 def three_way(

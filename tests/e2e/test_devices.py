@@ -27,7 +27,7 @@ from msprobe.pytorch._framework import PyTorchFramework
 from msprobe_core import names
 from msprobe_core.api_check.call_check import CallChecker
 from msprobe_core.api_check.call_files import CallFiles
-from msprobe_core.api_check.remote import check_computed
+from msprobe_core.api_check.three_way import check_on
 from msprobe_core.api_check.verdict import Verdict
 from msprobe_core.cli import main
 from msprobe_core.errors import ConfigError, ReplayError
@@ -235,7 +235,8 @@ class TestElsewhere:
     def judged(self, directory):
         checker, files = CallChecker(framework=PyTorchFramework()), CallFiles(directory)
         assert files.header.framework == "pytorch"
-        return {entry: check_computed(checker, files.read(entry)) for entry in files.entries}
+        computed = {entry: files.read(entry) for entry in files.entries}
+        return {entry: check_on(checker, each.call, stored=each.fresh) for entry, each in computed.items()}
 
     def test_a_wrong_kernel_is_found(self, on_one, dumps, tmp_path):
         there = on_one(check, dumps["device"], ["npu"], [SOFTMAX, LINEAR])

@@ -521,12 +521,13 @@ def _use_stored_calls(directory: Path) -> None:
 
     from msprobe_core.api_check.call_check import CallChecker
     from msprobe_core.api_check.call_files import CallFiles
-    from msprobe_core.api_check.remote import check_computed
+    from msprobe_core.api_check.three_way import check_on
 
     entries = READERS["calls.json"](directory / "calls" / "calls.json")
     files, checker = CallFiles(directory / "calls", max_elements=1 << 20), CallChecker(framework=NumPyReplays())
     for entry in entries:
-        found = check_computed(checker, files.read(entry))
+        computed = files.read(entry)
+        found = check_on(checker, computed.call, stored=computed.fresh)
         assert found.outputs or found.reason
         assert all(note.text for note in found.notes)
 
