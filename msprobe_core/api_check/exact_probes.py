@@ -19,7 +19,7 @@ call here, on the host or a device of this machine.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,8 +35,8 @@ from msprobe_core.errors import ReplayError
 from msprobe_core.findings import Field, Finding, Level
 from msprobe_core.model import Argument, LinearKind, Phase, ReplayCall, ReplayTensor, ReplayValue, SiteKind
 from msprobe_core.protocols.capabilities import LinearFramework, ReplayingFramework
-from msprobe_core.replay.recorded import Fill, RecordedCall, dtype_of, map_tensors
-from msprobe_core.replay.replays import Run, replay_once
+from msprobe_core.replay.recorded import Fill, RecordedCall, dtype_of
+from msprobe_core.replay.replays import Run, mapped_call, replay_once
 
 Array = NDArray[Any]
 Arrays = Mapping[int, Array]
@@ -360,7 +360,7 @@ def _group(shape: tuple[int, ...], group: int, num_groups: int) -> Array:
 def _tensors_of(call: ReplayCall) -> Iterator[ReplayTensor]:
     """Yield the tensors of a call, in the order in which `_filled` replaces them."""
     found: list[ReplayTensor] = []
-    _mapped(call, lambda value: found.append(value) or value)
+    mapped_call(call, lambda value: found.append(value) or value)
     yield from found
 
 
@@ -383,7 +383,7 @@ def _filled(call: ReplayCall, arrays: Arrays, *, is_widened: bool, is_absolute: 
         dtype = "float64" if is_widened else value.dtype
         return msgspec.structs.replace(value, values=rounded(values, dtype), dtype=dtype)
 
-    filled = msgspec.structs.replace(_mapped(call, fill), is_widened=is_widened)
+    filled = msgspec.structs.replace(mapped_call(call, fill), is_widened=is_widened)
     if not is_absolute:
         return filled
     kwargs = {name: _absolute(value) if name in _FACTORS else value for name, value in filled.kwargs.items()}
@@ -394,13 +394,3 @@ def _absolute(value: ReplayValue) -> ReplayValue:
     if not isinstance(value, Argument) or value.type not in ("int", "float"):
         return value
     return Argument(value.type, abs(float(value.value)) if value.type == "float" else abs(int(value.value)))
-
-
-def _mapped(call: ReplayCall, function: Callable[[ReplayTensor], ReplayTensor]) -> ReplayCall:
-    args: list[ReplayValue] = [map_tensors(value, function) for value in call.args]
-    return msgspec.structs.replace(
-        call,
-        args=args,
-        kwargs={name: map_tensors(value, function) for name, value in call.kwargs.items()},
-        gradients={path: function(value) for path, value in call.gradients.items()},
-    )

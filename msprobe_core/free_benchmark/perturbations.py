@@ -20,7 +20,7 @@ from msprobe_core.findings import Finding
 from msprobe_core.free_benchmark.reaction_codes import ReactionCode
 from msprobe_core.model import ReplayCall, ReplayTensor
 from msprobe_core.replay.judge import norm_of
-from msprobe_core.replay.recorded import map_tensors
+from msprobe_core.replay.replays import mapped_call
 
 Array: TypeAlias = NDArray[Any]
 
@@ -113,13 +113,7 @@ class _Moved:
     _seen: dict[int, ReplayTensor] = field(default_factory=dict[int, ReplayTensor])
 
     def apply(self, call: ReplayCall) -> ReplayCall:
-        return msgspec.structs.replace(
-            call,
-            args=[map_tensors(value, self._moved) for value in call.args],
-            kwargs={name: map_tensors(value, self._moved) for name, value in call.kwargs.items()},
-            parameters={name: self._moved(value) for name, value in call.parameters.items()},
-            gradients={path: self._moved(value) for path, value in call.gradients.items()},
-        )
+        return mapped_call(call, self._moved)
 
     def _moved(self, value: ReplayTensor) -> ReplayTensor:
         if value.dtype not in _STEP_BITS or value.values.dtype.kind != "f":
@@ -158,13 +152,7 @@ def _improved(call: ReplayCall) -> Perturbed | Finding:
         changed.append(value.dtype)
         return msgspec.structs.replace(value, dtype="float32", values=value.values.astype(np.float32))
 
-    found = msgspec.structs.replace(
-        call,
-        args=[map_tensors(value, improve) for value in call.args],
-        kwargs={name: map_tensors(value, improve) for name, value in call.kwargs.items()},
-        parameters={name: improve(value) for name, value in call.parameters.items()},
-        gradients={path: improve(value) for path, value in call.gradients.items()},
-    )
+    found = mapped_call(call, improve)
     return Perturbed(found, is_small=True) if changed else Finding(ReactionCode.NO_HALF_INPUT)
 
 
@@ -181,10 +169,7 @@ class _First:
     _seen: dict[int, ReplayTensor] = field(default_factory=dict[int, ReplayTensor])
 
     def apply(self, call: ReplayCall) -> ReplayCall:
-        args = [map_tensors(value, self._changed) for value in call.args]
-        kwargs = {name: map_tensors(value, self._changed) for name, value in call.kwargs.items()}
-        parameters = {name: self._changed(value) for name, value in call.parameters.items()}
-        return msgspec.structs.replace(call, args=args, kwargs=kwargs, parameters=parameters)
+        return mapped_call(call, self._changed, with_gradients=False)
 
     def _changed(self, value: ReplayTensor) -> ReplayTensor:
         if value.identity is not None and value.identity in self._seen:  # one tensor in two places changes in both

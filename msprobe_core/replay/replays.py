@@ -133,12 +133,12 @@ class Reference:
             return _disturbed(value, 0.0, generator, _EXPLAINED)
 
         try:
-            values = framework.replay(_mapped(base, _wide)).values
+            values = framework.replay(_widened(base, _wide)).values
             if _misfit(Replayed(values=values), call) is not None:
                 return None
             off = {path: error for path in call.outputs if (error := _other(oracle[path], values[path])) > _DIFFERENT}
             if off:
-                changed = framework.replay(_mapped(base, change)).values
+                changed = framework.replay(_widened(base, change)).values
                 off = {path: error for path, error in off.items() if error > 4 * _other(changed[path], values[path])}
             if off:
                 rough, of_own = (framework.replay(_in_single(each)).values for each in (base, own))
@@ -236,7 +236,7 @@ class Replayer:
 
         call, framework = self._call, self._framework
         is_elementwise = _is_elementwise(call, self.base, self.plain.oracle, framework, self._model)
-        disturbed = [framework.replay(_mapped(self.base, disturb), self._model).values for _ in range(number)]
+        disturbed = [framework.replay(_widened(self.base, disturb), self._model).values for _ in range(number)]
         return replace(self.plain, disturbed=disturbed, num_summed=1 if is_elementwise else num_summed(call))
 
     def cancelled(self, path: str) -> float:
@@ -359,7 +359,7 @@ def _cast(call: ReplayCall, dtype: str) -> ReplayCall:
         is_cast = value.values.dtype.kind == "f" and _roundoff(value.dtype) > UNIT_ROUNDOFF["float64"]
         return msgspec.structs.replace(value, dtype=dtype) if is_cast else value
 
-    return msgspec.structs.replace(_mapped(call, cast), is_widened=False)
+    return mapped_call(call, cast)
 
 
 def replay_once(call: RecordedCall, run: Run, max_elements: int) -> tuple[Replayed, ReplayCall]:
@@ -394,7 +394,7 @@ def _widest(
     failure: ReplayError | None = None
     for attempt in _attempts(base):
         try:
-            found = framework.replay(_mapped(attempt, _wide), model)
+            found = framework.replay(_widened(attempt, _wide), model)
         except ReplayError as error:
             failure = failure or error
             continue
@@ -441,7 +441,7 @@ def _is_elementwise(
         values.flat[largest // 2] *= 1.0 + 2.0**-20
         return msgspec.structs.replace(wide, values=values)
 
-    changed = framework.replay(_mapped(base, change), model).values
+    changed = framework.replay(_widened(base, change), model).values
     return all(np.count_nonzero(value.values != oracle[path].values) <= 1 for path, value in changed.items())
 
 
@@ -467,16 +467,23 @@ def _own(
     return (found.values, None) if problem is None else (None, problem)
 
 
-def _mapped(call: ReplayCall, function: Any) -> ReplayCall:
+def mapped_call(
+    call: ReplayCall, function: Callable[[ReplayTensor], ReplayTensor], *, with_gradients: bool = True
+) -> ReplayCall:
+    """Return a call with each tensor of its arguments and parameters replaced, and of its incoming gradients."""
     args: list[ReplayValue] = [map_tensors(value, function) for value in call.args]
     return msgspec.structs.replace(
         call,
         args=args,
         kwargs={name: map_tensors(value, function) for name, value in call.kwargs.items()},
         parameters={name: function(value) for name, value in call.parameters.items()},
-        gradients={path: function(value) for path, value in call.gradients.items()},
-        is_widened=True,
+        gradients={path: function(value) if with_gradients else value for path, value in call.gradients.items()},
     )
+
+
+def _widened(call: ReplayCall, function: Callable[[ReplayTensor], ReplayTensor]) -> ReplayCall:
+    """Return the call in float64, with its tensors replaced by a function that widens them."""
+    return msgspec.structs.replace(mapped_call(call, function), is_widened=True)
 
 
 def _in_single(call: ReplayCall) -> ReplayCall:
@@ -489,7 +496,7 @@ def _in_single(call: ReplayCall) -> ReplayCall:
         with np.errstate(over="ignore"):
             return msgspec.structs.replace(value, values=value.values.astype(dtype), dtype=dtype)
 
-    return msgspec.structs.replace(_mapped(call, cast), is_widened=False)
+    return mapped_call(call, cast)
 
 
 def _is_floating(value: ReplayTensor) -> bool:
