@@ -27,7 +27,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from msprobe_core.api_check.dtype_values import FORMS, rounded
 from msprobe_core.api_check.made_inputs import SEED, random_inputs, stream_of
 from msprobe_core.api_check.probe_codes import ProbeCode
 from msprobe_core.api_check.verdict import CallVerdict
@@ -37,6 +36,7 @@ from msprobe_core.model import Argument, LinearKind, Phase, ReplayCall, ReplayTe
 from msprobe_core.protocols.capabilities import LinearFramework, ReplayingFramework
 from msprobe_core.replay.recorded import Fill, RecordedCall, dtype_of
 from msprobe_core.replay.replays import Run, mapped_call, replay_once
+from msprobe_core.store.dtype_values import FORMS, rounded
 
 Array = NDArray[Any]
 Arrays = Mapping[int, Array]

@@ -23,11 +23,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from msprobe_core.api_check.dtype_values import FORMS, rounded
 from msprobe_core.api_check.verdict import Inputs, Verdict
 from msprobe_core.fingerprint import NumpyArrays, Sketcher
 from msprobe_core.model import Argument, ReplayTensor, ReplayValue
 from msprobe_core.replay.recorded import Fill, RecordedCall, dtype_of
+from msprobe_core.store.dtype_values import FORMS, rounded
 
 SEED: Final = 1234
 """The seed of the published tool."""

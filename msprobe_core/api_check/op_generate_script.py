@@ -14,7 +14,6 @@ import numpy as np
 from msprobe_core._version import __version__
 from msprobe_core.api_check import op_script_parts as parts
 from msprobe_core.api_check.call_check import MAX_ELEMENTS
-from msprobe_core.api_check.dtype_values import FORMS
 from msprobe_core.api_check.made_inputs import corrected, random_inputs
 from msprobe_core.api_check.op_config import InputMode, OpConfig
 from msprobe_core.api_check.op_extract import api_of_config, dump_of
@@ -40,6 +39,7 @@ from msprobe_core.protocols.capabilities import ScriptingFramework
 from msprobe_core.replay.frameworks import replaying_framework
 from msprobe_core.replay.recorded import RecordedCall, RecordedCalls
 from msprobe_core.store.atomic_file import whole_file
+from msprobe_core.store.dtype_values import FORMS
 from msprobe_core.store.layout import make_directory
 from msprobe_core.store.reading import read_dump
 

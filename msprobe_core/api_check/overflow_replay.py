@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from msprobe_core import names
 from msprobe_core.api_check.call_check import MAX_ELEMENTS, RECORDED
-from msprobe_core.api_check.dtype_values import FORMS
 from msprobe_core.api_check.made_inputs import SEED, corrected, random_inputs
 from msprobe_core.api_check.overflow_codes import ReplayOverflowCode
 from msprobe_core.api_check.verdict import Inputs
@@ -32,6 +31,7 @@ from msprobe_core.replay.judge import num_not_finite
 from msprobe_core.replay.recorded import RecordedCall, RecordedCalls
 from msprobe_core.replay.replay_codes import ReplayCode
 from msprobe_core.replay.replays import Replayer, Run, replay_once
+from msprobe_core.store.dtype_values import FORMS
 
 Array = NDArray[Any]
 

@@ -12,15 +12,11 @@ from msprobe_core.api_check.verdict import Mutant
 from msprobe_core.model import ReplayTensor
 from msprobe_core.replay.judge import OutputJudge
 from msprobe_core.replay.norms import slices_of
+from msprobe_core.store.dtype_values import FORMS
 
 SCALE = 1.01
 
 _SEED = 20260102
-
-_SIGNIFICANT_BITS = {
-    "float64": 53, "float32": 24, "float16": 11, "bfloat16": 8, "float8_e4m3fn": 4, "float8_e4m3fnuz": 4,
-    "float8_e5m2": 3, "float8_e5m2fnuz": 3,
-}  # fmt: skip
 
 Array = NDArray[Any]
 
@@ -66,9 +62,8 @@ def _made(
     is_number = values.dtype.kind in "fc"
     if is_number:
         yield Mutant.SCALED, values * values.dtype.type(SCALE)
-        bits = _SIGNIFICANT_BITS.get(recorded.dtype)
-        if bits is not None and values.dtype.kind == "f":
-            yield Mutant.HALF_PRECISION, _rounded(values, bits // 2)
+        if recorded.dtype in FORMS and values.dtype.kind == "f":
+            yield Mutant.HALF_PRECISION, _rounded(values, FORMS[recorded.dtype].precision // 2)
     if values.size > 1:
         generator: Any = np.random.default_rng(_SEED)  # its type hints are incomplete
         yield Mutant.SHUFFLED, generator.permutation(np.ravel(values)).reshape(values.shape)

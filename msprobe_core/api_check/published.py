@@ -38,6 +38,7 @@ from numpy.typing import NDArray
 from msprobe_core.api_check.standards import Algorithm, DtypeConstants, Standards, standards
 from msprobe_core.api_check.verdict import PublishedColumns
 from msprobe_core.model import ReplayTensor
+from msprobe_core.store.dtype_values import FORMS
 
 PASS, WARNING, ERROR, SKIP = "pass", "warning", "error", "SKIP"
 """Statuses of published tables."""
@@ -46,7 +47,7 @@ Array = NDArray[Any]
 
 _HALF = ("float16", "bfloat16")
 
-LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38}
+LARGEST = {dtype: FORMS[dtype].largest for dtype in ("float16", "bfloat16", "float32")}
 """Largest finite value; of other dtypes that of float64."""
 
 
@@ -379,13 +380,10 @@ def _columns(
     benchmark = None
     if baseline is not None and dtype in table.float_dtypes - table.skipped_dtypes:
         least = table.constants(dtype).minimum_error
-        pairs = (
-            (metrics.small_value_error_share, baseline.small_value_error_share, table.small_value_ratio),
-            (metrics.rmse, baseline.rmse, limits.rmse),
-            (metrics.max_relative, baseline.max_relative, limits.max_relative),
-            (metrics.mean_relative, baseline.mean_relative, limits.mean_relative),
+        is_within = all(
+            ratio_to(getattr(metrics, metric), getattr(baseline, metric), least) <= limit
+            for metric, limit in table.ratio_limits(limits).items()
         )
-        is_within = all(ratio_to(mine, other, least) <= limit for mine, other, limit in pairs)
         benchmark = is_within and metrics.non_finite_error_rate == 0
     ulp = metrics.ulp or (None, None, None)
     return PublishedColumns(

@@ -24,18 +24,9 @@ def benchmark_ratio(target: OutputVerdict, golden: OutputVerdict) -> Finding | N
     if mine.standard != Algorithm.BENCHMARK.value or mine.api_class not in table.classes:
         return None
     limits, least = table.classes[mine.api_class], table.constants(target.dtype).minimum_error
-    pairs = {
-        "small_value_error_share": (
-            mine.small_value_error_share,
-            others.small_value_error_share,
-            table.small_value_ratio,
-        ),
-        "rmse": (mine.rmse, others.rmse, limits.rmse),
-        "max_relative": (mine.max_relative, others.max_relative, limits.max_relative),
-        "mean_relative": (mine.mean_relative, others.mean_relative, limits.mean_relative),
-    }
     exceeded: list[Finding] = []
-    for name, (value, benchmark, limit) in pairs.items():
+    for name, limit in table.ratio_limits(limits).items():
+        value, benchmark = getattr(mine, name), getattr(others, name)
         if value is None or benchmark is None:
             continue
         ratio = ratio_to(value, benchmark, least)

@@ -174,6 +174,13 @@ class Standards(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
                 return name, own
         return next(iter(self.classes.items()))
 
+    def ratio_limits(self, own: ApiClass) -> dict[str, float]:
+        """Return the limits of ratios of the benchmark standard for a class, by the metric in `PublishedColumns`."""
+        return {
+            "small_value_error_share": self.small_value_ratio, "rmse": own.rmse, "max_relative": own.max_relative,
+            "mean_relative": own.mean_relative,
+        }  # fmt: skip
+
     def algorithm(self, output: str, inputs: frozenset[str] = frozenset()) -> Algorithm:
         """Return the standard for a result of dtype ``output`` of a call with inputs of dtypes ``inputs``."""
         holds = {

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from msprobe_core.store.dtype_values import FORMS
 from msprobe_core.store.tensor_values import float8_values
 
 Distances: TypeAlias = Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]]
@@ -32,10 +33,7 @@ def distances_in(target: str, golden: str) -> Distances | None:
     return _InCodes("float32", is_rounded=True) if coarser == "bfloat16" else _InCodes(coarser)
 
 
-_FRACTION_BITS = {
-    "float64": 52, "float32": 23, "float16": 10, "bfloat16": 7, "float8_e4m3fn": 3, "float8_e4m3fnuz": 3,
-    "float8_e5m2": 2, "float8_e5m2fnuz": 2, "float8_e8m0fnu": 0,
-}  # fmt: skip
+_FRACTION_BITS = {dtype: form.precision - 1 for dtype, form in FORMS.items()} | {"float8_e8m0fnu": 0}
 """Number of explicit fraction bits; of two dtypes the one with fewer is the coarser."""
 
 

@@ -14,13 +14,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from msprobe_core.api_check.dtype_values import FORMS, rounded
 from msprobe_core.config.schema import PertMode
 from msprobe_core.findings import Finding
 from msprobe_core.free_benchmark.reaction_codes import ReactionCode
 from msprobe_core.model import ReplayCall, ReplayTensor
 from msprobe_core.replay.judge import norm_of
 from msprobe_core.replay.replays import mapped_call
+from msprobe_core.store.dtype_values import FORMS, rounded
 
 Array: TypeAlias = NDArray[Any]
 

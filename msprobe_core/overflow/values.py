@@ -11,13 +11,13 @@ import polars as pl
 from msprobe_core import names
 from msprobe_core.model import Phase, Role
 from msprobe_core.protocols.storage import Dump
+from msprobe_core.store.dtype_values import FORMS
 from msprobe_core.store.frame import RowKind
 
 MAX_BAD_ENTRIES = 5_000
 """Maximum number of a rank's entries with NaN or Inf that are tracked; later ones have no new causes."""
 
-_LARGEST = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38}
-"""Largest finite values; source: IEEE 754 and ``torch.finfo``."""
+_LARGEST = {dtype: FORMS[dtype].largest for dtype in ("float16", "bfloat16", "float32")}
 
 _NEAR = 8
 """A value is near the end of its range from an eighth of it: three more doublings."""

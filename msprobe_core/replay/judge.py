@@ -35,6 +35,7 @@ from msprobe_core.replay.limits import Limits, cover
 from msprobe_core.replay.norms import norm_of, slices_of
 from msprobe_core.replay.replay_codes import ReplayCode
 from msprobe_core.replay.replays import UNIT_ROUNDOFF, Replays
+from msprobe_core.store.dtype_values import FORMS
 
 FACTOR = 3.0
 """By how much an error may exceed that of the replay; the deviation of an average over elements is far smaller."""
@@ -50,7 +51,8 @@ ILL_CONDITIONED = 8.0
 """The amplification of relative errors from which a call is called ill-conditioned."""
 
 SUBNORMAL = {"float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133, "float64": 2.0**-1074}
-_MAXIMUM = {"float16": 65504.0, "bfloat16": 3.3895313892515355e38, "float32": 3.4028234663852886e38}
+_BEYOND = {dtype: FORMS[dtype].largest * (1 + UNIT_ROUNDOFF[dtype]) for dtype in ("float16", "bfloat16", "float32")}
+"""Magnitude of an exact element from which the result is Inf; results of other dtypes are never expected to be."""
 
 Array = NDArray[Any]
 
@@ -211,8 +213,7 @@ class _NumberJudge:
             absolute, relative = absolute * least, relative * least
         return Limits(
             rounding=found.rounding, condition=found.condition, absolute=absolute, relative=relative,
-            largest=_MAXIMUM[dtype] * (1 + UNIT_ROUNDOFF[dtype]) if dtype in _MAXIMUM else float("inf"),
-            num_different=self._num_strange_of_own,
+            largest=_BEYOND.get(dtype, math.inf), num_different=self._num_strange_of_own,
         )  # fmt: skip
 
     def _errors(self, values: Array) -> tuple[float, float, int | None]:
@@ -324,7 +325,7 @@ def num_not_finite(values: Array, oracle: Array, own: Array | None, dtype: str) 
 
 def _num_strange(values: Array, oracle: Array, own: Array | None, dtype: str) -> int:
     expected: Any = np.array(oracle)
-    largest = _MAXIMUM[dtype] * (1 + UNIT_ROUNDOFF[dtype]) if dtype in _MAXIMUM else math.inf
+    largest = _BEYOND.get(dtype, math.inf)
     # An oracle in the call's own precision cannot be beyond it.
     if expected.dtype.kind == "f" and largest < float(np.finfo(expected.dtype).max):
         over = np.abs(expected) > largest

@@ -23,6 +23,7 @@ from msprobe_core.replay.choices import chosen_from
 from msprobe_core.replay.norms import norm_of, slices_of
 from msprobe_core.replay.recorded import RecordedCall, map_tensors
 from msprobe_core.replay.replay_codes import ReplayCode
+from msprobe_core.store.dtype_values import FORMS
 
 NUM_DISTURBED = 4
 """Number of replays with disturbed inputs that measure the condition; the signs of each are independent."""
@@ -33,12 +34,10 @@ Run: TypeAlias = Callable[[ReplayCall], Replayed]
 """Replays a call: `ReplayingFramework.replay` with a model or a device."""
 _Found = TypeVar("_Found")
 
-UNIT_ROUNDOFF = {
-    "float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8, "complex128": 2.0**-53,
-    "complex64": 2.0**-24, "complex32": 2.0**-11, "float8_e4m3fn": 2.0**-4, "float8_e4m3fnuz": 2.0**-4,
-    "float8_e5m2": 2.0**-3, "float8_e5m2fnuz": 2.0**-3,
+UNIT_ROUNDOFF = {dtype: 2.0**-form.precision for dtype, form in FORMS.items()} | {
+    "complex128": 2.0**-53, "complex64": 2.0**-24, "complex32": 2.0**-11,
 }  # fmt: skip
-"""Half the distance from 1 to the next number, by dtype. Sources: IEEE 754-2019, table 3.5; OCP OFP8, table 1."""
+"""Half the distance from 1 to the next number, by dtype; of a complex dtype that of its parts."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,6 @@ import sys
 import numpy as np
 import pytest
 
-from msprobe_core.api_check.dtype_values import rounded
 from msprobe_core.api_check.verdict import CallVerdict, OutputVerdict, Verdict
 from msprobe_core.config import load_config
 from msprobe_core.config.load import check_config
@@ -24,6 +23,7 @@ from msprobe_core.free_benchmark.reaction_codes import ReactionCode
 from msprobe_core.free_benchmark.row_gains import GAIN_FACTOR, gain_of_rows
 from msprobe_core.model import Level, Phase, ReplayCall, ReplayTensor, Task
 from msprobe_core.names import parse_entry
+from msprobe_core.store.dtype_values import rounded
 
 SITE = parse_entry("Functional.f.0.forward")
 

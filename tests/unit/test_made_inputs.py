@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from msprobe_core.api_check.dtype_values import FORMS, rounded
 from msprobe_core.api_check.made_inputs import (
     corrected,
     random_inputs,
@@ -17,6 +16,7 @@ from msprobe_core.interception.host_reducer import statistics_of
 from msprobe_core.model import Argument, ReplayTensor
 from msprobe_core.names import parse_entry
 from msprobe_core.replay.recorded import RecordedCall
+from msprobe_core.store.dtype_values import FORMS, rounded
 
 SKETCHER = Sketcher(NumpyArrays())
 RNG = np.random.default_rng(7)

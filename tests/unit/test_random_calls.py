@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from msprobe_core.api_check.draw_tests import LEVEL, binomial_bound, distance_bound
-from msprobe_core.api_check.dtype_values import rounded
 from msprobe_core.api_check.random_calls import (
     LEAST_ELEMENTS,
     MOST_TESTS,
@@ -17,6 +16,7 @@ from msprobe_core.api_check.verdict import Verdict
 from msprobe_core.model import Argument, ReplayTensor
 from msprobe_core.names import parse_entry
 from msprobe_core.replay.recorded import RecordedCall
+from msprobe_core.store.dtype_values import rounded
 
 SHAPE = (8, 50, 60)
 

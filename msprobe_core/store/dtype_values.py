@@ -1,4 +1,4 @@
-"""Which numbers a dtype has, and values rounded to it, for values that are made rather than recorded."""
+"""Which numbers a floating-point dtype has, and values rounded to it."""
 
 from __future__ import annotations
 
