@@ -18,7 +18,7 @@ from msprobe_core.api_check.made_inputs import corrected, random_inputs
 from msprobe_core.api_check.op_config import InputMode, OpConfig
 from msprobe_core.api_check.op_extract import api_of_config, dump_of
 from msprobe_core.api_check.published import LARGEST, api_name
-from msprobe_core.api_check.reproducer import file_name
+from msprobe_core.api_check.reproducer import file_name, scripting_of
 from msprobe_core.api_check.script_parts import load_inline, load_stored
 from msprobe_core.api_check.script_text import (
     MOST_INLINE,
@@ -31,11 +31,10 @@ from msprobe_core.api_check.script_text import (
     write_safetensors,
 )
 from msprobe_core.api_check.standards import Algorithm, standards
-from msprobe_core.errors import ConfigError, PluginError, ReplayError
+from msprobe_core.errors import ConfigError, ReplayError
 from msprobe_core.interception import literal, script_tensors, source_of
 from msprobe_core.interception.scripting import RECORDED
 from msprobe_core.model import CallScript, ReplayCall, ReplayTensor
-from msprobe_core.protocols.capabilities import ScriptingFramework
 from msprobe_core.replay.frameworks import replaying_framework
 from msprobe_core.replay.recorded import RecordedCall, RecordedCalls
 from msprobe_core.store.atomic_file import whole_file
@@ -67,13 +66,12 @@ def write_op_script(config: OpConfig, directory: Path, *, command: str) -> Path:
     if entry not in calls.entries:
         raise ConfigError(f"'propagation' is {config.propagation.value!r}, and the dump has no {entry}")
     framework = replaying_framework(calls.dump.header.framework)
-    if not isinstance(framework, ScriptingFramework):
-        raise PluginError("the plugin of this framework does not write scripts of calls; update it")
+    scripting = scripting_of(framework)
     call = _call(calls, entry, config)
     base = ReplayCall(
         site=call.site, args=call.args, kwargs=call.kwargs, gradients=call.gradients, max_elements=MAX_ELEMENTS
     )
-    script, own = framework.script(base), framework.replay(base).values
+    script, own = scripting.script(base), framework.replay(base).values
     results = {path: value.dtype for path, value in (call.outputs or own).items() if path in own}
     if not results:
         raise ReplayError(f"{entry} has no tensor among its results")

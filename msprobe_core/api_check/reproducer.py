@@ -34,6 +34,7 @@ from msprobe_core.api_check.script_text import (
 from msprobe_core.api_check.verdict import CallVerdict, Inputs
 from msprobe_core.errors import PluginError, ReplayError
 from msprobe_core.interception import literal, script_tensors, source_of
+from msprobe_core.interception.scripting import RECORDED
 from msprobe_core.model import CallScript, Phase, ReplayTensor
 from msprobe_core.protocols.capabilities import ReplayingFramework, ScriptingFramework
 from msprobe_core.replay.judge import judge_of
@@ -46,9 +47,6 @@ from msprobe_core.store.layout import make_directory
 MOST_LINES = 80
 """Limit of the number of lines of a script, beside tests of random numbers; a longer one has tables of one line and no
 empty lines."""
-
-_RECORDED = "recorded "
-"""Beginning of the names of recorded results in a file beside a script."""
 
 _MOST_EXPLAINED = 2
 """Number of results whose limits are explained one by one."""
@@ -86,7 +84,7 @@ def write_reproducer(
     name = file_name(call)
     make_directory(directory)
     path = directory / f"{name}.py"
-    tensors = found.inputs | {f"{_RECORDED}{each}": value for each, value in outputs.items()}
+    tensors = found.inputs | {f"{RECORDED}{each}": value for each, value in outputs.items()}
     if len(tensors) < len(found.inputs) + len(outputs):
         raise ReplayError("one of its arguments has the name of a result in the script")
     is_inline = num_bytes(tensors) <= MOST_INLINE
@@ -96,7 +94,7 @@ def write_reproducer(
     else:
         offsets = write_safetensors(path.with_suffix(".safetensors"), tensors)
         inputs = stored_rows(found.inputs, dtypes, offsets)
-        of_results = {each: offsets[f"{_RECORDED}{each}"] for each in outputs}
+        of_results = {each: offsets[f"{RECORDED}{each}"] for each in outputs}
         recorded = stored_rows(outputs, {}, of_results)
     load = source_of(parts.load_inline if is_inline else parts.load_stored, "load")
     title = header(name, call, verdict, found.script, command, place)
@@ -159,7 +157,7 @@ class Scripted:
 def _drawn(call: RecordedCall, drawn: RandomScript, framework: ReplayingFramework) -> Scripted:
     """Return what a script of a random call is made of."""
     base = base_of(call, MAX_ELEMENTS)
-    script = structs.replace(_scripting(framework).script(base), formula=drawn.tests)
+    script = structs.replace(scripting_of(framework).script(base), formula=drawn.tests)
     return Scripted(
         script=script,
         inputs=script_tensors(base),
@@ -170,7 +168,8 @@ def _drawn(call: RecordedCall, drawn: RandomScript, framework: ReplayingFramewor
     )
 
 
-def _scripting(framework: ReplayingFramework) -> ScriptingFramework:
+def scripting_of(framework: ReplayingFramework) -> ScriptingFramework:
+    """Return a framework as one that writes scripts; raise a `PluginError` if its plugin writes none."""
     if not isinstance(framework, ScriptingFramework):
         raise PluginError("the plugin of this framework does not write scripts of calls; update it")
     return framework
@@ -178,7 +177,7 @@ def _scripting(framework: ReplayingFramework) -> ScriptingFramework:
 
 def scripted(call: RecordedCall, verdict: CallVerdict, framework: ReplayingFramework, max_elements: int) -> Scripted:
     """Return what a script of a call is made of; see `write_reproducer`."""
-    scripting = _scripting(framework)
+    scripting = scripting_of(framework)
     if call.missing is not None:
         raise ReplayError(call.missing.text)
     judged = call if call.outputs else replace(call, outputs=_own_results(call, framework, max_elements))
