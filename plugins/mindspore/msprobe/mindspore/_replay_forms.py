@@ -15,6 +15,7 @@ import numpy as np
 from scipy import special as _special
 
 from msprobe.mindspore._replay_tape import (
+    MAX_ELEMENTS,
     Array,
     TooLargeError,
     Value,
@@ -273,11 +274,8 @@ _COMPARED: dict[str, Any] = {
     "le less_equal __le__": np.less_equal, "gt greater __gt__": np.greater, "ge greater_equal __ge__": np.greater_equal,
     "logical_and": np.logical_and, "logical_or": np.logical_or, "logical_xor": np.logical_xor,
     "bitwise_and __and__": np.bitwise_and, "bitwise_or __or__": np.bitwise_or, "bitwise_xor __xor__": np.bitwise_xor,
-    "floor_div floor_divide __floordiv__": np.floor_divide,
+    "floor_div floor_divide __floordiv__ __ifloordiv__": np.floor_divide,
 }  # fmt: skip
-
-
-_COMPARED["__ifloordiv__"] = np.floor_divide
 
 
 def _plain_form(function: Any) -> Form:
@@ -389,14 +387,8 @@ def _nan_to_num(x: Value, nan: float | None = None, posinf: float | None = None,
     return Value(array, [(x, lambda g: np.where(np.isfinite(x.array), g, 0.0))])
 
 
-@form("select", ("Functional",))
-def _select_by(condition: Value, x: Any, y: Any) -> Value:
-    return where(condition, x, y)
-
-
-@form("where", ("Tensor",))
-def _where_method(x: Value, condition: Value, y: Any) -> Value:
-    return where(condition, x, y)
+form("select", ("Functional",))(where)
+form("where", ("Tensor",))(lambda x, condition, y: where(condition, x, y))
 
 
 @form("elu")
@@ -418,9 +410,7 @@ def _leaky_relu(x: Value, negative_slope: float = 0.01) -> Value:
     return where(x.array > 0, x, x * negative_slope)
 
 
-@form("leaky_relu", ("Functional",))
-def _leaky_relu_ops(x: Value, alpha: float = 0.2) -> Value:
-    return _leaky_relu(x, alpha)
+form("leaky_relu", ("Functional",))(lambda x, alpha=0.2: _leaky_relu(x, alpha))
 
 
 @form("prelu")
@@ -495,6 +485,8 @@ forms(
         "softmin": lambda x, axis=-1, *, dtype=None: softmax(-x, axis),
         "dist": lambda x, y, p=2: vector_norm(x - y, p, None, False),
         "trace": lambda x: total(moved(x, np.diagonal)),
+        "all": lambda x, axis=None, keep_dims=False: stopped(x.array.all(axes_of(x, axis), keepdims=keep_dims)),
+        "any": lambda x, axis=None, keep_dims=False: stopped(x.array.any(axes_of(x, axis), keepdims=keep_dims)),
     },
 )
 
@@ -675,16 +667,6 @@ def _prod(x: Value, axis: Any = None, keep_dims: bool = False, *, dtype: Any = N
     return Value(array if keep_dims else np.squeeze(array, axes), [(x, derive)])
 
 
-@form("all")
-def _all(x: Value, axis: Any = None, keep_dims: bool = False) -> Value:
-    return stopped(np.all(x.array, axis=axes_of(x, axis), keepdims=keep_dims))
-
-
-@form("any")
-def _any(x: Value, axis: Any = None, keep_dims: bool = False) -> Value:
-    return stopped(np.any(x.array, axis=axes_of(x, axis), keepdims=keep_dims))
-
-
 @form("count_nonzero")
 def _count_nonzero(x: Value, axis: Any = None, keep_dims: bool = False, dtype: Any = None) -> Value:
     return stopped(np.count_nonzero(x.array, axis=axes_of(x, axis), keepdims=keep_dims))
@@ -727,16 +709,8 @@ def _axis_of_softmax(x: Value, axis: Any) -> int:
     return (0 if x.ndim in (0, 1, 3) else 1) if axis is None else axis
 
 
-def _softmax_ops(x: Value, axis: int = -1, *, dtype: Any = None) -> Value:
-    return softmax(x, axis)
-
-
-def _log_softmax_ops(x: Value, axis: int = -1) -> Value:
-    return log_softmax(x, axis)
-
-
-form("softmax", _OPS)(_softmax_ops)
-form("log_softmax", _OPS)(_log_softmax_ops)
+form("softmax", _OPS)(lambda x, axis=-1, *, dtype=None: softmax(x, axis))
+form("log_softmax", _OPS)(lambda x, axis=-1: log_softmax(x, axis))
 
 
 @form("cumsum")
@@ -789,17 +763,13 @@ def _vector_norm(x: Value, ord: Any = 2, axis: Any = None, keep_dims: bool = Fal
     return vector_norm(x, ord, axis, keep_dims)
 
 
+@form("linalg_norm", ("Mint",))
 @form("norm", _OPS)
 def _norm_ops(x: Value, ord: Any = None, axis: Any = None, keep_dims: bool = False, *, dtype: Any = None) -> Value:
     num_axes = len(axes_of(x, axis))
     if ord not in (None, "fro") and num_axes > 1:
         raise NoFormulaError("a norm of matrices")
     return vector_norm(x, 2 if ord in (None, "fro") else ord, axis, keep_dims)
-
-
-@form("linalg_norm", ("Mint",))
-def _linalg_norm(x: Value, ord: Any = None, axis: Any = None, keep_dims: bool = False, *, dtype: Any = None) -> Value:
-    return _norm_ops(x, ord, axis, keep_dims)
 
 
 @form("linalg_matrix_norm", ("Mint",))
@@ -933,10 +903,6 @@ def _transpose_method(x: Value, *axis: Any) -> Value:
 
 
 @form("transpose", _MINT)
-def _transpose(x: Value, dim0: int, dim1: int) -> Value:
-    return _swapped(x, dim0, dim1)
-
-
 @form("swapaxes swapdims transpose_ext_view")
 def _swapped(x: Value, axis0: int, axis1: int) -> Value:
     return moved(x, lambda places: np.swapaxes(places, axis0, axis1))
@@ -953,11 +919,6 @@ def _squeeze(x: Value, axis: Any = None) -> Value:
     return moved(x, lambda places: np.squeeze(places, tuple(axes)))
 
 
-@form("flatten", _MINT)
-def _flatten(x: Value, start_dim: int = 0, end_dim: int = -1) -> Value:
-    return _flattened(x, start_dim, end_dim)
-
-
 @form("flatten", ("Tensor",))
 def _flatten_method(x: Value, order: Any = "C", end: Any = None, *, start_dim: int = 0, end_dim: int = -1) -> Value:
     if isinstance(order, int):
@@ -972,10 +933,11 @@ def _flatten_ops(x: Value, order: str = "C", *, start_dim: int = 1, end_dim: int
     return _flattened(x, start_dim, end_dim)
 
 
-def _flattened(x: Value, start: int, end: int) -> Value:
+@form("flatten", _MINT)
+def _flattened(x: Value, start_dim: int = 0, end_dim: int = -1) -> Value:
     if x.ndim < 2:
         return moved(x, lambda places: places.reshape(-1))
-    start, end = start % x.ndim, end % x.ndim
+    start, end = start_dim % x.ndim, end_dim % x.ndim
     return moved(x, lambda places: places.reshape((*x.shape[:start], -1, *x.shape[end + 1 :])))
 
 
@@ -987,7 +949,7 @@ def _unflatten(x: Value, axis: int, sizes: Any) -> Value:
 
 def checked_size(shape: Any) -> None:
     """Raise `TooLargeError` for a shape with too many elements."""
-    if np.prod([max(int(size), 1) for size in shape], dtype=np.float64) > (1 << 26):
+    if np.prod([max(int(size), 1) for size in shape], dtype=np.float64) > MAX_ELEMENTS:
         raise TooLargeError(f"an intermediate result has the shape {list(shape)}")
 
 
@@ -1067,12 +1029,10 @@ def _narrow(x: Value, axis: int, start: int, length: int) -> Value:
     return moved(x, lambda places: np.take(places, np.arange(start, start + length), axis))
 
 
+@form("select_ext")
 @form("select", ("Mint", "Tensor"))
 def _select(x: Value, axis: int, index: int) -> Value:
     return moved(x, lambda places: np.take(places, index, axis))
-
-
-form("select_ext")(_select)
 
 
 @form("cat concat concatenate")
@@ -1195,13 +1155,11 @@ def _index(index: Any) -> Any:
     return array_of(index)
 
 
+@form("gather_elements gather_d")
 @form("gather", _MINT)
 def _gather(x: Value, axis: int, index: Value) -> Value:
     # Dimensions other than ``axis`` may be larger than those of the index.
     return moved(x, lambda places: np.take_along_axis(_cropped(places, index.shape, axis), index.array, axis))
-
-
-form("gather_elements gather_d")(_gather)
 
 
 @form("gather", ("Tensor",))
@@ -1334,10 +1292,7 @@ def _unsorted_segment_sum(x: Value, segment_ids: Value, num_segments: Any) -> Va
     return accumulated(stopped(np.zeros(shape, x.array.dtype)), places, x)
 
 
-@form("nonzero", ("Functional",))
+@form("nonzero", ("Functional", "Mint", "Tensor"))
 def _nonzero(x: Value, *, as_tuple: bool = False) -> Any:
     found = np.nonzero(x.array)
     return tuple(map(stopped, found)) if as_tuple else stopped(np.stack(found, -1))
-
-
-form("nonzero", ("Mint", "Tensor"))(_nonzero)

@@ -58,16 +58,16 @@ class Value:
         return self.array.dtype.kind == "f"
 
     def __add__(self, other: Any) -> Value:
-        return _binary(np.add, self, other, lambda g, a, b: (g, g))
+        return binary(np.add, self, other, lambda g, a, b: (g, g))
 
     def __sub__(self, other: Any) -> Value:
-        return _binary(np.subtract, self, other, lambda g, a, b: (g, -g))
+        return binary(np.subtract, self, other, lambda g, a, b: (g, -g))
 
     def __mul__(self, other: Any) -> Value:
-        return _binary(np.multiply, self, other, lambda g, a, b: (g * b, g * a))
+        return binary(np.multiply, self, other, lambda g, a, b: (g * b, g * a))
 
     def __truediv__(self, other: Any) -> Value:
-        return _binary(np.true_divide, floating(self), other, lambda g, a, b: (g / b, -g * a / (b * b)))
+        return binary(np.true_divide, floating(self), other, lambda g, a, b: (g / b, -g * a / (b * b)))
 
     def __rsub__(self, other: Any) -> Value:
         return value_of(other, self) - self
@@ -117,23 +117,9 @@ def _unbroadcast(gradient: Array, shape: tuple[int, ...]) -> Array:
     return gradient.sum(axis=axes, keepdims=True) if axes else gradient
 
 
-def _checked(*shapes: tuple[int, ...]) -> None:
-    shape = np.broadcast_shapes(*shapes)
+def _check_size(shape: tuple[int, ...]) -> None:
     if np.prod(shape, dtype=np.float64) > MAX_ELEMENTS:
         raise TooLargeError(f"an intermediate result has the shape {list(shape)}")
-
-
-def _binary(function: Any, x: Any, y: Any, derive: Callable[[Array, Array, Array], tuple[Array, Array]]) -> Value:
-    a = x if isinstance(x, Value) else value_of(x, y)
-    b = value_of(y, a)
-    _checked(a.shape, b.shape)
-    return Value(
-        function(a.array, b.array),
-        [
-            (a, lambda g: _unbroadcast(derive(g, a.array, b.array)[0], a.shape)),
-            (b, lambda g: _unbroadcast(derive(g, a.array, b.array)[1], b.shape)),
-        ],
-    )
 
 
 def binary(function: Any, x: Any, y: Any, derive: Callable[[Array, Array, Array], tuple[Array, Array]]) -> Value:
@@ -145,7 +131,16 @@ def binary(function: Any, x: Any, y: Any, derive: Callable[[Array, Array, Array]
         y: Second operand; one of both may be a number.
         derive: Returns both parts of the gradient from the result's gradient and both arrays.
     """
-    return _binary(function, x, y, derive)
+    a = x if isinstance(x, Value) else value_of(x, y)
+    b = value_of(y, a)
+    _check_size(np.broadcast_shapes(a.shape, b.shape))
+    return Value(
+        function(a.array, b.array),
+        [
+            (a, lambda g: _unbroadcast(derive(g, a.array, b.array)[0], a.shape)),
+            (b, lambda g: _unbroadcast(derive(g, a.array, b.array)[1], b.shape)),
+        ],
+    )
 
 
 def unary(x: Value, function: Any, derivative: Callable[[Array, Array], Array]) -> Value:
@@ -166,7 +161,7 @@ def power(x: Value, y: Any) -> Value:
         of_base = np.where(b == 0, 0.0, g * b * np.power(a, np.where(b == 0, 1.0, b - 1)))
         return of_base, np.where((a == 0) & (b >= 0), 0.0, g * np.power(a, b) * np.log(np.where(a > 0, a, 1.0)))
 
-    return _binary(np.power, x, y, derive)
+    return binary(np.power, x, y, derive)
 
 
 def matmul(x: Value, y: Value) -> Value:
@@ -222,8 +217,7 @@ def joined(values: Sequence[Value], function: Callable[[list[Array]], Array]) ->
         places.append(np.arange(start, start + value.size).reshape(value.shape))
         start += value.size
     chosen = np.asarray(function(places))
-    if chosen.size > MAX_ELEMENTS:
-        raise TooLargeError(f"an intermediate result has the shape {list(chosen.shape)}")
+    _check_size(chosen.shape)
     flat = values[0].array.ravel() if len(values) == 1 else np.concatenate([value.array.ravel() for value in values])
     sources: list[tuple[Value, Derivative]] = []
     for value, own in zip(values, places, strict=True):
@@ -261,7 +255,7 @@ def where(condition: Any, x: Any, y: Any) -> Value:
     chosen: Array = condition.array if isinstance(condition, Value) else np.asarray(condition)
     a = x if isinstance(x, Value) else value_of(x, y) if isinstance(y, Value) else Value(np.float64(x))
     b = value_of(y, a)
-    _checked(chosen.shape, a.shape, b.shape)
+    _check_size(np.broadcast_shapes(chosen.shape, a.shape, b.shape))
     return Value(
         np.where(chosen, a.array, b.array),
         [
