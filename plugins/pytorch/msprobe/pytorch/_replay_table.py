@@ -22,21 +22,25 @@ from msprobe_core.plugin import LinearKind
 
 Function = Callable[..., Any]
 
-_FUNCTIONAL = """
-    linear bilinear embedding embedding_bag scaled_dot_product_attention multi_head_attention_forward
+_BOUNDED_FUNCTIONAL = """
+    linear embedding scaled_dot_product_attention layer_norm rms_norm group_norm batch_norm instance_norm normalize
+    softmax log_softmax softmin relu relu_ relu6 elu selu celu leaky_relu prelu glu gelu logsigmoid hardshrink
+    softshrink tanhshrink softsign softplus tanh sigmoid hardsigmoid silu mish hardswish hardtanh threshold dropout
+    cross_entropy nll_loss binary_cross_entropy binary_cross_entropy_with_logits kl_div mse_loss l1_loss smooth_l1_loss
+    huber_loss cosine_similarity
+"""
+
+_OTHER_FUNCTIONAL = """
+    bilinear embedding_bag multi_head_attention_forward
     conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d
-    layer_norm rms_norm group_norm batch_norm instance_norm local_response_norm normalize
-    softmax log_softmax softmin gumbel_softmax relu relu_ relu6 elu elu_ selu selu_ celu celu_ leaky_relu leaky_relu_
-    prelu rrelu rrelu_ glu gelu logsigmoid hardshrink softshrink tanhshrink softsign softplus tanh sigmoid hardsigmoid
-    silu mish hardswish hardtanh hardtanh_ threshold threshold_
-    dropout dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout
+    local_response_norm gumbel_softmax elu_ selu_ celu_ leaky_relu_ rrelu rrelu_ hardtanh_ threshold_
+    dropout1d dropout2d dropout3d alpha_dropout feature_alpha_dropout
     avg_pool1d avg_pool2d avg_pool3d max_pool1d max_pool2d max_pool3d adaptive_avg_pool1d adaptive_avg_pool2d
     adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d lp_pool1d lp_pool2d lp_pool3d
     max_unpool1d max_unpool2d max_unpool3d
-    cross_entropy linear_cross_entropy nll_loss binary_cross_entropy binary_cross_entropy_with_logits kl_div mse_loss
-    l1_loss smooth_l1_loss huber_loss cosine_embedding_loss gaussian_nll_loss poisson_nll_loss hinge_embedding_loss
+    linear_cross_entropy cosine_embedding_loss gaussian_nll_loss poisson_nll_loss hinge_embedding_loss
     margin_ranking_loss soft_margin_loss triplet_margin_loss triplet_margin_with_distance_loss multi_margin_loss
-    multilabel_margin_loss multilabel_soft_margin_loss cosine_similarity pairwise_distance pdist
+    multilabel_margin_loss multilabel_soft_margin_loss pairwise_distance pdist
     pad interpolate upsample grid_sample affine_grid pixel_shuffle pixel_unshuffle channel_shuffle fold unfold
 """
 
@@ -88,18 +92,22 @@ _TENSOR_ONLY = """
 
 _TENSOR_ENLARGING = "new_zeros new_ones new_full new_tensor unfold"
 
-_TORCH_ONLY = """
-    cat concat concatenate stack hstack vstack dstack column_stack row_stack einsum tensordot chain_matmul addcmul
-    addcdiv batch_norm layer_norm group_norm instance_norm rms_norm bilinear conv1d conv2d conv3d conv_transpose1d
-    conv_transpose2d conv_transpose3d conv_tbc convolution embedding gelu selu celu rsub threshold dropout alpha_dropout
-    feature_dropout feature_alpha_dropout cosine_similarity pairwise_distance cdist baddbmm var_mean std_mean
-    broadcast_tensors meshgrid block_diag cartesian_prod gradient atleast_1d atleast_2d atleast_3d polar complex real
-    imag clamp_min clamp_max lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
-    zeros_like ones_like full_like zeros ones full arange linspace logspace eye tensor as_tensor asarray scalar_tensor
-    tril_indices triu_indices constant_pad_nd channel_shuffle pixel_shuffle pixel_unshuffle native_layer_norm
+_BOUNDED_TORCH = """
+    cat concat concatenate stack hstack vstack addcmul addcdiv batch_norm layer_norm group_norm instance_norm rms_norm
+    embedding gelu selu celu rsub threshold dropout var_mean std_mean polar complex real imag clamp_min clamp_max
+    zeros_like ones_like full_like native_layer_norm fill zero_
+"""
+
+_OTHER_TORCH = """
+    dstack column_stack row_stack einsum tensordot chain_matmul bilinear conv1d conv2d conv3d conv_transpose1d
+    conv_transpose2d conv_transpose3d conv_tbc convolution alpha_dropout feature_dropout feature_alpha_dropout
+    cosine_similarity pairwise_distance cdist baddbmm broadcast_tensors meshgrid block_diag cartesian_prod gradient
+    atleast_1d atleast_2d atleast_3d lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
+    zeros ones full arange linspace logspace eye tensor as_tensor asarray scalar_tensor tril_indices triu_indices
+    constant_pad_nd channel_shuffle pixel_shuffle pixel_unshuffle
     binary_cross_entropy_with_logits kl_div poisson_nll_loss hinge_embedding_loss margin_ranking_loss
     triplet_margin_loss cosine_embedding_loss hann_window hamming_window blackman_window bartlett_window kaiser_window
-    fill zero_ max_pool1d max_pool1d_with_indices max_pool2d max_pool3d adaptive_max_pool1d adaptive_avg_pool1d
+    max_pool1d max_pool1d_with_indices max_pool2d max_pool3d adaptive_max_pool1d adaptive_avg_pool1d
     native_channel_shuffle nuclear_norm norm_except_dim dsmm
 """
 
@@ -129,18 +137,6 @@ _STAND_INS: Sequence[tuple[str, str, Function]] = (
     ("Torch", "_grouped_mm", stand_ins.grouped_mm),
 )
 
-_BOUNDED_FUNCTIONAL = """
-    linear embedding scaled_dot_product_attention layer_norm rms_norm group_norm batch_norm instance_norm normalize
-    softmax log_softmax softmin relu relu_ relu6 elu selu celu leaky_relu prelu glu gelu logsigmoid hardshrink
-    softshrink tanhshrink softsign softplus tanh sigmoid hardsigmoid silu mish hardswish hardtanh threshold dropout
-    cross_entropy nll_loss binary_cross_entropy binary_cross_entropy_with_logits kl_div mse_loss l1_loss smooth_l1_loss
-    huber_loss cosine_similarity
-"""
-_BOUNDED_TORCH = """
-    cat concat concatenate stack hstack vstack addcmul addcdiv batch_norm layer_norm group_norm instance_norm rms_norm
-    embedding gelu selu celu rsub threshold dropout var_mean std_mean polar complex real imag clamp_min clamp_max
-    zeros_like ones_like full_like native_layer_norm fill zero_
-"""
 _BOUNDED_REFERENCES = """
     fast_gelu npu_fast_gelu npu_gelu npu_silu npu_mish npu_swiglu npu_scaled_masked_softmax npu_rms_norm
     npu_add_rms_norm npu_gemma_rms_norm npu_layer_norm_eval npu_group_norm_silu npu_linear npu_rotary_mul
@@ -171,35 +167,13 @@ _LEFT_OUT = {
 """Why functions that programs do call are not in the table, as ends of sentences."""
 
 RANDOM = frozenset(
-    [
-        "rand",
-        "randn",
-        "randint",
-        "randperm",
-        "normal",
-        "bernoulli",
-        "multinomial",
-        "poisson",
-        "rand_like",
-        "randn_like",
-        "randint_like",
-        "uniform_",
-        "normal_",
-        "random_",
-        "bernoulli_",
-        "exponential_",
-        "geometric_",
-        "cauchy_",
-        "log_normal_",
-        "native_dropout",
-        "trunc_normal_",
-        "kaiming_uniform_",
-        "kaiming_normal_",
-        "xavier_uniform_",
-        "xavier_normal_",
-        "orthogonal_",
-    ]
-)
+    {
+        "rand", "randn", "randint", "randperm", "normal", "bernoulli", "multinomial", "poisson", "rand_like",
+        "randn_like", "randint_like", "uniform_", "normal_", "random_", "bernoulli_", "exponential_", "geometric_",
+        "cauchy_", "log_normal_", "native_dropout", "trunc_normal_", "kaiming_uniform_", "kaiming_normal_",
+        "xavier_uniform_", "xavier_normal_", "orthogonal_",
+    }
+)  # fmt: skip
 """Functions that always draw random numbers."""
 
 
@@ -262,9 +236,9 @@ def _table() -> dict[tuple[str, str], Function]:
 def _rows() -> Iterator[tuple[tuple[str, str], Function]]:
     written = [f"{name}_" for name in _ELEMENTWISE.split()]
     shared = [*_ELEMENTWISE.split(), *_OTHERS.split(), *_ENLARGING.split(), *written]
-    yield from _members("Functional", functional, _FUNCTIONAL.split())
+    yield from _members("Functional", functional, [*_BOUNDED_FUNCTIONAL.split(), *_OTHER_FUNCTIONAL.split()])
     yield from _members("Tensor", torch.Tensor, [*shared, *_TENSOR_ONLY.split(), *_TENSOR_ENLARGING.split()])
-    yield from _members("Torch", torch, [*shared, *_TORCH_ONLY.split()])
+    yield from _members("Torch", torch, [*shared, *_BOUNDED_TORCH.split(), *_OTHER_TORCH.split()])
     yield from _members("VF", torch._VF, _VF.split())
     for stem, names in _SUBMODULES.items():
         for (_, name), function in _members("", getattr(torch, stem), names.split()):
