@@ -58,16 +58,29 @@ def _mapped_field(value: Any, function: Callable[[ast.expr], tuple[ast.expr, ast
     return function(value) if isinstance(value, ast.expr) else (value, value)
 
 
+_REPEATING = (ast.GeneratorExp, ast.ListComp, ast.Lambda)
+
+
 def uses_of(body: Sequence[ast.AST]) -> dict[str, int]:
     """Return how often each name is used, where a use that may be repeated counts as two."""
+    return _counted(body, (*_REPEATING, ast.For, ast.FunctionDef))
+
+
+def _reads(body: Sequence[ast.AST]) -> dict[str, int]:
+    """Return how often each name is read; inside of comprehensions and the like that counts as two."""
+    return _counted(body, _REPEATING, only_reads=True)
+
+
+def _counted(
+    body: Sequence[ast.AST], repeating: tuple[type[ast.AST], ...], *, only_reads: bool = False
+) -> dict[str, int]:
     found: dict[str, int] = {}
 
     def visit(node: ast.AST, times: int) -> None:
-        if isinstance(node, ast.Name):
+        if isinstance(node, ast.Name) and (isinstance(node.ctx, ast.Load) or not only_reads):
             found[node.id] = found.get(node.id, 0) + times
-        is_repeated = isinstance(node, ast.GeneratorExp | ast.ListComp | ast.For | ast.Lambda | ast.FunctionDef)
         for each in ast.iter_child_nodes(node):
-            visit(each, 2 if is_repeated else times)
+            visit(each, 2 if isinstance(node, repeating) else times)
 
     for each in body:
         visit(each, 1)
@@ -205,22 +218,6 @@ def _is_merged(body: list[ast.stmt], i: int, name: str, value: ast.expr, uses: M
 def _additions(body: Sequence[ast.stmt]) -> dict[str, int]:
     names = extended(body)
     return {name: names.count(name) for name in names}
-
-
-def _reads(body: Sequence[ast.stmt]) -> dict[str, int]:
-    """Return how often each name is read; inside of comprehensions and the like that counts as two."""
-    found: dict[str, int] = {}
-
-    def visit(node: ast.AST, times: int) -> None:
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-            found[node.id] = found.get(node.id, 0) + times
-        is_repeated = isinstance(node, ast.GeneratorExp | ast.ListComp | ast.Lambda)
-        for each in ast.iter_child_nodes(node):
-            visit(each, 2 if is_repeated else times)
-
-    for each in body:
-        visit(each, 1)
-    return found
 
 
 def text_of(statement: ast.stmt) -> str:
