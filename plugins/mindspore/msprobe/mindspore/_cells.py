@@ -170,7 +170,7 @@ class CellHooks(ParameterHooks):
         self._traits = CellTraits()
         self._cells: list[nn.Cell] = []
         self._cell_handles: list[Handle] = []
-        self._hidden: list[Callable[[], None]] = []
+        self._hidden = HiddenHooks(self._cells)
 
     def _find(self, path: str, type_name: str, cell: nn.Cell) -> None:
         calls = ModuleCalls(self._recorder, path, type_name, self._traits, self._unsettled, self._visit)
@@ -181,20 +181,16 @@ class CellHooks(ParameterHooks):
     def remove(self) -> None:
         """Remove all hooks."""
         super().remove()
-        self._show()
+        self._hidden.show()
         _remove_all(self._cell_handles)
 
     def _step_aside(self) -> None:
         super()._step_aside()
-        self._hidden = [hide_hooks(cell) for cell in self._cells]
+        self._hidden.hide()
 
     def _come_back(self) -> None:
-        self._show()
+        self._hidden.show()
         super()._come_back()
-
-    def _show(self) -> None:
-        while self._hidden:
-            self._hidden.pop()()
 
 
 class CellWatch:
@@ -203,23 +199,15 @@ class CellWatch:
     def __init__(self, models: Sequence[NamedModel], watcher: CallWatcher) -> None:
         """Install the hooks."""
         found = list(cells_of(models))
-        self._cells = [each.module for each in found]
-        self._hidden: list[Callable[[], None]] = []
+        self._hidden = HiddenHooks([each.module for each in found])
         self._hooks = WatchHooks(PREFIX, found, watcher)
-        self._compiling = Compiling(self._step_aside, self._come_back)
+        self._compiling = Compiling(self._hidden.hide, self._hidden.show)
         self._compiling.install()
-
-    def _step_aside(self) -> None:
-        self._hidden = [hide_hooks(cell) for cell in self._cells]
-
-    def _come_back(self) -> None:
-        while self._hidden:
-            self._hidden.pop()()
 
     def detach(self) -> None:
         """Remove all hooks."""
         self._compiling.remove()
-        self._come_back()
+        self._hidden.show()
         self._hooks.detach()
 
     def release(self) -> None:
@@ -232,6 +220,24 @@ class CellWatch:
 def _remove_all(handles: list[Handle]) -> None:
     while handles:
         handles.pop().remove()
+
+
+class HiddenHooks:
+    """The hooks of Cells while a function is compiled."""
+
+    def __init__(self, cells: Sequence[nn.Cell]) -> None:
+        """Prepare; the hooks of all Cells that are in ``cells`` then are hidden."""
+        self._cells = cells
+        self._undo: list[Callable[[], None]] = []
+
+    def hide(self) -> None:
+        """Hide them."""
+        self._undo = [hide_hooks(cell) for cell in self._cells]
+
+    def show(self) -> None:
+        """Show what is hidden."""
+        while self._undo:
+            self._undo.pop()()
 
 
 def hide_hooks(cell: nn.Cell) -> Callable[[], None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ from mindspore.ops import operations
 from mindspore.train.amp import AmpDecorator
 
 from msprobe.mindspore._apis import TENSOR
-from msprobe.mindspore._cells import cells_of, hide_hooks, own_parameters
+from msprobe.mindspore._cells import HiddenHooks, cells_of, own_parameters
 from msprobe.mindspore._compiling import Compiling
 from msprobe.mindspore._device import COMPLEX, FLOATING
 from msprobe.mindspore._functions import ApiPatches
@@ -157,7 +157,7 @@ class RaisedCells(RaisingModules):
     def around_step(self) -> Generator[None, None, None]:
         """Patch functions, operators that Cells hold, and casts; hooks are absent while a function is compiled."""
         calls: Any = _FineCalls(self, self._compiled)
-        hidden = _Hidden([each.module for each in self.found])
+        hidden = HiddenHooks([each.module for each in self.found])
         put: list[Any] = [
             PrimitivePatches(self._models, calls, RiskLevel.ALL),
             FunctionPatch(operations.Cast, "__call__", calls.cast),
@@ -188,21 +188,6 @@ class RaisedCells(RaisingModules):
                 f"{self._compiled[0]} runs compiled (jit), so that nothing inside of it can be raised; run it with the "
                 "environment variable MS_JIT=0"
             )
-
-
-class _Hidden:
-    """The hooks of Cells while a function is compiled."""
-
-    def __init__(self, cells: Sequence[nn.Cell]) -> None:
-        self._cells = cells
-        self._undo: list[Callable[[], None]] = []
-
-    def hide(self) -> None:
-        self._undo = [hide_hooks(cell) for cell in self._cells]
-
-    def show(self) -> None:
-        while self._undo:
-            self._undo.pop()()
 
 
 class _FineCalls:

@@ -16,16 +16,12 @@ from typing import Any
 import mindspore as ms
 from mindspore import Parameter, nn
 
-from msprobe.mindspore._cells import Unnamed, cells_of, own_parameters
+from msprobe.mindspore._cells import Unnamed, cells_of, hide_hooks, own_parameters
 from msprobe.mindspore._compiling import api
 from msprobe.mindspore.graph.attempts import Attempts
 from msprobe.mindspore.graph.collector import station
 from msprobe.mindspore.graph.generate import construct_like
 from msprobe.mindspore.graph.plan import Plan
-from msprobe_core.interception import Hook
-
-_HOOKS = ("_forward_pre_hook", "_forward_hook", "_forward_hook_always_called")
-
 
 _BARE = "msprobe_bare"
 """Suffix of the name of a graph that is compiled without points for comparison."""
@@ -166,8 +162,7 @@ class _Put:
         if id(cell) in self._seen:
             return
         self._seen.add(id(cell))
-        for name in _HOOKS:
-            self._put_aside(getattr(cell, name, None))
+        self._removals.append(hide_hooks(cell))
         if self._plan is None:
             return
         own = own_parameters(cell)
@@ -180,20 +175,6 @@ class _Put:
     def leave_parameters_of(self, cell: nn.Cell) -> None:
         """Set no hooks on parameters used within a backward of the user: the compiler fails on them."""
         self._seen.update(id(parameter) for parameter in cell.get_parameters())
-
-    def _put_aside(self, hooks: dict[int, Any] | None) -> None:
-        ours = {key: hook for key, hook in (hooks or {}).items() if isinstance(hook, Hook)}
-        if hooks is None or not ours:
-            return
-        everything = dict(hooks)
-        for key in ours:
-            del hooks[key]
-
-        def put_back() -> None:
-            hooks.clear()
-            hooks.update(everything)
-
-        self._removals.append(put_back)
 
     def _hook(self, parameter: Parameter) -> None:
         if parameter.requires_grad and id(parameter) not in self._seen:
