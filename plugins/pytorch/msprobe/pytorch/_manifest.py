@@ -141,25 +141,20 @@ def _autocast() -> dict[str, Any]:
     return found
 
 
-def _backend(path: str, *names: str) -> _Read:
-    def read() -> dict[str, Any]:
-        place: Any = torch.backends
-        for part in path.split("."):
-            place = getattr(place, part)
-        return {name: value for name in names if (value := getattr(place, name, None)) is not None}
-
-    return read
+def _settings_at(root: Any, path: str, *names: str) -> dict[str, Any]:
+    """Return settings by their names; those that a release lacks are left out."""
+    for part in path.split("."):
+        root = getattr(root, part, None)
+    return {name: value for name in names if (value := getattr(root, name, None)) is not None}
 
 
 def _precisions() -> dict[str, Any]:
     """Return the precision of float32 in kernels, as releases since 2.9 set it for each back end and operator."""
-    found: dict[str, Any] = {"": getattr(torch.backends, "fp32_precision", None)}
+    name = "fp32_precision"
+    found = {"all": _settings_at(torch, "backends", name)}
     for path in ("cuda.matmul", "cudnn", "cudnn.conv", "cudnn.rnn", "mkldnn", "mkldnn.matmul", "mkldnn.conv"):
-        place: Any = torch.backends
-        for part in path.split("."):
-            place = getattr(place, part, None)
-        found[path] = getattr(place, "fp32_precision", None)
-    return {name or "all": value for name, value in found.items() if value is not None}
+        found[path] = _settings_at(torch.backends, path, name)
+    return {path: values[name] for path, values in found.items() if values}
 
 
 def _attention_backends() -> dict[str, bool]:
@@ -195,22 +190,14 @@ _READERS: Mapping[str, _Read] = {
     "fill_uninitialized_memory": lambda: cast("Any", torch.utils).deterministic.fill_uninitialized_memory,
     "float32_matmul_precision": torch.get_float32_matmul_precision,
     "fp32_precision": _precisions,
-    "cuda.matmul": _backend(
-        "cuda.matmul", "allow_tf32", "allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction",
-        "allow_fp16_accumulation",
+    "cuda.matmul": lambda: _settings_at(
+        torch.backends, "cuda.matmul", "allow_tf32", "allow_fp16_reduced_precision_reduction",
+        "allow_bf16_reduced_precision_reduction", "allow_fp16_accumulation",
     ),
-    "cudnn": _backend("cudnn", "enabled", "benchmark", "deterministic", "allow_tf32"),
-    "mkldnn": _backend("mkldnn", "enabled", "deterministic", "allow_tf32"),
-    "npu.matmul": lambda: {
-        name: value
-        for name in ("allow_hf32",)
-        if (value := getattr(getattr(getattr(torch, "npu", None), "matmul", None), name, None)) is not None
-    },
-    "npu.conv": lambda: {
-        name: value
-        for name in ("allow_hf32",)
-        if (value := getattr(getattr(getattr(torch, "npu", None), "conv", None), name, None)) is not None
-    },
+    "cudnn": lambda: _settings_at(torch.backends, "cudnn", "enabled", "benchmark", "deterministic", "allow_tf32"),
+    "mkldnn": lambda: _settings_at(torch.backends, "mkldnn", "enabled", "deterministic", "allow_tf32"),
+    "npu.matmul": lambda: _settings_at(torch, "npu.matmul", "allow_hf32"),
+    "npu.conv": lambda: _settings_at(torch, "npu.conv", "allow_hf32"),
     "cuda.libraries": lambda: {
         name: str(getattr(torch.backends.cuda, f"preferred_{name}_library")()).rpartition(".")[2]
         for name in ("blas", "linalg")
