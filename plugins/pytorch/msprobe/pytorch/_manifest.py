@@ -15,6 +15,7 @@ from msprobe.pytorch._manifest_optimizers import SteppedOptimizers, optimizers_o
 from msprobe.pytorch._manifest_rows import row_hashes
 from msprobe.pytorch._quiet import RecordingGuard
 from msprobe.pytorch._random_state import devices_in_use
+from msprobe.pytorch._shadow import AUTOCAST_DEVICES
 from msprobe_core.manifest import (
     Device,
     Generator,
@@ -131,7 +132,7 @@ def _switches(names: Iterable[str] | None = None) -> dict[str, Scalar]:
 
 def _autocast() -> dict[str, Any]:
     found: dict[str, Any] = {"cache": torch.is_autocast_cache_enabled()}
-    for device in ("cpu", "cuda", "npu", "xpu", "mps"):
+    for device in AUTOCAST_DEVICES:
         try:
             is_enabled = torch.is_autocast_enabled(device)
             dtype: Any = torch.get_autocast_dtype(device)

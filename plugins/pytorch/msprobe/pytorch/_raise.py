@@ -13,12 +13,11 @@ from torch.overrides import TorchFunctionMode
 from msprobe.pytorch._compiled import how_it_runs
 from msprobe.pytorch._modules import modules_to_watch, type_name_of
 from msprobe.pytorch._replay_stand_ins import grouped_mm
-from msprobe.pytorch._shadow import is_autocast_on, is_spread
+from msprobe.pytorch._shadow import AUTOCAST_DEVICES, autocast_as, is_autocast_on, is_spread, no_autocast
 from msprobe.pytorch._slots import observe
 from msprobe_core.interception import COARSER, FunctionPatch, RaisingModules, converted
 from msprobe_core.plugin import NamedModel, SessionError
 
-_DEVICES = ("cpu", "cuda", "npu", "xpu", "mps")
 _CASTS = {"float", "half", "bfloat16"}
 _WITHOUT_DOUBLE = {"grouped_mm", "_grouped_mm"}
 """Functions that refuse float64: the products of a mixture of experts."""
@@ -63,16 +62,16 @@ class RaisedModules(RaisingModules):
 
     def mixed_precision(self) -> dict[str, bool]:
         """Return whether autocast is on, by kind of device."""
-        return {name: is_autocast_on(name) for name in _DEVICES}
+        return {name: is_autocast_on(name) for name in AUTOCAST_DEVICES}
 
     def with_mixed_precision(self, state: Mapping[str, bool]) -> AbstractContextManager[None]:
         """Switch autocast."""
-        return _autocast_as(state)
+        return autocast_as(state)
 
     @contextmanager
     def computing_fine(self, module: nn.Module) -> Generator[None, None, None]:
         """Switch autocast off, and swap the module's tensors."""
-        with _autocast_as(dict.fromkeys(_DEVICES, False)), self._swapped(module):
+        with no_autocast(), self._swapped(module):
             yield
 
     def intercepting(self) -> AbstractContextManager[Any]:
@@ -147,18 +146,6 @@ class _Fine(TorchFunctionMode):
     def _finer_dtype(self, value: Any) -> Any:
         is_coarser = isinstance(value, torch.dtype) and str(value).removeprefix("torch.") in COARSER[self._raised.fine]
         return self._dtype if is_coarser else value
-
-
-@contextmanager
-def _autocast_as(states: Mapping[str, bool]) -> Generator[None, None, None]:
-    changed = {name: is_on for name, is_on in states.items() if is_autocast_on(name) is not is_on}
-    for name, is_on in changed.items():
-        torch.set_autocast_enabled(name, is_on)
-    try:
-        yield
-    finally:
-        for name, is_on in changed.items():
-            torch.set_autocast_enabled(name, not is_on)
 
 
 def _flat_weights(module: nn.Module) -> list[Any] | None:

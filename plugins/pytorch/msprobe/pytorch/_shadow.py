@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -17,6 +17,9 @@ from msprobe_core.recording import Config, Run, Variant, listed, repeated, shado
 
 _DTYPES = (torch.float32, torch.float64)
 _HALVES = (torch.bfloat16, torch.float16)
+
+AUTOCAST_DEVICES = ("cpu", "cuda", "npu", "xpu", "mps")
+"""Kinds of devices for which autocast is asked for and switched."""
 
 
 @contextmanager
@@ -173,17 +176,22 @@ def _enter_without_effect(original: Callable[..., Any], args: tuple[Any, ...], k
         autocast._enabled = is_enabled
 
 
-@contextmanager
-def no_autocast() -> Generator[None, None, None]:
+def no_autocast() -> AbstractContextManager[None]:
     """Disable autocast that is enabled around the step."""
-    devices = [name for name in ("cpu", "cuda", "npu", "xpu", "mps") if is_autocast_on(name)]
-    for name in devices:
-        torch.set_autocast_enabled(name, False)
+    return autocast_as(dict.fromkeys(AUTOCAST_DEVICES, False))
+
+
+@contextmanager
+def autocast_as(states: Mapping[str, bool]) -> Generator[None, None, None]:
+    """Switch autocast on or off, by kind of device, within the block."""
+    changed = {name: is_on for name, is_on in states.items() if is_autocast_on(name) is not is_on}
+    for name, is_on in changed.items():
+        torch.set_autocast_enabled(name, is_on)
     try:
         yield
     finally:
-        for name in devices:
-            torch.set_autocast_enabled(name, True)
+        for name, is_on in changed.items():
+            torch.set_autocast_enabled(name, not is_on)
 
 
 def is_autocast_on(device: str) -> bool:
