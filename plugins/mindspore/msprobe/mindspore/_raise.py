@@ -23,7 +23,7 @@ from msprobe.mindspore._jit import JitPatches
 from msprobe.mindspore._optimizer_calls import is_optimizer
 from msprobe.mindspore._primitives import COMMUNICATION, PrimitivePatches
 from msprobe.mindspore._quiet import RecordingGuard, executor
-from msprobe.mindspore._unrecorded_calls import inside, unseen
+from msprobe.mindspore._unrecorded_calls import held, inside, unseen
 from msprobe_core.interception import (
     COARSER,
     FoundModule,
@@ -132,7 +132,7 @@ class RaisedCells(RaisingModules):
                 place[name] = finer
                 made.append((place, name, tensor, finer))
         try:
-            with _at_level(None), _seen():
+            with _at_level(None), held(inside, value=False):  # a function may have called the Cell
                 yield
         finally:
             for place, name, tensor, finer in made:
@@ -274,16 +274,6 @@ def _gelu(x: Any, *, approximate: str = "none") -> Any:
 
 _WITHOUT_DOUBLE: dict[str, Function] = {"layer_norm": _layer_norm, "gelu": _gelu}
 """What stands for functions without a kernel for float64 on some devices."""
-
-
-@contextmanager
-def _seen() -> Generator[None, None, None]:
-    """Look at the calls of a Cell that a function has called."""
-    was_inside, inside.value = inside.value, False
-    try:
-        yield
-    finally:
-        inside.value = was_inside
 
 
 # --- mixed precision ------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from msprobe_core.interception import Inside
 
@@ -14,22 +14,23 @@ hidden = Inside()
 """What a monitor, which has a state of its own, does not record either: our own work, and what a compiler runs."""
 
 
-@contextmanager
-def unseen() -> Generator[None, None, None]:
+def unseen() -> AbstractContextManager[None]:
     """Record no call within the block, which may build a graph."""
-    was_inside, inside.value = inside.value, True
-    try:
-        yield
-    finally:
-        inside.value = was_inside
+    return held(inside, value=True)
 
 
 @contextmanager
 def unseen_by_all() -> Generator[None, None, None]:
     """Record no call within the block, by a monitor neither."""
-    was_hidden, hidden.value = hidden.value, True
+    with held(hidden, value=True), unseen():
+        yield
+
+
+@contextmanager
+def held(switch: Inside, *, value: bool) -> Generator[None, None, None]:
+    """Give a switch a value within the block."""
+    was, switch.value = switch.value, value
     try:
-        with unseen():
-            yield
+        yield
     finally:
-        hidden.value = was_hidden
+        switch.value = was

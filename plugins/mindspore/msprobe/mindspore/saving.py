@@ -18,7 +18,7 @@ from msprobe.mindspore._framework import MindSporeFramework
 from msprobe.mindspore._gradients import builds_graph, takes_gradient, watch_gradient
 from msprobe.mindspore._quiet import RecordingGuard, executor
 from msprobe.mindspore._reduce import values_of
-from msprobe.mindspore._unrecorded_calls import inside
+from msprobe.mindspore._unrecorded_calls import unseen
 from msprobe_core.interception import HostValues
 from msprobe_core.plugin import MAX_DEPTH, SessionError, reason_of
 from msprobe_core.store import make_directory, tensor_file_name, unit_directory
@@ -85,11 +85,8 @@ def save_grad(save_dir: str | os.PathLike[str], name: str, data: Any) -> Any:
     if not (builds_graph() and takes_gradient(data)):
         return data
     # The node of a separate tensor sees the gradient of this call, and is released with the graph.
-    was_inside, inside.value = inside.value, True  # our own call, which must not be recorded
-    try:
+    with unseen():
         passed: Any = ops.reshape(data, data.shape) if data.is_contiguous() else data.contiguous()
-    finally:
-        inside.value = was_inside
 
     def on_gradient(gradient: Any) -> None:
         with RecordingGuard(_saver().complain):
