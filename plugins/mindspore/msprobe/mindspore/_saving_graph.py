@@ -15,21 +15,17 @@ from typing import Any, cast
 
 import mindspore as ms
 from mindspore import Tensor, nn, ops
-from mindspore.ops import PrimitiveWithInfer, prim_attr_register
 from mindspore.ops.primitive import _run_op
 from numpy.typing import NDArray
 
 from msprobe.mindspore._device import is_host
 from msprobe.mindspore.graph import compiled_functions
+from msprobe.mindspore.graph.compiled_functions import Abstract, Inferred, constant, constant_tensor
 from msprobe.mindspore.graph.layouts import Place, Tree, TreeReader
 from msprobe.mindspore.graph.leaf import operator
 from msprobe_core.store import tensor_file_name
 
 _Array = NDArray[Any]
-
-_TENSOR: Any = type(ms.tensor_type)
-
-_Abstract = dict[str, Any]
 
 
 class Arrivals:
@@ -85,39 +81,29 @@ def arrivals() -> Arrivals:
     return Arrivals()
 
 
-class _Number(PrimitiveWithInfer):
+class _Number(Inferred):
     """The number of a call of ``save``, as a tensor."""
 
-    @prim_attr_register
-    def __init__(self) -> None: ...
-
-    def __infer__(self, *args: _Abstract) -> _Abstract:
-        return {"shape": (1,), "dtype": _TENSOR(ms.int64), "value": Tensor([_number_of(*args)], ms.int64)}
+    def __infer__(self, *args: Abstract) -> Abstract:
+        return constant_tensor(_number_of(*args))
 
 
-class _Path(PrimitiveWithInfer):
+class _Path(Inferred):
     """The path where a value of a call of ``save`` is written."""
 
-    @prim_attr_register
-    def __init__(self) -> None: ...
-
-    def __infer__(self, *args: _Abstract) -> _Abstract:
-        path = arrivals().path_of(_number_of(*args[:3]), args[3]["value"])
-        return {"shape": (), "dtype": ms.string, "value": path}
+    def __infer__(self, *args: Abstract) -> Abstract:
+        return constant(arrivals().path_of(_number_of(*args[:3]), args[3]["value"]))
 
 
-class _IsOnHost(PrimitiveWithInfer):
+class _IsOnHost(Inferred):
     """Whether the graph runs on the CPU; accepts any input, because an operator must have one."""
 
-    @prim_attr_register
-    def __init__(self) -> None: ...
-
-    def __infer__(self, *args: _Abstract) -> _Abstract:
+    def __infer__(self, *args: Abstract) -> Abstract:
         del args
-        return {"shape": (), "dtype": ms.int64, "value": int(arrivals().is_on_host())}
+        return constant(int(arrivals().is_on_host()))
 
 
-def _number_of(save_dir: _Abstract, name: _Abstract, data: _Abstract) -> int:
+def _number_of(save_dir: Abstract, name: Abstract, data: Abstract) -> int:
     return arrivals().add(save_dir["value"], name["value"], TreeReader().read(data))
 
 

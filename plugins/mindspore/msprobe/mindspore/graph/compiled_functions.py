@@ -23,7 +23,15 @@ from msprobe.mindspore.graph.plan import Point, Tap
 
 _TENSOR: Any = type(ms.tensor_type)
 
-_Abstract = dict[str, Any]
+Abstract = dict[str, Any]
+"""What the compiler knows of a value."""
+
+
+class Inferred(PrimitiveWithInfer):
+    """An operator that the compiler evaluates by ``__infer__``, and never runs."""
+
+    @prim_attr_register
+    def __init__(self) -> None: ...
 
 
 def _has_tap(cell: int) -> Callable[[int], bool]:
@@ -31,21 +39,20 @@ def _has_tap(cell: int) -> Callable[[int], bool]:
     return lambda place: plan.tap_at(Point(cell, place)) is not Tap.NONE
 
 
-def _constant_tensor(number: int) -> _Abstract:
+def constant_tensor(number: int) -> Abstract:
+    """Return a number as a tensor."""
     return {"shape": (1,), "dtype": _TENSOR(ms.int64), "value": Tensor([number], ms.int64)}
 
 
-def _constant(number: int) -> _Abstract:
-    return {"shape": (), "dtype": ms.int64, "value": number}
+def constant(value: int | str) -> Abstract:
+    """Return a number or a text."""
+    return {"shape": (), "dtype": ms.string if isinstance(value, str) else ms.int64, "value": value}
 
 
-class _DescribeArguments(PrimitiveWithInfer):
+class _DescribeArguments(Inferred):
     """The number of a layout, from a Cell's number and the compiler's types of its arguments and parameters."""
 
-    @prim_attr_register
-    def __init__(self) -> None: ...
-
-    def __infer__(self, *args: _Abstract) -> _Abstract:
+    def __infer__(self, *args: Abstract) -> Abstract:
         cell, positional, named, parameters = args
         reader = TreeReader(has_tap=_has_tap(cell["value"]))
         # The reader has the same depth limit as the functions below, which get the arguments as a pair.
@@ -53,77 +60,59 @@ class _DescribeArguments(PrimitiveWithInfer):
         names = station().parameter_names(cell["value"])
         own = zip(names, parameters["shape"], parameters["dtype"], strict=True)
         places = {name: reader.place(shape, dtype) for name, shape, dtype in own}
-        return _constant(station().layouts.add(cell["value"], pair, places, reader))
+        return constant(station().layouts.add(cell["value"], pair, places, reader))
 
 
-class _DescribeResults(PrimitiveWithInfer):
+class _DescribeResults(Inferred):
     """The number of a layout, from a Cell's number and the compiler's types of its results."""
 
-    @prim_attr_register
-    def __init__(self) -> None: ...
-
-    def __infer__(self, *args: _Abstract) -> _Abstract:
+    def __infer__(self, *args: Abstract) -> Abstract:
         cell, results = args
         reader = TreeReader(FIRST_RESULT, has_tap=_has_tap(cell["value"]))
         tree = reader.read(results)
-        return _constant(station().layouts.add(cell["value"], tree, {}, reader))
+        return constant(station().layouts.add(cell["value"], tree, {}, reader))
 
 
-class _IsReadable(PrimitiveWithInfer):
+class _IsReadable(Inferred):
     """Whether the values of a tensor can be passed out."""
 
-    @prim_attr_register
-    def __init__(self) -> None: ...
-
-    def __infer__(self, *args: _Abstract) -> _Abstract:
+    def __infer__(self, *args: Abstract) -> Abstract:
         (tensor,) = args
-        return _constant(int(is_readable(tensor["shape"], tensor["dtype"])))
+        return constant(int(is_readable(tensor["shape"], tensor["dtype"])))
 
 
-class _TakesGradient(PrimitiveWithInfer):
+class _TakesGradient(Inferred):
     """Whether the gradient of a tensor can be passed out."""
 
-    @prim_attr_register
-    def __init__(self) -> None: ...
-
-    def __infer__(self, *args: _Abstract) -> _Abstract:
+    def __infer__(self, *args: Abstract) -> Abstract:
         (tensor,) = args
-        return _constant(int(takes_gradient(tensor["shape"], tensor["dtype"])))
+        return constant(int(takes_gradient(tensor["shape"], tensor["dtype"])))
 
 
-class _TapAt(PrimitiveWithInfer):
+class _TapAt(Inferred):
     """How the gradient of a tensor is taken at a point of a Cell; see `msprobe.mindspore.graph.plan.Tap`."""
 
-    @prim_attr_register
-    def __init__(self) -> None: ...
-
-    def __infer__(self, *args: _Abstract) -> _Abstract:
+    def __infer__(self, *args: Abstract) -> Abstract:
         cell, place, tensor = args
         if not takes_gradient(tensor["shape"], tensor["dtype"]):
-            return _constant(Tap.NONE)
-        return _constant(int(station().plan.tap_at(Point(cell["value"], place["value"]))))
+            return constant(Tap.NONE)
+        return constant(int(station().plan.tap_at(Point(cell["value"], place["value"]))))
 
 
-class _PointTensor(PrimitiveWithInfer):
+class _PointTensor(Inferred):
     """The number of a point of a Cell, as a tensor."""
 
-    @prim_attr_register
-    def __init__(self) -> None: ...
-
-    def __infer__(self, *args: _Abstract) -> _Abstract:
+    def __infer__(self, *args: Abstract) -> Abstract:
         cell, place = args
-        return _constant_tensor(station().points.number_of(Point(cell["value"], place["value"])))
+        return constant_tensor(station().points.number_of(Point(cell["value"], place["value"])))
 
 
-class _Number(PrimitiveWithInfer):
+class _Number(Inferred):
     """A constant as a tensor."""
 
-    @prim_attr_register
-    def __init__(self) -> None: ...
-
-    def __infer__(self, *args: _Abstract) -> _Abstract:
+    def __infer__(self, *args: Abstract) -> Abstract:
         (number,) = args
-        return _constant_tensor(number["value"])
+        return constant_tensor(number["value"])
 
 
 describe_arguments = _DescribeArguments()

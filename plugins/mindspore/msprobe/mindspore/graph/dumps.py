@@ -10,9 +10,11 @@ from typing import Any
 
 import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
-from mindspore.ops import PrimitiveWithInfer, prim_attr_register
 
 from msprobe.mindspore.graph.compiled_functions import (
+    Abstract,
+    Inferred,
+    constant,
     copied,
     describe_arguments,
     describe_results,
@@ -32,15 +34,12 @@ _VALUE, _GRADIENT, _PARAMETER = (kind.value for kind in (Kind.VALUE, Kind.GRADIE
 _NOTHING = Tensor([0], ms.int32)
 
 
-class _File(PrimitiveWithInfer):
+class _File(Inferred):
     """The name of a file, from its kind and two numbers."""
 
-    @prim_attr_register
-    def __init__(self) -> None: ...
-
-    def __infer__(self, *args: dict[str, Any]) -> dict[str, Any]:
+    def __infer__(self, *args: Abstract) -> Abstract:
         kind, first, second = (arg["value"] for arg in args)
-        return {"shape": (), "dtype": ms.string, "value": arrivals().stem(Kind(kind), first, second)}
+        return constant(arrivals().stem(Kind(kind), first, second))
 
 
 _file = _File()
