@@ -9,11 +9,12 @@ from fnmatch import fnmatchcase
 from functools import cached_property
 
 from msprobe_core.capture.framework_choice import find_framework
+from msprobe_core.capture.window import Model
 from msprobe_core.compile_check.compile_codes import CompileCode
 from msprobe_core.compile_check.verdict import CompileVerdict, ResultVerdict, judge_module, worst_of
 from msprobe_core.errors import ConfigError, NoModelError, PluginError, ReplayError, SessionError
 from msprobe_core.findings import Finding, Level, noted
-from msprobe_core.free_benchmark.raised_steps import NamedModel, TrainingStep
+from msprobe_core.free_benchmark.raised_steps import TrainingStep
 from msprobe_core.guard import described
 from msprobe_core.model import CompilerPart, RaisedModule
 from msprobe_core.protocols.capabilities import CompileCheckingFramework, ModuleCompiler
@@ -140,7 +141,7 @@ def module_compiler(step: TrainingStep) -> ModuleCompiler:
     framework = find_framework(None, next(iter(step.models.values())))
     if not isinstance(framework, CompileCheckingFramework):
         raise PluginError(f"compile is not available for {framework.name}: its plugin does not offer it")
-    compiler = framework.module_compiler([NamedModel(name, model) for name, model in step.models.items()])
+    compiler = framework.module_compiler([Model(name, model) for name, model in step.models.items()])
     try:
         with compiler.recorded():
             step.run()

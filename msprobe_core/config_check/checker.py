@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +16,7 @@ import msgspec
 from msprobe_core.capture.data_rows import RowWatcher
 from msprobe_core.capture.described_process import described_process
 from msprobe_core.capture.framework_choice import find_framework
+from msprobe_core.capture.window import Model
 from msprobe_core.config.text import given_path
 from msprobe_core.config_check.pack import DYNAMIC, STATIC, Pack, Place, RandomSite, Summary, write_pack
 from msprobe_core.config_check.packing import distributions, environment
@@ -43,12 +44,6 @@ MOST_STEPS = 10
 """Micro-steps whose inputs and parameters are read, unless ``num_steps`` says otherwise."""
 
 _MAX_DEPTH = 8
-
-
-@dataclass(frozen=True)
-class _Named:
-    name: str
-    model: Any
 
 
 class _RandomCalls:
@@ -140,7 +135,7 @@ class ConfigChecker:
         self._step = 0
         self._has_warned = False
         self._notes: list[str] = []
-        models: list[NamedModel] = [] if model is None else [cast("NamedModel", _Named("", model))]
+        models: list[NamedModel] = [] if model is None else [Model("", model)]
         files = [shell_path] if isinstance(shell_path, str | os.PathLike) else list(shell_path or ())
         settings: dict[str, Mapping[str, Scalar]] = {}
         if files:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from msprobe_core.api_check.online.held_dump import HeldTensor
 from msprobe_core.capture.framework_choice import find_framework
 from msprobe_core.capture.step_repetition import listed
+from msprobe_core.capture.window import Model
 from msprobe_core.errors import NoModelError, PluginError, SessionError
 from msprobe_core.fingerprint.sketch import SIZE
 from msprobe_core.guard import described
@@ -39,14 +40,6 @@ LOSS, GRAD_NORM, GRADIENTS = "loss", "grad_norm", "gradients"
 _HALVES = frozenset({"bfloat16", "float16"})
 _MAX_ELEMENTS = 1 << 26
 _MAX_REFUSED = 16
-
-
-@dataclass(frozen=True)
-class NamedModel:
-    """See `msprobe_core.plugin.NamedModel`."""
-
-    name: str
-    model: Any
 
 
 @dataclass(frozen=True)
@@ -103,7 +96,7 @@ class Trials:
         self._given_target = target
         self.target = target or GRADIENTS
         self.loss: float | None = None
-        self._models = [NamedModel(name, model) for name, model in step.models.items()]
+        self._models = [Model(name, model) for name, model in step.models.items()]
         self._raised = cast("RaisingFramework", framework).raised_modules(self._models)
         self._given_reference = reference
         self._before: TrainingState | None = None
@@ -291,7 +284,7 @@ def _resolution(numbers: Array, dtype: str) -> float:
 class _Gradients:
     """Norms and sketches of gradients when an optimizer is about to use them, or when the step has ended."""
 
-    def __init__(self, framework: Any, models: Sequence[NamedModel]) -> None:
+    def __init__(self, framework: Any, models: Sequence[Model]) -> None:
         self._framework = framework
         self._reducer = framework.reducer()
         named = [framework.parameters_of(model.model).values() for model in models]
@@ -384,7 +377,7 @@ def _ignore(_where: str, _error: Exception) -> None:
 
 
 @contextmanager
-def _watched_inputs(framework: Any, models: Sequence[NamedModel]) -> Generator[_Inputs, None, None]:
+def _watched_inputs(framework: Any, models: Sequence[Model]) -> Generator[_Inputs, None, None]:
     # Only models that no other one holds: what those pass on may differ from run to run.
     inputs = _Inputs(framework, frozenset(model.name for model in models), framework.reducer())
     watch = framework.watch(models, inputs)

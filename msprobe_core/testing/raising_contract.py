@@ -4,22 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
+from msprobe_core.capture.window import Model
 from msprobe_core.model import OUTSIDE, ReferenceFormat
 from msprobe_core.protocols.capabilities import RaisedModules, RaisingFramework
 from msprobe_core.testing.rig import MonitoredRig
-
-
-@dataclass(frozen=True)
-class _Named:
-    """See `msprobe_core.plugin.NamedModel`."""
-
-    name: str
-    model: Any
 
 
 class RaisingContract:
@@ -45,7 +37,7 @@ class RaisingContract:
         model = rig.make_model(3)
         plain = _trained(rig, model, nullcontext)
         other = rig.make_model(3)
-        raised = _framework(rig).raised_modules([_Named("", other)])
+        raised = _framework(rig).raised_modules([Model("", other)])
         assert _trained(rig, other, raised.watched) == plain
         plain = _trained(rig, model, nullcontext, step=1)
         assert _trained(rig, other, lambda: raised.raised((), ReferenceFormat.FP64), step=1) == plain
@@ -88,7 +80,7 @@ class RaisingContract:
         optimizer = rig.make_adam(model)
         rig.train_with(model, optimizer, 0)
         traces = rig.traces_in(model)
-        raised = _framework(rig).raised_modules([_Named("", model)])
+        raised = _framework(rig).raised_modules([Model("", model)])
         with raised.watched():
             rig.train_with(model, optimizer, 1)
         with raised.raised(frozenset(each.path for each in raised.modules), ReferenceFormat.FP64):
@@ -109,7 +101,7 @@ def _framework(rig: MonitoredRig) -> RaisingFramework:
 
 
 def _watched(rig: MonitoredRig, model: Any) -> RaisedModules:
-    raised = _framework(rig).raised_modules([_Named("", model)])
+    raised = _framework(rig).raised_modules([Model("", model)])
     optimizer = rig.make_adam(model)
     with raised.watched():
         rig.train_with(model, optimizer, 0)
