@@ -5,6 +5,8 @@ framework does differently.
 
 * Patches replace functions while something observes them, and restore them. `FunctionPatch` hands each call to a
   handler, `Patches` installs several or none, `AliasSearch` finds functions that others have imported by name.
+* What is installed for a window: `Removal` calls a function in ``detach``, and `NothingPending` is the base of what
+  has a ``detach`` of its own; the rest of `msprobe_core.plugin.Removable` does nothing.
 * Calls of APIs: `ApiCalls` records the outermost API call of each thread, from its inputs to its gradients;
   `PlacedAttachment` is an `Attachment` that installs and removes what it is given. `Owners` attributes calls outside of
   modules to an optimizer or to gradient clipping.
@@ -89,6 +91,7 @@ if TYPE_CHECKING:
         Repeat,
         common_states,
     )
+    from msprobe_core.interception.removal import NothingPending, Removal
     from msprobe_core.interception.replaying import (
         NOT_SPECIAL,
         build_arguments,
@@ -135,6 +138,7 @@ else:
             "msprobe_core.interception.randomness": (
                 "RandomCall RandomFunction RandomLog RandomState RandomStates RandomWatch Repeat common_states"
             ),
+            "msprobe_core.interception.removal": "NothingPending Removal",
             "msprobe_core.interception.replaying": (
                 "NOT_SPECIAL build_arguments literal_of tensors_by_path why_not_called"
             ),
@@ -147,6 +151,8 @@ else:
 __all__ = [  # noqa: RUF022  # by purpose
     # Patches
     "AliasSearch", "Function", "FunctionPatch", "Handler", "Patch", "Patches", "original_of",
+    # What is installed for a window
+    "NothingPending", "Removal",
     # Calls of APIs
     "ApiCalls", "Inside", "tensors_in", "PlacedAttachment", "Owners", "is_clipping", "CLIP_GRAD", "OPTIMIZER",
     # Calls of modules

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 from msprobe_core.interception.gradients import GraphGradients
+from msprobe_core.interception.removal import NothingPending
 from msprobe_core.names import module_stem
 from msprobe_core.protocols.capabilities import CallWatcher
 from msprobe_core.protocols.recording import Call, CallRecorder
@@ -238,7 +239,7 @@ class FoundModule(NamedTuple):
     module: Any
 
 
-class WatchHooks:
+class WatchHooks(NothingPending):
     """Hooks for a `CallWatcher` in the modules that it selects; see `msprobe_core.plugin.Removable`."""
 
     def __init__(
@@ -273,9 +274,3 @@ class WatchHooks:
         """Remove all hooks."""
         while self._handles:
             self._handles.pop().remove()
-
-    def release(self) -> None:
-        """Do nothing: no gradients are reported."""
-
-    def settle(self) -> None:
-        """Do nothing: no gradients are pending."""

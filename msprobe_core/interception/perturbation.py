@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, Protocol, cast
 import numpy as np
 
 from msprobe_core.interception.modules import FoundModule, Handle, Observe, observe_by_hooks
+from msprobe_core.interception.removal import NothingPending
 from msprobe_core.model import MAX_DEPTH, Perturbation
 
 FLIPPED = 1 / 6
@@ -81,7 +82,7 @@ class _Places(NamedTuple):
     outputs_of_integers: bool
 
 
-class ModuleNoise:
+class ModuleNoise(NothingPending):
     """Hooks that perturb the inputs and outputs of modules; a `msprobe_core.plugin.Removable`."""
 
     def __init__(
@@ -165,12 +166,6 @@ class ModuleNoise:
         self._latest = []
         while self._handles:
             self._handles.pop().remove()
-
-    def release(self) -> None:
-        """Do nothing: no gradients are reported."""
-
-    def settle(self) -> None:
-        """Do nothing: no gradients are pending."""
 
 
 def map_values(value: Any, applies: Callable[[Any], bool], change: Callable[[Any], Any], depth: int = 0) -> Any:

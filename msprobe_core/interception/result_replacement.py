@@ -11,10 +11,11 @@ from typing import Any
 
 from msprobe_core.guard import reason_of
 from msprobe_core.interception.perturbation import map_values, value_leaves
+from msprobe_core.interception.removal import NothingPending
 from msprobe_core.protocols.capabilities import CallFixer
 
 
-class FixingCalls(ABC):
+class FixingCalls(NothingPending, ABC):
     """Runs calls of APIs for a `CallFixer`. Results that are not replaced are returned as they are."""
 
     def __init__(self, fixer: CallFixer) -> None:

@@ -10,7 +10,16 @@ from mindspore import Parameter, nn
 from msprobe.mindspore._compiling import Compiling
 from msprobe.mindspore._gradients import CallGradients, builds_graph, is_in_backward
 from msprobe.mindspore._quiet import RecordingGuard
-from msprobe_core.interception import FoundModule, Handle, Hook, ModuleCalls, WatchHooks, module_stem, register_after
+from msprobe_core.interception import (
+    FoundModule,
+    Handle,
+    Hook,
+    ModuleCalls,
+    NothingPending,
+    WatchHooks,
+    module_stem,
+    register_after,
+)
 from msprobe_core.plugin import CallRecorder, CallWatcher, NamedModel
 
 PREFIX = "Cell"
@@ -193,7 +202,7 @@ class CellHooks(ParameterHooks):
         super()._come_back()
 
 
-class CellWatch:
+class CellWatch(NothingPending):
     """Hooks for a `CallWatcher`, absent during compilation; see `msprobe_core.plugin.Removable`."""
 
     def __init__(self, models: Sequence[NamedModel], watcher: CallWatcher) -> None:
@@ -209,12 +218,6 @@ class CellWatch:
         self._compiling.remove()
         self._hidden.show()
         self._hooks.detach()
-
-    def release(self) -> None:
-        """Do nothing: no gradients are reported."""
-
-    def settle(self) -> None:
-        """Do nothing: no gradients are pending."""
 
 
 def _remove_all(handles: list[Handle]) -> None:

@@ -49,12 +49,6 @@ class FixedCalls(FixingCalls):
         self._jit.remove()
         self._primitives.remove()
 
-    def release(self) -> None:
-        """Do nothing: nothing is left."""
-
-    def settle(self) -> None:
-        """Do nothing: nothing is pending."""
-
     # --- calls, as the patches pass them on -------------------------------------------------------------------------
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from msprobe.mindspore._unrecorded_calls import inside
 from msprobe.mindspore._unwritten import Unwritten
 from msprobe.mindspore.graph.attachment import GraphTaps, check_level, graph_mode, prepare
 from msprobe.mindspore.graph.values import GraphValues
-from msprobe_core.interception import HostValues, PlacedAttachment
+from msprobe_core.interception import HostValues, PlacedAttachment, Removal
 from msprobe_core.plugin import (
     Argument,
     Attachment,
@@ -233,7 +233,10 @@ class MindSporeFramework(Monitoring, Measuring, Describing):
 
     def watch_data(self, models: Sequence[NamedModel], watcher: CallWatcher) -> Removable:
         """Hook the Cells that the watcher wants; in GRAPH_MODE, pass it what comes out of the graphs in this window."""
-        return _GraphWatch(self._graph_watchers, watcher) if graph_mode() else self.watch(models, watcher)
+        if not graph_mode():
+            return self.watch(models, watcher)
+        self._graph_watchers.append(watcher)
+        return Removal(partial(self._graph_watchers.remove, watcher))
 
     def fix_calls(self, fixer: CallFixer, models: Sequence[NamedModel]) -> Removable:
         """Replace results of functions, and of operators that Cells hold, in the dynamic graph.
@@ -386,26 +389,6 @@ class _Attachment(PlacedAttachment[ApiCalls]):
     def is_compiling(self) -> bool:
         """Whether a function runs only to be traced; other compilers read source instead of calling."""
         return is_tracing()
-
-
-class _GraphWatch:
-    """See `msprobe_core.plugin.Removable`."""
-
-    def __init__(self, watchers: list[CallWatcher], watcher: CallWatcher) -> None:
-        self._watchers = watchers
-        self._watcher = watcher
-        watchers.append(watcher)
-
-    def detach(self) -> None:
-        """End."""
-        if self._watcher in self._watchers:
-            self._watchers.remove(self._watcher)
-
-    def release(self) -> None:
-        """Do nothing: no gradients are reported."""
-
-    def settle(self) -> None:
-        """Do nothing: no gradients are pending."""
 
 
 @cache

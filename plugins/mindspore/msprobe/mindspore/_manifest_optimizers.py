@@ -15,9 +15,9 @@ from msprobe.mindspore._cells import walk
 from msprobe.mindspore._manifest_cells import DtypeNames, own_settings
 from msprobe.mindspore._reduce import values_of
 from msprobe_core.fingerprint import hash_of
-from msprobe_core.interception import Function, FunctionPatch, Patches
+from msprobe_core.interception import Function, FunctionPatch, Patches, Removal
 from msprobe_core.manifest import Optimizer, ParameterGroup, Scalar, flattened, name_of
-from msprobe_core.plugin import NamedModel
+from msprobe_core.plugin import NamedModel, Removable
 
 _OPTIMIZERS: tuple[type[Any], ...] = (nn.Optimizer, optim.Optimizer)
 _TRAINERS: tuple[type[Any], ...] = (nn.TrainOneStepCell,)
@@ -48,9 +48,15 @@ class KnownOptimizers:
         self._seen: WeakSet[Any] = WeakSet()
         self._searched_for: WeakSet[Any] = WeakSet()
 
-    def watch(self) -> _Watch:
+    def watch(self) -> Removable:
         """Note every optimizer, and every Cell for training steps, that is called from now on."""
-        return _Watch(self._seen)
+        patches = Patches([FunctionPatch(kind, "__call__", self._note) for kind in _ALL], are_imported=False)
+        patches.install()
+        return Removal(patches.remove)
+
+    def _note(self, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        self._seen.add(args[0])
+        return function(*args, **kwargs)
 
     def of(self, models: Sequence[NamedModel]) -> Sequence[Optimizer]:
         """Describe those that update parameters of some nets.
@@ -75,29 +81,6 @@ class KnownOptimizers:
             found = _matching(self._seen, names)
         trainers = [cell for cell in (*inside, *self._seen) if isinstance(cell, _TRAINERS)]
         return [_described(optimizer, names, trainers) for optimizer in found]
-
-
-class _Watch:
-    """See `msprobe_core.plugin.Removable`."""
-
-    def __init__(self, seen: WeakSet[Any]) -> None:
-        self._seen = seen
-        self._patches = Patches([FunctionPatch(kind, "__call__", self._note) for kind in _ALL], are_imported=False)
-        self._patches.install()
-
-    def _note(self, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        self._seen.add(args[0])
-        return function(*args, **kwargs)
-
-    def detach(self) -> None:
-        """End."""
-        self._patches.remove()
-
-    def settle(self) -> None:
-        """Do nothing: nothing is pending."""
-
-    def release(self) -> None:
-        """Do nothing: nothing is held."""
 
 
 def _search() -> list[Any]:

@@ -23,8 +23,8 @@ from msprobe.mindspore._optimizer_calls import by_parameter, is_optimizer, watch
 from msprobe.mindspore._quiet import RecordingGuard, executor
 from msprobe.mindspore._reduce import values_of
 from msprobe.mindspore.graph.attachment import graph_mode
-from msprobe_core.interception import Function, FunctionPatch, Inside, Patches
-from msprobe_core.plugin import CallRecorder, NamedModel, SessionError
+from msprobe_core.interception import Function, FunctionPatch, Inside, Patches, Removal
+from msprobe_core.plugin import CallRecorder, NamedModel, Removable, SessionError
 
 _logger = logging.getLogger(__name__)
 
@@ -94,18 +94,22 @@ class Monitoring:
         fetched = iter(_fetched(waiting) if waiting else ())
         return [next(fetched) if isinstance(number, Tensor) else float(number) for number in numbers]
 
-    def watch_accumulation(self, models: Sequence[NamedModel], recorder: CallRecorder) -> _Accumulation:
+    def watch_accumulation(self, models: Sequence[NamedModel], recorder: CallRecorder) -> Removable:
         """Hook the parameters of all Cells."""
-        return _Accumulation(ParameterHooks(models, recorder))
+        hooks = ParameterHooks(models, recorder)
+        hooks.install()
+        return Removal(hooks.remove)
 
     @property
     def communication_frames(self) -> Sequence[str]:
         """The files that define and wrap the functions of communication."""
         return communication_files()
 
-    def watch_communication(self, recorder: CallRecorder) -> _Communication:
+    def watch_communication(self, recorder: CallRecorder) -> Removable:
         """Patch the functions, as recording does."""
-        return _Communication(recorder)
+        patches = CommunicationPatches(Inside())
+        patches.install(recorder)
+        return Removal(patches.remove)
 
     def watch_updates(
         self, optimizer: Any, before: Callable[[], None], after: Callable[[], None]
@@ -151,42 +155,6 @@ class Monitoring:
             return result
 
         return watch_every_optimizer(around)
-
-
-class _Accumulation:
-    """See `msprobe_core.plugin.Removable`."""
-
-    def __init__(self, hooks: ParameterHooks) -> None:
-        self._hooks = hooks
-        hooks.install()
-
-    def detach(self) -> None:
-        """Remove the hooks."""
-        self._hooks.remove()
-
-    def release(self) -> None:
-        """Do nothing: no gradient is reported without hooks."""
-
-    def settle(self) -> None:
-        """Do nothing: gradients are those of whole backward passes."""
-
-
-class _Communication:
-    """See `msprobe_core.plugin.Removable`."""
-
-    def __init__(self, recorder: CallRecorder) -> None:
-        self._patches = CommunicationPatches(Inside())
-        self._patches.install(recorder)
-
-    def detach(self) -> None:
-        """Take the patches out."""
-        self._patches.remove()
-
-    def release(self) -> None:
-        """Do nothing: no gradients are reported."""
-
-    def settle(self) -> None:
-        """Do nothing: there are no sums."""
 
 
 class _Updates:

@@ -15,7 +15,7 @@ from msprobe.mindspore._compiling import Compiling
 from msprobe.mindspore._gradients import takes_gradient
 from msprobe.mindspore._quiet import RecordingGuard
 from msprobe.mindspore._unrecorded_calls import unseen
-from msprobe_core.interception import ModuleNoise, relative_changes
+from msprobe_core.interception import ModuleNoise, NothingPending, relative_changes
 from msprobe_core.plugin import NamedModel, Perturbation, PerturbMode, RoundingUnit
 
 _ROUNDOFFS = {
@@ -78,7 +78,7 @@ class Noise:
         return changed  # noqa: RET504  # type checkers think that the block swallows exceptions
 
 
-class CellNoise:
+class CellNoise(NothingPending):
     """Hooks in the Cells of nets; they are absent during compilation."""
 
     def __init__(self, noise: ModuleNoise) -> None:
@@ -95,12 +95,6 @@ class CellNoise:
         """Remove all hooks."""
         self._compiling.remove()
         self._noise.detach()
-
-    def release(self) -> None:
-        """Do nothing: nothing is left."""
-
-    def settle(self) -> None:
-        """Do nothing: nothing is pending."""
 
 
 def perturb(models: Sequence[NamedModel], perturbation: Perturbation, seed: int) -> CellNoise:

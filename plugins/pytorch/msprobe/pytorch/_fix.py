@@ -45,12 +45,6 @@ class FixedCalls(FixingCalls):
         """Remove it."""
         self._stack.close()
 
-    def release(self) -> None:
-        """Do nothing: nothing is left."""
-
-    def settle(self) -> None:
-        """Do nothing: nothing is pending."""
-
     # --- calls, as `ApiMode` passes them on ------------------------------------------------------------------------
 
     is_inside = False

@@ -43,7 +43,7 @@ from msprobe.pytorch._swapped_tensors import swap_patch
 from msprobe.pytorch._torch_releases import is_compiling
 from msprobe.pytorch._traced import TracedRegions
 from msprobe.pytorch._transforms import is_wrapped, shape_of, transforms_of
-from msprobe_core.interception import AliasSearch, PlacedAttachment, WatchHooks
+from msprobe_core.interception import AliasSearch, NothingPending, PlacedAttachment, WatchHooks
 from msprobe_core.plugin import (
     Argument,
     Attachment,
@@ -323,7 +323,7 @@ def _in_place_of(like: Tensor, loaded: Tensor) -> Tensor:
     return loaded
 
 
-class _DataWatch:
+class _DataWatch(NothingPending):
     """Watches calls of modules outside of compiled and traced code."""
 
     def __init__(self, models: Sequence[NamedModel], watcher: CallWatcher) -> None:
@@ -352,12 +352,6 @@ class _DataWatch:
         for regions in reversed(self._regions):
             regions.remove()
         self._unwatch()
-
-    def release(self) -> None:
-        """Do nothing: no gradients are reported."""
-
-    def settle(self) -> None:
-        """Do nothing: no gradients are pending."""
 
 
 def _say_nothing(_: str) -> None:

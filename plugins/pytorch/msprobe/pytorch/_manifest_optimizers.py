@@ -19,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from msprobe.pytorch._compiled import modules_to_hook
 from msprobe.pytorch._master_weights import master_of
 from msprobe.pytorch._optimizer_steps import all_of, leaves_of
+from msprobe_core.interception import NothingPending
 from msprobe_core.manifest import Optimizer, ParameterGroup, Scalar, flattened, scalar_of
 from msprobe_core.plugin import NamedModel
 
@@ -39,7 +40,7 @@ _SCALER: Any = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScal
 _NOT_SETTINGS = frozenset({"params", "param_groups", "state"})
 
 
-class SteppedOptimizers:
+class SteppedOptimizers(NothingPending):
     """The optimizers that have stepped while they were watched, and what scales their gradients."""
 
     def __init__(self) -> None:
@@ -63,12 +64,6 @@ class SteppedOptimizers:
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
-
-    def settle(self) -> None:
-        """Do nothing: nothing is pending."""
-
-    def release(self) -> None:
-        """Do nothing: no gradients are reported."""
 
     def _note(self, optimizer: Any, *_: Any) -> None:
         self._see(optimizer)

@@ -18,8 +18,8 @@ from msprobe.pytorch._optimizer_steps import StepWatch, hook_all_steps, leaves_o
 from msprobe.pytorch._parameters import ParameterGradients
 from msprobe.pytorch._reduce import readable
 from msprobe.pytorch._statistics import widened
-from msprobe_core.interception import module_stem
-from msprobe_core.plugin import BeforeUpdate, CallRecorder, NamedModel
+from msprobe_core.interception import NothingPending, Removal, module_stem
+from msprobe_core.plugin import BeforeUpdate, CallRecorder, NamedModel, Removable
 
 _MOMENTS = (("exp_avg", "momentum_buffer"), ("exp_avg_sq",))
 """Names under which optimizers keep first and second moments."""
@@ -73,9 +73,15 @@ class Monitoring:
         package = Path(torch.distributed.__file__).parent
         return [str(package / name) for name in ("distributed_c10d.py", "c10d_logger.py", "_functional_collectives.py")]
 
-    def watch_communication(self, recorder: CallRecorder) -> _Communication:
+    def watch_communication(self, recorder: CallRecorder) -> Removable:
         """Wrap the functions of ``torch.distributed``, as recording does."""
-        return _Communication(recorder)
+        collectives = Collectives(recorder, {}, lambda _written: None)
+        try:
+            collectives.install()
+        except BaseException:
+            collectives.remove()
+            raise
+        return Removal(collectives.remove)
 
     def watch_updates(self, optimizer: Any, before: BeforeUpdate, after: Callable[[], None]) -> Callable[[], None]:
         """Watch the steps of one optimizer, or of several."""
@@ -108,7 +114,7 @@ def moments_in(state: Mapping[str, Any]) -> tuple[Any, Any]:
     return first, second
 
 
-class _Accumulation:
+class _Accumulation(NothingPending):
     """See `msprobe_core.plugin.Removable`."""
 
     def __init__(self, models: Sequence[NamedModel], recorder: CallRecorder) -> None:
@@ -124,28 +130,3 @@ class _Accumulation:
     def release(self) -> None:
         """Report nothing of graphs that are left."""
         self._gradients.release()
-
-    def settle(self) -> None:
-        """Do nothing: sums are whole."""
-
-
-class _Communication:
-    """See `msprobe_core.plugin.Removable`."""
-
-    def __init__(self, recorder: CallRecorder) -> None:
-        self._collectives = Collectives(recorder, {}, lambda _written: None)
-        try:
-            self._collectives.install()
-        except BaseException:
-            self._collectives.remove()
-            raise
-
-    def detach(self) -> None:
-        """Restore the functions."""
-        self._collectives.remove()
-
-    def release(self) -> None:
-        """Do nothing: no gradients are reported."""
-
-    def settle(self) -> None:
-        """Do nothing: there are no sums."""

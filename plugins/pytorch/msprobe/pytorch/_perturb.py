@@ -14,7 +14,7 @@ from msprobe.pytorch._dispatch import COMMUNICATING, PLAIN, BottomMode, run_belo
 from msprobe.pytorch._modules import modules_to_watch
 from msprobe.pytorch._quiet import RecordingGuard
 from msprobe.pytorch._slots import observe
-from msprobe_core.interception import FLIPPED, ModuleNoise
+from msprobe_core.interception import FLIPPED, ModuleNoise, NothingPending
 from msprobe_core.plugin import NamedModel, Perturbation, PerturbMode, Removable
 
 
@@ -101,7 +101,7 @@ class Replace(torch.autograd.Function):
         return gradients[0], None
 
 
-class NoiseMode(BottomMode):
+class NoiseMode(BottomMode, NothingPending):
     """Perturbs the result of every PyTorch operator on this thread, and in the backward passes that it starts."""
 
     def __init__(self, noise: Noise) -> None:
@@ -112,12 +112,6 @@ class NoiseMode(BottomMode):
         """
         super().__init__()
         self._noise = noise
-
-    def release(self) -> None:
-        """Do nothing: nothing is left."""
-
-    def settle(self) -> None:
-        """Do nothing: nothing is pending."""
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
