@@ -15,7 +15,7 @@ from msprobe_core import names
 from msprobe_core.capture import Session
 from msprobe_core.capture.window import Model
 from msprobe_core.errors import ConfigError, MsprobeError, ReplayError
-from msprobe_core.model import Digest, Phase, ReplayCall, Site, SiteKind
+from msprobe_core.model import Phase, ReplayCall, Site, SiteKind
 from msprobe_core.protocols.capabilities import (
     DeviceReplayingFramework,
     ScriptingFramework,
@@ -171,10 +171,7 @@ class CallContract(ContractBase):
         like = rig.make_tensor(np.zeros_like(values))
         loaded = framework.load(path, like)
         assert rig.framework.describe(loaded) == rig.framework.describe(like)
-        digest, reducer = Digest(), rig.framework.reducer()
-        reducer.checksum(loaded, digest)
-        reducer.collect()
-        assert digest.checksum == crc32(values)
+        assert self._digest(rig, "checksum", loaded).checksum == crc32(values)
         path.write_bytes(path.read_bytes()[:40])
         with pytest.raises(Exception):  # noqa: B017, PT011  # of any kind
             framework.load(path, like)

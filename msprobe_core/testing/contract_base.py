@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias, cast
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar, cast
 
 import numpy as np
 import pytest
@@ -23,6 +23,8 @@ from msprobe_core.store import layout
 from msprobe_core.testing.rig import TrainingRig
 
 Array: TypeAlias = NDArray[Any]
+
+_Rig = TypeVar("_Rig", bound=TrainingRig)
 
 _RNG = np.random.default_rng(20)
 
@@ -55,7 +57,16 @@ MODES = (
 )
 
 
-class ContractBase:
+class RiggedContract(Generic[_Rig]):
+    """Base of contracts that need a rig."""
+
+    @pytest.fixture
+    def rig(self) -> _Rig:
+        """Return the framework under test."""
+        raise NotImplementedError(f"{type(self).__name__} inherits a contract and defines no fixture 'rig'")
+
+
+class ContractBase(RiggedContract[TrainingRig]):
     """Flags, fixtures and helpers; a contract inherits them, and the plugin gives the fixture ``rig``."""
 
     supports_bfloat16: ClassVar[bool] = False
@@ -68,29 +79,25 @@ class ContractBase:
     """Whether tensors cannot be overwritten, as those of JAX; ``rig.overwrite`` is then not called."""
 
     @pytest.fixture
-    def rig(self) -> TrainingRig:
-        """Return the framework under test."""
-        raise NotImplementedError("a class that inherits FrameworkContract defines the fixture 'rig'")
-
-    @pytest.fixture
     def open_session(self, rig: TrainingRig, tmp_path: Path) -> Callable[..., Session]:
         """Return a function that creates a session with the given settings, writing under ``tmp_path``."""
 
         def make(**settings: Any) -> Session:
             options = {key: settings.pop(key) for key in _TASK_SETTINGS & settings.keys()}
             task = settings.setdefault("task", "statistics")
-            path = tmp_path / "config.json"
-            path.write_text(json.dumps({"risk_level": "ALL", task: options, **settings}))
-            config = load_config(path, dump_path=str(tmp_path / "run"))
-            return Session(config, rig.framework, registry().processors(), registry().writers())
+            return session_of(rig, tmp_path, {"risk_level": "ALL", task: options, **settings})
 
         return make
 
-    def _statistics(self, rig: TrainingRig, tensor: Any) -> Stats:
+    def _digest(self, rig: TrainingRig, kind: str, tensor: Any) -> Digest:
+        """Return what the method ``kind`` of a reducer computes of a tensor."""
         digest, reducer = Digest(), rig.framework.reducer()
-        reducer.statistics(tensor, digest)
+        getattr(reducer, kind)(tensor, digest)
         reducer.collect()
-        return digest.stats or Stats()
+        return digest
+
+    def _statistics(self, rig: TrainingRig, tensor: Any) -> Stats:
+        return self._digest(rig, "statistics", tensor).stats or Stats()
 
     def _record(self, rig: TrainingRig, session: Session) -> Session:
         model = rig.make_model(3)
@@ -107,6 +114,19 @@ class ContractBase:
     def _dump(self, session: Session) -> dict[str, Any]:
         content = json.loads((self._directory(session) / layout.DUMP_FILE).read_text())
         return cast("dict[str, Any]", content["data"])
+
+
+def session_of(rig: TrainingRig, directory: Path, settings: Mapping[str, Any]) -> Session:
+    """Return a session with settings; the run is written to ``run`` in a directory."""
+    path = directory / "config.json"
+    path.write_text(json.dumps(settings))
+    config = load_config(path, dump_path=str(directory / "run"))
+    return Session(config, rig.framework, registry().processors(), registry().writers())
+
+
+def bits_of(state: Mapping[str, Array]) -> dict[str, bytes]:
+    """Return the bytes of every array of a model's state."""
+    return {name: values.tobytes() for name, values in state.items()}
 
 
 def crc32(values: Array) -> str:

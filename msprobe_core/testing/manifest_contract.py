@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -14,12 +13,11 @@ from numpy.typing import NDArray
 
 from msprobe_core.capture import Session
 from msprobe_core.capture.window import Model
-from msprobe_core.config import load_config
 from msprobe_core.fingerprint.hashing import hash_of
 from msprobe_core.manifest.facts import RunFacts
-from msprobe_core.plugins import registry
 from msprobe_core.protocols.capabilities import DescribingFramework, ForwardDescribingFramework
 from msprobe_core.store.manifest_file import DATA_ROWS_FILE, MANIFEST_FILE, read_data_rows, read_manifest
+from msprobe_core.testing.contract_base import RiggedContract, bits_of, session_of
 from msprobe_core.testing.rig import MonitoredRig
 
 Array: TypeAlias = NDArray[Any]
@@ -41,13 +39,8 @@ ROWS: dict[str, Array] = {
 """Arrays whose rows' hashes are compared with those of NumPy."""
 
 
-class ManifestContract:
+class ManifestContract(RiggedContract[MonitoredRig]):
     """Inherit it, and provide the fixture ``rig``."""
-
-    @pytest.fixture
-    def rig(self) -> MonitoredRig:
-        """Return the framework under test."""
-        raise NotImplementedError("a class that inherits ManifestContract defines the fixture 'rig'")
 
     @pytest.fixture
     def framework(self, rig: MonitoredRig) -> DescribingFramework:
@@ -61,10 +54,7 @@ class ManifestContract:
         """Return a function that creates a session with the given settings, writing under ``tmp_path / "run"``."""
 
         def make(**settings: Any) -> Session:
-            path = tmp_path / "config.json"
-            path.write_text(json.dumps({"level": "L0", "step": [0, 2], **settings}))
-            config = load_config(path, dump_path=str(tmp_path / "run"))
-            return Session(config, rig.framework, registry().processors(), registry().writers())
+            return session_of(rig, tmp_path, {"level": "L0", "step": [0, 2], **settings})
 
         return make
 
@@ -178,7 +168,7 @@ class ManifestContract:
                     session.step()
             if session is not None:
                 session.close()
-            trained.append((losses, {name: values.tobytes() for name, values in rig.state_of(model).items()}))
+            trained.append((losses, bits_of(rig.state_of(model))))
         assert trained[0] == trained[1]
 
     def test_it_is_written_once(self, rig: MonitoredRig, open_session: Callable[..., Session], tmp_path: Path) -> None:

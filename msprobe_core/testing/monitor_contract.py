@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from msprobe_core.errors import SessionError
 from msprobe_core.monitor.collector import Collector
 from msprobe_core.monitor.plan_file import OUTPUT_VARIABLE, load_plan
+from msprobe_core.testing.contract_base import RiggedContract, bits_of
 from msprobe_core.testing.rig import MonitoredRig
 
 Array: TypeAlias = NDArray[Any]
@@ -28,13 +29,8 @@ Watch = Callable[..., Collector]
 """Begins to monitor a model and an optimizer, with settings of the monitor."""
 
 
-class MonitorContract:
+class MonitorContract(RiggedContract[MonitoredRig]):
     """Inherit it, and provide the fixture ``rig``."""
-
-    @pytest.fixture
-    def rig(self) -> MonitoredRig:
-        """Return the framework under test."""
-        raise NotImplementedError("a class that inherits MonitorContract defines the fixture 'rig'")
 
     @pytest.fixture
     def watch(self, rig: MonitoredRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watch:
@@ -74,9 +70,7 @@ class MonitorContract:
         bare_losses, bare_states = _train(rig, None)
         assert [loss.hex() for loss in losses] == [loss.hex() for loss in bare_losses]
         for state, bare in zip(states, bare_states, strict=True):
-            assert {name: values.tobytes() for name, values in state.items()} == {
-                name: values.tobytes() for name, values in bare.items()
-            }
+            assert bits_of(state) == bits_of(bare)
 
     def test_everything_is_seen(self, rig: MonitoredRig, watch: Watch, tmp_path: Path) -> None:
         """Every parameter in every quantity, and modules with their gradients."""

@@ -11,16 +11,12 @@ import pytest
 from msprobe_core.capture.window import Model
 from msprobe_core.model import OUTSIDE, ReferenceFormat
 from msprobe_core.protocols.capabilities import RaisedModules, RaisingFramework
+from msprobe_core.testing.contract_base import RiggedContract, bits_of
 from msprobe_core.testing.rig import MonitoredRig
 
 
-class RaisingContract:
+class RaisingContract(RiggedContract[MonitoredRig]):
     """Inherit it, and provide the fixture ``rig``, whose framework is a `RaisingFramework` and trains in float32."""
-
-    @pytest.fixture
-    def rig(self) -> MonitoredRig:
-        """Return the framework under test."""
-        raise NotImplementedError("a class that inherits RaisingContract defines the fixture 'rig'")
 
     def test_the_unchanged_step_tells_modules_and_formats(self, rig: MonitoredRig) -> None:
         """Modules in the order of their first call, each once; the formats that they compute in."""
@@ -56,23 +52,21 @@ class RaisingContract:
         assert raised.failed is None
         formats = {name: value.dtype for name, value in rig.state_of(model).items()}
         assert formats == {name: value.dtype for name, value in rig.state_of(other).items()}
-        assert {name: value.tobytes() for name, value in rig.state_of(model).items()} != {
-            name: value.tobytes() for name, value in rig.state_of(other).items()
-        }
+        assert bits_of(rig.state_of(model)) != bits_of(rig.state_of(other))
 
     def test_the_module_whose_code_raises_is_named(self, rig: MonitoredRig) -> None:
         """If it is raised; the error is the program's own. Afterwards the model is as before."""
         model = rig.make_model(3)
         raised = _watched(rig, model)
         traces = rig.traces_in(model)
-        before = {name: value.tobytes() for name, value in rig.state_of(model).items()}
+        before = bits_of(rig.state_of(model))
         everything = frozenset(each.path for each in raised.modules)
         for modules, is_blamed in ((everything, True), (frozenset[str](), False)):
             with pytest.raises(ArithmeticError), raised.raised(modules, ReferenceFormat.FP64):
                 rig.fail_in_step(model)
             assert (raised.failed in everything and raised.failed != "") is is_blamed
         assert rig.traces_in(model) == traces
-        assert {name: value.tobytes() for name, value in rig.state_of(model).items()} == before
+        assert bits_of(rig.state_of(model)) == before
 
     def test_nothing_is_left_after_the_end(self, rig: MonitoredRig) -> None:
         """Hooks and patches are removed."""
@@ -114,4 +108,4 @@ def _trained(
     optimizer = rig.make_adam(model)
     with around():
         loss = rig.train_with(model, optimizer, step)
-    return loss.hex(), {name: value.tobytes() for name, value in rig.state_of(model).items()}
+    return loss.hex(), bits_of(rig.state_of(model))

@@ -14,6 +14,7 @@ from msprobe_core import names
 from msprobe_core.errors import ReplayError
 from msprobe_core.model import Argument, Phase, ReplayCall, Replayed, ReplayTensor, ReplayValue
 from msprobe_core.protocols.capabilities import ReplayingFramework
+from msprobe_core.testing.contract_base import RiggedContract, bits_of
 from msprobe_core.testing.rig import TrainingRig
 
 Array: TypeAlias = NDArray[Any]
@@ -26,7 +27,7 @@ _CLOSE = 1e-14
 """Relative error of a result in float64; one that float32 took part in has 1e-8."""
 
 
-class ReplayContract:
+class ReplayContract(RiggedContract[TrainingRig]):
     """Inherit it, name functions as dumps do, and provide the fixture ``rig``."""
 
     product: ClassVar[str]
@@ -54,11 +55,6 @@ class ReplayContract:
         "Functional.__class__",
     )
     """Names that are no numerical functions."""
-
-    @pytest.fixture
-    def rig(self) -> TrainingRig:
-        """Return the framework under test."""
-        raise NotImplementedError("a class that inherits ReplayContract defines the fixture 'rig'")
 
     @pytest.fixture
     def framework(self, rig: TrainingRig) -> ReplayingFramework:
@@ -174,7 +170,7 @@ class ReplayContract:
                 if replays:
                     self._replay(framework, self.log_softmax, _tensor(_X), Argument("int", 1), is_widened=True)
                     self.test_only_gradients_that_are_asked_for(framework)
-            states.append({name: value.tobytes() for name, value in rig.state_of(model).items()})
+            states.append(bits_of(rig.state_of(model)))
         assert states[0] == states[1]
 
     def test_arguments_are_unchanged(self, framework: ReplayingFramework) -> None:

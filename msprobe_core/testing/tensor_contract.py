@@ -102,25 +102,18 @@ class TensorContract(ContractBase):
         part = framework.narrow(rig.make_tensor(values), {0: (1, 3), 2: (2, 4)})
         assert_statistics(self._statistics(rig, part), expected)
         assert framework.describe(part).shape == expected.shape
-        digest, reducer = Digest(), framework.reducer()
-        reducer.checksum(part, digest)
-        reducer.collect()
-        assert digest.checksum == crc32(expected)
+        assert self._digest(rig, "checksum", part).checksum == crc32(expected)
 
     @pytest.mark.parametrize("case", VALUES)
     def test_checksum_is_the_crc32_of_the_bytes(self, rig: TrainingRig, case: str) -> None:
         """CRC-32 of the contiguous bytes, as 8 hex digits."""
-        digest, reducer = Digest(), rig.framework.reducer()
-        reducer.checksum(rig.make_tensor(VALUES[case]), digest)
-        reducer.collect()
+        digest = self._digest(rig, "checksum", rig.make_tensor(VALUES[case]))
         assert digest.checksum == crc32(VALUES[case])
 
     @pytest.mark.parametrize("case", VALUES)
     def test_xor_is_that_of_the_words(self, rig: TrainingRig, case: str) -> None:
         """Exclusive or of the 64-bit words of the contiguous bytes, padded with zeros."""
-        digest, reducer = Digest(), rig.framework.reducer()
-        reducer.xor(rig.make_tensor(VALUES[case]), digest)
-        reducer.collect()
+        digest = self._digest(rig, "xor", rig.make_tensor(VALUES[case]))
         content = np.ascontiguousarray(VALUES[case]).tobytes()
         word = 0
         for start in range(0, len(content), 8):
@@ -130,9 +123,7 @@ class TensorContract(ContractBase):
     @pytest.mark.parametrize("case", VALUES)
     def test_hash_is_that_of_the_core(self, rig: TrainingRig, case: str) -> None:
         """Bitwise equal in every framework, so that dumps of two frameworks can be compared."""
-        digest, reducer = Digest(), rig.framework.reducer()
-        reducer.hash(rig.make_tensor(VALUES[case]), digest)
-        reducer.collect()
+        digest = self._digest(rig, "hash", rig.make_tensor(VALUES[case]))
         assert digest.checksum == hash_text(VALUES[case])
 
     def test_hash_of_bfloat16_is_that_of_its_bits(self, rig: TrainingRig) -> None:
@@ -140,27 +131,22 @@ class TensorContract(ContractBase):
         if not self.supports_bfloat16:
             pytest.skip("this framework has no bfloat16")
         values = np.array([1.0, -2.5, 0.0, -0.0, np.inf], np.float32)
-        digest, reducer = Digest(), rig.framework.reducer()
-        reducer.hash(rig.make_bfloat16(values), digest)
-        reducer.collect()
+        digest = self._digest(rig, "hash", rig.make_bfloat16(values))
         assert digest.checksum == hash_text(np.frombuffer(values.tobytes(), np.dtype("<u2"))[1::2])
 
     @pytest.mark.parametrize("case", VALUES)
     def test_sketch_is_that_of_the_core(self, rig: TrainingRig, case: str) -> None:
         """Equal except for rounding; NaN and Inf are at the same positions."""
-        digest, reducer = Digest(), rig.framework.reducer()
-        reducer.sketch(rig.make_tensor(VALUES[case]), digest)
-        reducer.collect()
+        digest = self._digest(rig, "sketch", rig.make_tensor(VALUES[case]))
         assert_sketch(digest.sketch, VALUES[case])
 
     @pytest.mark.parametrize("case", VALUES)
     def test_losses_of_fp8_are_those_of_the_core(self, rig: TrainingRig, case: str) -> None:
         """The squared error is equal except for rounding; a tensor that is not floating point has none."""
-        digest, reducer, values = Digest(), rig.framework.reducer(), VALUES[case]
-        if not isinstance(reducer, Fp8Reducer):
+        if not isinstance(rig.framework.reducer(), Fp8Reducer):
             pytest.skip("the framework has no statistics of FP8")
-        reducer.fp8(rig.make_tensor(values), digest)
-        reducer.collect()
+        values = VALUES[case]
+        digest = self._digest(rig, "fp8", rig.make_tensor(values))
         if values.dtype.kind != "f":
             assert digest.fp8 is None
             return

@@ -10,18 +10,14 @@ import pytest
 
 from msprobe_core.errors import SessionError
 from msprobe_core.protocols.capabilities import UpdatingFramework
+from msprobe_core.testing.contract_base import RiggedContract, bits_of
 from msprobe_core.testing.rig import MonitoredRig
 
 _NUM_STEPS = 2
 
 
-class UpdateContract:
+class UpdateContract(RiggedContract[MonitoredRig]):
     """Inherit it, and provide the fixture ``rig``, whose framework is an `UpdatingFramework`."""
-
-    @pytest.fixture
-    def rig(self) -> MonitoredRig:
-        """Return the framework under test."""
-        raise NotImplementedError("a class that inherits UpdateContract defines the fixture 'rig'")
 
     def test_an_optimizer_updates_the_parameters_of_its_model(self, rig: MonitoredRig) -> None:
         """Each once, the tensors themselves."""
@@ -104,4 +100,4 @@ def _train(rig: MonitoredRig) -> tuple[list[str], dict[str, bytes]]:
     model = rig.make_model(3)
     optimizer = rig.make_adam(model)
     losses = [rig.train_with(model, optimizer, step).hex() for step in range(_NUM_STEPS)]
-    return losses, {name: value.tobytes() for name, value in rig.state_of(model).items()}
+    return losses, bits_of(rig.state_of(model))
