@@ -160,7 +160,7 @@ def _statistics_in(directory: Path, file_name: str | None) -> Sequence[float | N
         found = statistics_of(open_tensor(directory / file_name))
     except DumpError:  # the row says so
         return None
-    return [None if (number := found.get(name)) is None else float(number) for name in STATISTICS]
+    return [found.get(name) for name in STATISTICS]
 
 
 def _verdict_of_files() -> list[Column]:

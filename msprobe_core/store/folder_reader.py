@@ -97,14 +97,14 @@ def _listed(path: Path) -> tuple[dict[str, _Place], list[str]]:
     root = path if path.is_dir() else path.parent
     found: dict[str, _Place] = {}
     unreadable: list[str] = []
-    for file in sorted(_files(path), key=lambda file: _natural(file.as_posix())):
+    for file in sorted(_files(path), key=lambda file: natural_order(file.as_posix())):
         name = file.relative_to(root).with_suffix("").as_posix()
         if file.suffix != layout.SHARD_SUFFIX:
             # Two files with the same name and different suffixes are two tensors.
             found[name if name not in found else f"{name}{file.suffix}"] = _Place(file, None)
             continue
         try:
-            found.update({f"{name}/{key}": _Place(file, key) for key in sorted(shard_keys(file), key=_natural)})
+            found.update({f"{name}/{key}": _Place(file, key) for key in sorted(shard_keys(file), key=natural_order)})
         except DumpError as error:
             unreadable.append(str(error))
     return found, unreadable
@@ -119,8 +119,15 @@ def _files(path: Path) -> Iterator[Path]:
         yield from (Path(directory, name) for name in names if name.endswith(_SUFFIXES))
 
 
-def _natural(name: str) -> list[tuple[int, str]]:
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
+_DIGITS = re.compile(r"(\d+)", re.ASCII)
+
+
+def natural_order(part: int | str) -> tuple[tuple[int, int, str], ...]:
+    """Return a key by which ``layer2`` comes before ``layer10``, and numbers before texts."""
+    if isinstance(part, int):
+        return ((0, part, ""),)
+    pieces = _DIGITS.split(part)
+    return tuple((0, int(piece), "") if piece.isdecimal() and len(piece) < 20 else (1, 0, piece) for piece in pieces)
 
 
 def _ending_of(unreadable: Sequence[str], num_read: int) -> Ending:

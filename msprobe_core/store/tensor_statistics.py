@@ -14,7 +14,7 @@ from msprobe_core.protocols.storage import TensorSource
 _CHUNK = 1 << 18
 
 
-def statistics_of(source: TensorSource) -> Mapping[str, float | int | str | None]:
+def statistics_of(source: TensorSource) -> Mapping[str, float]:
     """Return the fields of `msprobe_core.model.Stats`, with sums in float64; empty for a tensor without numbers."""
     if source.dtype == "text" or 0 in source.shape:
         return {}

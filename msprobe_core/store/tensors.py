@@ -139,14 +139,7 @@ def _open_npy(path: Path) -> StoredTensor:
             f"{path}: is cut off: its header says {header.num_bytes} bytes, and that is more than it has",
             position=header.begin,
         )
-    return StoredTensor(
-        name=path,
-        storage=Storage(file=path, begin=header.begin, num_bytes=header.num_bytes),
-        stored=header.stored,
-        dtype=header.dtype,
-        shape=header.shape,
-        strides=c_strides(header.shape[::-1])[::-1] if header.is_fortran else c_strides(header.shape),
-    )
+    return header.tensor_in(path, name=path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +164,17 @@ class NpyHeader:
     def num_bytes(self) -> int:
         """Bytes of all elements."""
         return math.prod(self.shape) * self.stored.itemsize
+
+    def tensor_in(self, file: Path, name: Path, offset: int = 0) -> StoredTensor:
+        """Return the tensor in a file whose ``.npy`` part starts at ``offset``; ``name`` is its name in messages."""
+        return StoredTensor(
+            name=name,
+            storage=Storage(file=file, begin=offset + self.begin, num_bytes=self.num_bytes),
+            stored=self.stored,
+            dtype=self.dtype,
+            shape=self.shape,
+            strides=c_strides(self.shape[::-1])[::-1] if self.is_fortran else c_strides(self.shape),
+        )
 
 
 def read_npy_header(path: Path) -> NpyHeader:

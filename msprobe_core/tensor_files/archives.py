@@ -6,6 +6,7 @@ would become larger than `most_unfolded` allows for its bytes.
 
 from __future__ import annotations
 
+import math
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from msprobe_core.errors import DumpError, LargeDumpError, clip
 from msprobe_core.model import TensorContent
 from msprobe_core.protocols.storage import TensorSource
 from msprobe_core.store.pt_files import LOCAL_HEADER
-from msprobe_core.store.tensor_source import MAX_DIMS, Array, Storage, StoredTensor, c_strides
+from msprobe_core.store.tensor_source import MAX_DIMS, Array
 from msprobe_core.store.tensor_values import widen
 from msprobe_core.store.tensors import MAX_NPY_HEADER_BYTES, NpyHeader, npy_header_in
 from msprobe_core.tensor_files.contents import FileContent, FileFormat, NamedTensor
@@ -88,14 +89,7 @@ def _member(opened: Opened, info: zipfile.ZipInfo) -> TensorSource:
         header = _header_in(name, opened.read(begin, min(info.file_size, MAX_NPY_HEADER_BYTES)), begin)
         room = min(info.file_size, info.compress_size) - header.begin
         _check_size(header, room, begin)
-        return StoredTensor(
-            name=name,
-            storage=Storage(file=opened.path, begin=begin + header.begin, num_bytes=header.num_bytes),
-            stored=header.stored,
-            dtype=header.dtype,
-            shape=header.shape,
-            strides=c_strides(header.shape[::-1])[::-1] if header.is_fortran else c_strides(header.shape),
-        )
+        return header.tensor_in(opened.path, name, begin)
     if info.compress_type != zipfile.ZIP_DEFLATED:
         raise ProblemError(FilesCode.UNFOLDS, begin, method=info.compress_type)
     if info.file_size > most_unfolded(info.compress_size):
@@ -195,17 +189,10 @@ class DeflatedTensor:
             raise LargeDumpError(f"{self.name}: does not fit into memory") from error
         if len(room) < needed:
             raise ProblemError(FilesCode.CUT_OFF, self.begin, needed=needed, size=len(room))
-        stored: Any = np.frombuffer(room, self.header.stored, count=_numel(self.shape), offset=self.header.begin)
+        stored: Any = np.frombuffer(room, self.header.stored, count=math.prod(self.shape), offset=self.header.begin)
         if self.header.is_fortran:
             stored = np.ravel(stored.reshape(self.shape[::-1]).T)
         return stored
-
-
-def _numel(shape: tuple[int, ...]) -> int:
-    numel = 1
-    for length in shape:
-        numel *= length
-    return numel
 
 
 def _unfolded(path: Path, begin: int, num_bytes: int, most: int) -> Iterator[bytes]:

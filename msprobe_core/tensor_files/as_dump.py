@@ -51,7 +51,7 @@ from msprobe_core.plugins import registry
 from msprobe_core.protocols.storage import EndingWriter, Writer, WriterFactory
 from msprobe_core.store import layout
 from msprobe_core.store.convert import Format, check_places, replaced_directory
-from msprobe_core.store.folder_reader import FRAMEWORK
+from msprobe_core.store.folder_reader import FRAMEWORK, natural_order
 from msprobe_core.store.json_writer import JsonWriter
 from msprobe_core.store.safetensors_writer import ShardWriter
 from msprobe_core.store.tensor_statistics import statistics_of
@@ -224,20 +224,9 @@ def _placed(source: Path, kind: SourceKind, done: ForeignConversion) -> dict[tup
     if FileFormat.FLASHINFER in formats:
         placed = _with_ranks(placed)
     units: dict[tuple[int, int], list[_Placed]] = defaultdict(list)
-    for each in sorted(placed, key=lambda each: tuple(map(_natural, (*each.order, str(each.file))))):
+    for each in sorted(placed, key=lambda each: tuple(map(natural_order, (*each.order, str(each.file))))):
         units[each.step, each.rank].append(each)
     return units
-
-
-_DIGITS = re.compile(r"(\d+)", re.ASCII)
-
-
-def _natural(part: int | str) -> tuple[tuple[int, int, str], ...]:
-    """Return a key by which ``layer2`` comes before ``layer10``."""
-    if isinstance(part, int):
-        return ((0, part, ""),)
-    pieces = _DIGITS.split(part)
-    return tuple((0, int(piece), "") if piece.isdecimal() and len(piece) < 20 else (1, 0, piece) for piece in pieces)
 
 
 def _with_ranks(placed: Iterable[_Placed]) -> list[_Placed]:
@@ -486,16 +475,12 @@ def _value(each: _Placed, entry: str, shards: ShardWriter, done: ForeignConversi
     else:
         done.notes.append(f"{each.file}: {source.dtype} has no place in a dump; only its statistics were kept")
     stats = Stats(
-        max=_float(found.get("max")),
-        min=_float(found.get("min")),
-        mean=_float(found.get("mean")),
-        l2_norm=_float(found.get("norm")),
-        num_nan=int(found["num_nan"] or 0) if "num_nan" in found else None,
-        num_inf=int(found["num_inf"] or 0) if "num_inf" in found else None,
+        max=found.get("max"),
+        min=found.get("min"),
+        mean=found.get("mean"),
+        l2_norm=found.get("norm"),
+        num_nan=int(found["num_nan"]) if "num_nan" in found else None,
+        num_inf=int(found["num_inf"]) if "num_inf" in found else None,
     )
     meta = TensorMeta(type="torch.Tensor", dtype=source.dtype, shape=tuple(source.shape))
     return TensorValue(meta=meta, digest=Digest(stats=stats), file_name=file_name)
-
-
-def _float(value: float | str | None) -> float | None:
-    return None if value is None else float(value)

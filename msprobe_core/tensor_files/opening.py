@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -97,10 +98,7 @@ def stored_range(
     if begin + num_bytes > size:
         raise ProblemError(FilesCode.CUT_OFF, begin, needed=begin + num_bytes, size=size)
     stored = np.dtype(DTYPES[dtype])
-    numel = 1
-    for length in shape:
-        numel *= length
-    if len(shape) > MAX_DIMS or min((*shape, 0)) < 0 or numel * stored.itemsize != num_bytes:
+    if len(shape) > MAX_DIMS or min((*shape, 0)) < 0 or math.prod(shape) * stored.itemsize != num_bytes:
         raise ProblemError(FilesCode.SIZE, begin, dtype=dtype, shape=str(list(shape[: MAX_DIMS + 1])), found=num_bytes)
     return StoredTensor(
         name=Path(f"{path}#{name}"),

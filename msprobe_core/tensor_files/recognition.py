@@ -175,27 +175,17 @@ def _read_kernel(file: Opened) -> FileContent:
 
 
 def _read_safetensors(file: Opened) -> FileContent:
-    metadata: dict[str, Scalar] = {}
-    tensors: list[NamedTensor] = []
-    keys = shard_keys(file.path)
-    opened_ones: dict[str, StoredTensor] = {}
-    problems: dict[str, Any] = {}
-    for key in keys:
-        source, damage = attempted(lambda key=key: open_member(file.path, key), _SAFETENSORS_HEADER)
-        if source is None:
-            problems[key] = damage
-        else:
-            opened_ones[key] = source
-    ranges = [
-        (source.storage.begin, source.storage.begin + source.storage.num_bytes, key)
-        for key, source in opened_ones.items()
-    ]
-    for key, error in refuse_overlaps(ranges).items():
-        problems[key] = error.finding
+    found = {
+        key: attempted(lambda key=key: open_member(file.path, key), _SAFETENSORS_HEADER)
+        for key in shard_keys(file.path)
+    }
+    storages = {key: source.storage for key, (source, _) in found.items() if source is not None}
+    overlaps = refuse_overlaps([(each.begin, each.begin + each.num_bytes, key) for key, each in storages.items()])
     role = file.path.stem.removesuffix("s") if _is_of_flashinfer(file.path) else ""
-    for key in keys:
-        damage = problems.get(key)
-        source = None if damage is not None else opened_ones[key]
+    tensors: list[NamedTensor] = []
+    for key, (source, damage) in found.items():
+        if key in overlaps:
+            source, damage = None, overlaps[key].finding  # noqa: PLW2901
         attributes: dict[str, Scalar] = {} if source is None else {"offset": source.storage.begin}
         tensors.append(NamedTensor(name=key, source=source, role=role, attributes=attributes, damage=damage))
     return FileContent(
@@ -203,7 +193,7 @@ def _read_safetensors(file: Opened) -> FileContent:
         format=FileFormat.FLASHINFER if role else FileFormat.SAFETENSORS,
         size_bytes=file.size,
         tensors=tensors,
-        attributes=metadata | (call_of(file.path) if role else {}),
+        attributes=call_of(file.path) if role else {},
     )
 
 

@@ -28,7 +28,7 @@ class Summary:
         counts: Number of finite values in each bin; of complex values, their magnitudes.
     """
 
-    statistics: Mapping[str, float | int | str | None]
+    statistics: Mapping[str, float]
     first: Sequence[str]
     edges: Sequence[float] = ()
     counts: Sequence[int] = ()

@@ -11,6 +11,7 @@ archives that ``torch.save`` of PyTorch 1.6 and later writes.
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 import zipfile
 from collections.abc import Callable, Mapping
@@ -140,7 +141,7 @@ def _add(archive: zipfile.ZipFile, file: BinaryIO, name: str, content: bytes | m
 
 def _pickled(content: TensorContent) -> bytes:
     """Return the pickle of a tensor: a call of the function that rebuilds one, with a reference to its storage."""
-    numel = _numel(content.shape)
+    numel = math.prod(content.shape)
     storage = _STORAGE_NAMES.get(content.dtype)
     if storage is None:
         kind, function = b"ctorch.storage\nUntypedStorage\n", b"ctorch._utils\n_rebuild_tensor_v3\n"
@@ -174,13 +175,6 @@ def _stored_dtype(content: TensorContent, kind: FileType) -> Any:
     if content.dtype not in DTYPES:
         raise UnsupportedDtypeError(kind, content.dtype)
     return np.dtype(DTYPES[content.dtype])
-
-
-def _numel(shape: tuple[int, ...]) -> int:
-    numel = 1
-    for length in shape:
-        numel *= length
-    return numel
 
 
 _WRITERS: Mapping[FileType, Callable[[TensorContent], tuple[TensorContent, _Write]]] = {
