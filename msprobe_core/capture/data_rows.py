@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 from msprobe_core.capture.forward_window import ForwardWindow
 from msprobe_core.fingerprint.rows import ordered_hash, unordered_hash
 from msprobe_core.guard import UserCodeError, kept
+from msprobe_core.interception.perturbation import named_tensors
 from msprobe_core.manifest.facts import DataRows, Scalar
 from msprobe_core.protocols.capabilities import DescribingFramework, ForwardDescribingFramework, PendingRows
 from msprobe_core.protocols.framework import NamedModel
@@ -73,7 +74,7 @@ class RowWatcher:
             named = [(f"args.{place}", value) for place, value in enumerate(args)]
             named += [(f"kwargs.{name}", value) for name, value in kwargs.items()]
             for name, value in named:
-                for place, tensor in self._tensors_in(f"{beginning}{name}", value, 0):
+                for place, tensor in named_tensors(f"{beginning}{name}", value, self._is_tensor, _MAX_DEPTH):
                     self._hash(place, tensor, micro_step)
         except UserCodeError as error:
             raise error.error from None  # into the training, which it is of
@@ -103,18 +104,6 @@ class RowWatcher:
             with self._lock:
                 self._num_inputs += 1
                 self._pending.append(_Pending(name, micro_step, rows))
-
-    def _tensors_in(self, path: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
-        if self._is_tensor(value):
-            yield path, value
-        elif depth == _MAX_DEPTH:
-            return
-        elif isinstance(value, Mapping):
-            for name, item in list(cast("Mapping[Any, Any]", value).items()):
-                yield from self._tensors_in(f"{path}.{name}", item, depth + 1)
-        elif isinstance(value, list | tuple):
-            for place, item in enumerate(cast("Sequence[Any]", value)):
-                yield from self._tensors_in(f"{path}.{place}", item, depth + 1)
 
     def fetch(self, step: int) -> list[DataRows]:
         """Return the rows that have been begun since the last call, as those of a step; may wait for a device."""

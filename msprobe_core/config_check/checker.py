@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from msprobe_core.config_check.packing import distributions, environment
 from msprobe_core.config_check.static_settings import read_settings
 from msprobe_core.errors import SessionError
 from msprobe_core.guard import kept, reason_of
+from msprobe_core.interception.perturbation import named_tensors
 from msprobe_core.interception.randomness import RandomWatch, common_states
 from msprobe_core.interception.stacks import StackCache
 from msprobe_core.manifest.cleaning import cleaned_optimizers
@@ -180,7 +181,8 @@ class ConfigChecker:
         if rows is not None:
             rows.before(stem, args, kwargs)
         reducer = self._framework.reducer()
-        inputs = dict(self._tensors_in("args", args, 0)) | dict(self._tensors_in("kwargs", kwargs, 0))
+        inputs = dict(named_tensors("args", args, self._framework.is_tensor, _MAX_DEPTH))
+        inputs |= named_tensors("kwargs", kwargs, self._framework.is_tensor, _MAX_DEPTH)
         digests: list[dict[str, Digest]] = []
         for tensors in (inputs, self._parameters()):
             own = {name: Digest() for name in tensors}
@@ -207,16 +209,6 @@ class ConfigChecker:
     def _parameters(self) -> Mapping[str, Any]:
         framework = self._framework
         return framework.parameters_of(self._model) if isinstance(framework, MonitoringFramework) else {}
-
-    def _tensors_in(self, path: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
-        if self._framework.is_tensor(value):
-            yield path, value
-        elif depth < _MAX_DEPTH and isinstance(value, Mapping):
-            for name, item in list(cast("Mapping[Any, Any]", value).items()):
-                yield from self._tensors_in(f"{path}.{name}", item, depth + 1)
-        elif depth < _MAX_DEPTH and isinstance(value, list | tuple):
-            for place, item in enumerate(cast("Sequence[Any]", value)):
-                yield from self._tensors_in(f"{path}.{place}", item, depth + 1)
 
     def _write(self) -> None:
         random = type(self)._random

@@ -18,8 +18,8 @@ framework does differently.
 * Values on the host: `HostReducer` is a `Reducer` for `HostValues`, tensors whose elements are a NumPy array.
 * Random functions: `RandomWatch` passes each call of a random function to a callback, `RandomLog` writes them to a
   file; `Seeding` and `seed_common` are what ``seed_all`` has in common everywhere.
-* Perturbation: `ModuleNoise` and `relative_changes` implement `PerturbingFramework.perturb`; `map_values` and
-  `value_leaves` go through the tensors of nested arguments and results.
+* Perturbation: `ModuleNoise` and `relative_changes` implement `PerturbingFramework.perturb`; `map_values`,
+  `named_tensors` and `value_leaves` go through the tensors of nested arguments and results.
 * Replays: `build_arguments` and `tensors_by_path` implement `ReplayingFramework.replay`, and `call_text` with what is
   beside it `ScriptingFramework.script`.
 
@@ -77,6 +77,7 @@ if TYPE_CHECKING:
         ModuleNoise,
         converted,
         map_values,
+        named_tensors,
         relative_changes,
         value_leaves,
     )
@@ -132,7 +133,7 @@ else:
                 "AliasSearch Function FunctionPatch Handler Patch Patches original_of"
             ),
             "msprobe_core.interception.perturbation": (
-                "FLIPPED ModuleNoise converted map_values relative_changes value_leaves"
+                "FLIPPED ModuleNoise converted map_values named_tensors relative_changes value_leaves"
             ),
             "msprobe_core.interception.raised_precision": "COARSER RaisingModules",
             "msprobe_core.interception.randomness": (
@@ -172,7 +173,7 @@ __all__ = [  # noqa: RUF022  # by purpose
     "RandomCall", "RandomFunction", "RandomLog", "RandomState", "RandomStates", "RandomWatch", "Repeat",
     "common_states", "Seeding", "seed_common",
     # Perturbation
-    "FLIPPED", "ModuleNoise", "converted", "relative_changes", "map_values", "value_leaves",
+    "FLIPPED", "ModuleNoise", "converted", "relative_changes", "map_values", "named_tensors", "value_leaves",
     # Replays
     "NOT_SPECIAL", "build_arguments", "literal_of", "tensors_by_path", "why_not_called",
     # Replays as scripts

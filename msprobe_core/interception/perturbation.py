@@ -219,3 +219,20 @@ def value_leaves(value: Any, depth: int = 0) -> Iterator[Any]:
             yield from value_leaves(item, depth + 1)
     else:
         yield value
+
+
+def named_tensors(path: str, value: Any, is_tensor: Callable[[Any], bool], depth: int) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors in nested containers, each with ``path`` and the keys and positions that lead to it.
+
+    Args:
+        path: Name of ``value``.
+        value: A tensor, a container or anything else.
+        is_tensor: Whether a value is a tensor.
+        depth: How many containers within each other are looked into.
+    """
+    if is_tensor(value):
+        yield path, value
+    elif depth and isinstance(value, Mapping | list | tuple):
+        container = cast("Any", value)
+        for key, item in list(container.items()) if isinstance(value, Mapping) else enumerate(container):
+            yield from named_tensors(f"{path}.{key}", item, is_tensor, depth - 1)

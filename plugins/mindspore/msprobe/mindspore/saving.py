@@ -7,7 +7,7 @@ import itertools
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -19,7 +19,7 @@ from msprobe.mindspore._gradients import builds_graph, takes_gradient, watch_gra
 from msprobe.mindspore._quiet import RecordingGuard, executor
 from msprobe.mindspore._reduce import values_of
 from msprobe.mindspore._unrecorded_calls import unseen
-from msprobe_core.interception import HostValues
+from msprobe_core.interception import HostValues, named_tensors
 from msprobe_core.plugin import MAX_DEPTH, SessionError, reason_of
 from msprobe_core.store import make_directory, tensor_file_name, unit_directory
 
@@ -52,7 +52,7 @@ def save(save_dir: str | os.PathLike[str], name: str, data: Any) -> None:
     directory = _checked(save_dir, name)
     found = False
     with RecordingGuard(_saver().complain):
-        for path, tensor in _tensors_in(data, name, MAX_DEPTH):
+        for path, tensor in named_tensors(name, data, _is_dense, MAX_DEPTH):
             found = True
             values = values_of(tensor)
             if values is None:
@@ -116,14 +116,8 @@ def _checked(save_dir: Any, name: Any) -> Path:
         raise SessionError(f"save({name!r}) got {type(save_dir).__name__} as the directory; give a path") from error
 
 
-def _tensors_in(value: Any, path: str, depth: int) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Tensor):
-        yield path, value
-    elif isinstance(value, Mapping | list | tuple) and depth:
-        is_mapping = isinstance(value, Mapping)
-        items = cast("Mapping[Any, Any]", value).items() if is_mapping else enumerate(cast("Sequence[Any]", value))
-        for key, item in items:
-            yield from _tensors_in(item, f"{path}.{key}", depth - 1)
+def _is_dense(value: Any) -> bool:
+    return isinstance(value, Tensor)
 
 
 class _Saver:
