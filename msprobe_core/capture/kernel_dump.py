@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from msprobe_core.capture.described_process import ProcessManifest
+from msprobe_core.capture.no_session import NoSession
+from msprobe_core.capture.schedule import checked_step
 from msprobe_core.capture.window import Model
 from msprobe_core.config import Config
 from msprobe_core.config.schema import CommonFields, DataMode, Precision, ReduceDevice, TaskOptions
@@ -84,14 +86,15 @@ def _check_pattern(text: str) -> None:
         raise ConfigError(f"'list' has {text!r}, which is no regular expression ({error})") from error
 
 
-class KernelSession:
-    """Takes the place of a `Session` at level L2, where there is nothing to start or stop."""
+class KernelSession(NoSession):
+    """Takes the place of a `Session` at level L2, where there is nothing to start or stop.
+
+    What it inherits does nothing: the framework dumps whole steps, values are saved at level debug, and gradients are
+    recorded with the task ``grad_probe``, at no level.
+    """
 
     is_finished = False
     """The framework ends by itself, after the last selected step."""
-
-    running_window = None
-    """A window installs nothing."""
 
     def __init__(self, config: Config, framework: Framework, dumper: KernelDumper) -> None:
         """Have the framework dump, unless ``dump_enable`` is false.
@@ -114,22 +117,14 @@ class KernelSession:
         self._has_manifest = config.manifest
         self._manifest: ProcessManifest | None = None
 
-    def start(
-        self,
-        models: Sequence[Any],
-        *,
-        is_list: bool = False,
-        token_range: Any = None,
-        rank_id: Any = None,
-        scheduled_tokens: object = None,
-    ) -> None:
+    def start(self, models: Sequence[Any], *, token_range: Any = None, **arguments: Any) -> None:
         """Begin to count steps; the dump itself has begun before, and continues after ``stop``.
 
         Raises:
             SessionError: an argument has no meaning for kernels, or an object is not a model.
         """
         # Kernels have their own names, the framework knows the rank, and requests are not selected here.
-        del is_list, rank_id, scheduled_tokens
+        del arguments
         if token_range is not None:
             raise SessionError("start() got a token_range, which does not apply at level L2; leave it out")
         for model in models:
@@ -153,9 +148,6 @@ class KernelSession:
         named = [Model("" if len(models) == 1 else str(place), model) for place, model in enumerate(models)]
         self._manifest = ProcessManifest(directory, self.framework, named, rank)
 
-    def stop(self) -> None:
-        """Do nothing: the framework dumps whole steps."""
-
     def step(self) -> None:
         """Have the framework count the next step."""
         self._complete_manifest()
@@ -168,10 +160,9 @@ class KernelSession:
         Raises:
             SessionError: ``step`` is not an integer >= 0, or the framework cannot set its step.
         """
-        if not isinstance(step, int) or isinstance(step, bool) or step < 0:  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise SessionError(f"set_init_step() got {step!r}; give an integer from 0")
+        checked = checked_step(step)
         if self._dump is not None:
-            self._dump.begin_at(step)
+            self._dump.begin_at(checked)
 
     def dump_module(self, module: Any, name: str) -> None:
         """Refuse: a kernel dump does not know the module of a kernel.
@@ -181,15 +172,6 @@ class KernelSession:
         """
         del module
         raise SessionError(f"module_dump({name!r}): kernels are dumped at level L2; select them with 'list'")
-
-    def end_module_dump(self) -> None:
-        """Do nothing: no module is dumped."""
-
-    def save(self, variable: Any, name: str, *, save_backward: bool) -> None:
-        """Do nothing: values are saved at level debug."""
-
-    def monitor(self, targets: Sequence[Any], optimizer: Any) -> None:
-        """Do nothing: gradients are recorded with the task ``grad_probe``, at no level."""
 
     def close(self) -> None:
         """End; the framework reports if nothing was dumped."""
