@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from msprobe_core.errors import DumpError, MissingDumpError
 from msprobe_core.findings import Finding
@@ -155,18 +155,10 @@ class _Value:
 
     time: int
     line: Line | None = None
-    file: TensorFile | None = field(default=None)
+    file: TensorFile | None = None
 
 
-class _Placed(Protocol):
-    @property
-    def place(self) -> Place: ...
-
-    @property
-    def time(self) -> int: ...
-
-
-_P = TypeVar("_P", bound=_Placed)
+_P = TypeVar("_P", Line, TensorFile)
 
 
 def _numbered(values: Sequence[_P]) -> list[tuple[int, _P]]:
