@@ -222,6 +222,13 @@ def described(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
+def message_of(error: BaseException, where: str = "") -> str:
+    """Return what an error says; if it is not one of ours, with its type, and where it was raised."""
+    if isinstance(error, MsprobeError):
+        return str(error)
+    return f"{where}: {described(error)}" if where else described(error)
+
+
 def reason_of(error: BaseException) -> str:
     """Return type and text of an exception in one short line, to record in the place of a value."""
     return described(error)[:_MAX_REASON]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_core.capture.custom_apis import CustomApis
-from msprobe_core.capture.live_settings import LiveSettings, reason_of
+from msprobe_core.capture.live_settings import LiveSettings
 from msprobe_core.capture.measure import Measurement, end_process, requested_measurement
 from msprobe_core.capture.session import Session
 from msprobe_core.capture.session_factory import AnySession, SessionFactory
@@ -20,6 +20,7 @@ from msprobe_core.capture.window import Window
 from msprobe_core.config import Config, ConfigWatch, load_config
 from msprobe_core.config.requested_windows import requested_window
 from msprobe_core.errors import ConfigError, MsprobeError
+from msprobe_core.guard import message_of
 from msprobe_core.model import EndState
 from msprobe_core.protocols.framework import Framework
 from msprobe_core.store.layout import check_place
@@ -195,7 +196,7 @@ class Controller:
         try:
             new = self._sessions.make(edited, old.framework)
         except Exception as error:  # noqa: BLE001  # an edited file may hold anything
-            settings.switch_off(reason_of(error))
+            settings.switch_off(message_of(error))
             self._take_over()
             return
         new.continue_from(old)

@@ -10,8 +10,7 @@ from pathlib import Path
 import msgspec
 
 from msprobe_core.config import Config, ConfigWatch
-from msprobe_core.errors import MsprobeError
-from msprobe_core.guard import described
+from msprobe_core.guard import message_of
 
 _logger = logging.getLogger(__name__)
 
@@ -46,7 +45,7 @@ class LiveSettings:
         try:
             edited = self.watch.poll(is_urgent=is_urgent)
         except Exception as error:  # noqa: BLE001  # an edited file may hold anything
-            self.switch_off(reason_of(error))
+            self.switch_off(message_of(error))
         else:
             self.edited = edited or self.edited
 
@@ -78,8 +77,3 @@ class LiveSettings:
             yield
         finally:
             self.watch, self.edited = kept
-
-
-def reason_of(error: Exception) -> str:
-    """Return what an error says, with its type unless it is ours."""
-    return str(error) if isinstance(error, MsprobeError) else described(error)

@@ -14,8 +14,7 @@ from msprobe_core.capture.manifests import Manifests
 from msprobe_core.capture.session_parts import put_together
 from msprobe_core.capture.window import Model, Window
 from msprobe_core.config import Config
-from msprobe_core.errors import MsprobeError
-from msprobe_core.guard import described
+from msprobe_core.guard import message_of
 from msprobe_core.model import EndState
 from msprobe_core.protocols.framework import Framework
 from msprobe_core.protocols.storage import Processor, WriterFactory
@@ -282,6 +281,5 @@ class Session:
 
     def log_failure(self, error: Exception) -> None:
         """Log that recording has ended, and why."""
-        where = self.directory or self._config.directory
-        reason = str(error) if isinstance(error, MsprobeError) else f"{where}: {described(error)}"
+        reason = message_of(error, str(self.directory or self._config.directory))
         _logger.error("recording ends at step %d, training goes on: %s", self.step_number, reason)

@@ -8,14 +8,14 @@ from typing import Any, TypeAlias
 
 from msprobe_core.capture.custom_apis import CustomApis
 from msprobe_core.capture.kernel_dump import KernelSession
-from msprobe_core.capture.live_settings import LiveSettings, reason_of
+from msprobe_core.capture.live_settings import LiveSettings
 from msprobe_core.capture.manifests import Manifests
 from msprobe_core.capture.measure import Measurement
 from msprobe_core.capture.no_session import NoSession
 from msprobe_core.capture.session import Session
 from msprobe_core.config import Config
 from msprobe_core.errors import BrokenPluginError, MsprobeError
-from msprobe_core.guard import kept
+from msprobe_core.guard import kept, message_of
 from msprobe_core.model import Level
 from msprobe_core.plugins import registry
 from msprobe_core.protocols.capabilities import KernelDumper
@@ -68,7 +68,7 @@ class SessionFactory:
             error = kept(caught)
             if isinstance(error, MsprobeError) and not isinstance(error, BrokenPluginError):
                 raise
-            _logger.error("nothing is recorded, training goes on: %s", reason_of(error))  # noqa: TRY400
+            _logger.error("nothing is recorded, training goes on: %s", message_of(error))  # noqa: TRY400
             _logger.debug("where the recording failed:", exc_info=error)
             return NoSession()
 

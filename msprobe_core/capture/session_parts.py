@@ -20,8 +20,8 @@ from msprobe_core.capture.slices import Slices
 from msprobe_core.capture.unit_output import UnitOutput
 from msprobe_core.capture.window import Windows
 from msprobe_core.config import Config, TaskOptions
-from msprobe_core.errors import MsprobeError, SessionError, clip
-from msprobe_core.guard import described, kept
+from msprobe_core.errors import SessionError, clip
+from msprobe_core.guard import described, kept, message_of
 from msprobe_core.interception.stacks import StackCache
 from msprobe_core.model import Level, Task
 from msprobe_core.plugins import registry
@@ -109,8 +109,7 @@ class SessionParts:
 
     def give_up(self, error: Exception) -> None:
         """Stop recording after a failure: remove what is attached, and end the dump with the reason."""
-        is_ours = isinstance(error, MsprobeError)
-        self.end_recording(f"recording was given up: {clip(str(error) if is_ours else described(error))}")
+        self.end_recording(f"recording was given up: {clip(message_of(error))}")
         for end in (self.windows.detach, self.windows.release, self.output.close_unit):
             try:
                 end()

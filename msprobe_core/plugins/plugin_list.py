@@ -11,9 +11,9 @@ from typing import Any, cast
 import pluggy
 
 from msprobe_core import hookspecs
-from msprobe_core.errors import BrokenPluginError, MsprobeError
+from msprobe_core.errors import BrokenPluginError
 from msprobe_core.findings import Field, Finding, Level, NoteCode
-from msprobe_core.guard import described, kept
+from msprobe_core.guard import kept, message_of
 from msprobe_core.plugins.offers import HOOK_PREFIX
 from msprobe_core.plugins.plugin_codes import PluginCode
 
@@ -113,7 +113,7 @@ class PluginList:
 def reason_of_failure(error: BaseException) -> str:
     """Return why a plugin failed, in words."""
     kept(error)  # Ctrl-C, and what a handler of a signal raises, is for the program
-    return str(error) if isinstance(error, MsprobeError) else described(error)
+    return message_of(error)
 
 
 def _hooks_of(module: object) -> tuple[str, ...]:
