@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -48,88 +48,88 @@ class Registry(PluginList):
 
     def frameworks(self) -> dict[str, FrameworkOffer]:
         """Return the frameworks by name, including those whose package is not installed."""
-        return self._offers("msprobe_register_frameworks")
+        return self.offers("msprobe_register_frameworks")
 
     def processors(self) -> dict[str, Processor]:
         """Return the processors by name."""
-        return self._offers("msprobe_register_processors")
+        return self.offers("msprobe_register_processors")
 
     def statistics(self) -> dict[str, Statistic]:
         """Return the statistics by name."""
-        return self._offers("msprobe_register_statistics")
+        return self.offers("msprobe_register_statistics")
 
     def writers(self) -> dict[str, WriterFactory]:
         """Return the writers by name."""
-        return self._offers("msprobe_register_writers")
+        return self.offers("msprobe_register_writers")
 
     def monitor_writers(self) -> dict[str, MonitorWriterFactory]:
         """Return the writers of the training monitor by name."""
-        return self._offers("msprobe_register_monitor_writers")
+        return self.offers("msprobe_register_monitor_writers")
 
     def readers(self) -> list[Reader]:
         """Return the readers, the core's own last."""
-        readers: dict[str, Reader] = self._offers("msprobe_register_readers")
+        readers: dict[str, Reader] = self.offers("msprobe_register_readers")
         return list(reversed(readers.values()))
 
     def executors(self) -> dict[str, Executor]:
         """Return the executors by name."""
-        return self._offers("msprobe_register_executors")
+        return self.offers("msprobe_register_executors")
 
     def tables(self) -> dict[str, TableFormat]:
         """Return the formats of result tables by name."""
-        return self._offers("msprobe_register_tables")
+        return self.offers("msprobe_register_tables")
 
     def exports(self) -> dict[str, Export]:
         """Return the formats of other viewers by name."""
-        return self._offers("msprobe_register_exports")
+        return self.offers("msprobe_register_exports")
 
     def reports(self) -> dict[str, ReportFormat]:
         """Return the formats of reports by name."""
-        return self._offers("msprobe_register_reports")
+        return self.offers("msprobe_register_reports")
 
     def dump_checks(self) -> dict[str, DumpCheck]:
         """Return the checks of dumps by name."""
-        return self._offers("msprobe_register_dump_checks")
+        return self.offers("msprobe_register_dump_checks")
 
     def comparison_checks(self) -> dict[str, ComparisonCheck]:
         """Return the checks of compared pairs by name."""
-        return self._offers("msprobe_register_comparison_checks")
+        return self.offers("msprobe_register_comparison_checks")
 
     def live_checks(self) -> dict[str, LiveCheck]:
         """Return the checks of calls while they are recorded, by name."""
-        return self._offers("msprobe_register_live_checks")
+        return self.offers("msprobe_register_live_checks")
 
     def metrics(self) -> dict[str, Metric]:
         """Return the metrics by name."""
-        return self._offers("msprobe_register_metrics")
+        return self.offers("msprobe_register_metrics")
 
     def api_maps(self) -> dict[str, ApiMap]:
         """Return the maps to canonical names by framework, each with what other maps add to it."""
-        return extended_maps(self._offers("msprobe_register_api_maps").values())
+        return extended_maps(self.offers("msprobe_register_api_maps").values())
 
     def module_maps(self) -> dict[str, ModuleMap]:
         """Return the maps of training backends' module names, by backend."""
-        return self._offers("msprobe_register_module_maps")
+        return self.offers("msprobe_register_module_maps")
 
     def commands(self) -> dict[str, Any]:
         """Return the subcommands by name."""
-        return self._offers("msprobe_register_commands")
+        return self.offers("msprobe_register_commands")
 
     def trainer_stages(self) -> dict[str, TrainerStages]:
         """Return the stages of trainers by trainer."""
-        return self._offers("msprobe_register_stages")
+        return self.offers("msprobe_register_stages")
 
     def run_settings(self) -> dict[str, RunSettings]:
         """Return what trainers were told, by trainer."""
-        return self._offers("msprobe_register_run_settings")
+        return self.offers("msprobe_register_run_settings")
 
     def checkups(self) -> dict[str, Checkup]:
         """Return the checkups of frameworks and trainers by name."""
-        return self._offers("msprobe_register_checkups")
+        return self.offers("msprobe_register_checkups")
 
     def features(self) -> dict[str, FeatureOffer]:
         """Return the features of recordings by name."""
-        return self._offers("msprobe_register_features")
+        return self.offers("msprobe_register_features")
 
     def provider_of(self, hook: str, name: str) -> str | None:
         """Return the plugin that offered ``name`` through ``hook``; ``None`` if it was the core."""
@@ -144,10 +144,6 @@ class Registry(PluginList):
             name: Its name.
         """
         return _described(kind, name, self.provider_of(f"msprobe_register_{kind.replace(' ', '_')}s", name))
-
-    def offers(self, hook: str) -> Mapping[str, Any]:
-        """Return what all plugins offer through a hook, by name."""
-        return self._offers(hook)
 
     def problems_of(self, hook: str) -> Sequence[tuple[Plugin, Finding]]:
         """Return why offers of a hook are missing: its own problems, and plugins that could not be loaded at all."""
@@ -164,12 +160,13 @@ class Registry(PluginList):
         Raises:
             BrokenPluginError: there is such a plugin.
         """
-        self._offers(hook)
+        self.offers(hook)
         reasons = [f"{plugin.name}: {problem.text}" for plugin, problem in self.problems_of(hook)]
         if reasons:
             raise BrokenPluginError(f"no plugin offers {name!r}, as one is broken ({'; '.join(reasons)})")
 
-    def _offers(self, hook: str) -> dict[str, Any]:
+    def offers(self, hook: str) -> dict[str, Any]:
+        """Return what all plugins offer through a hook, by name."""
         caller: pluggy.HookCaller = getattr(self.manager.hook, hook)
         rank = {name: place for place, name in enumerate(self._plugins)}
         # Plugins do not choose their place: of two offers of one name, that of this project stays.
