@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import io
-import math
 from collections.abc import Iterator, Sequence
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import msgspec
 import polars as pl
@@ -13,6 +12,7 @@ from polars.io.plugins import register_io_source
 
 from msprobe_core.protocols.presentation import Table, TableRows
 from msprobe_core.report.escape import guarded
+from msprobe_core.store.json_writer import finite_number
 
 
 def write_csv(table: Table, file: BinaryIO) -> None:
@@ -44,14 +44,8 @@ def write_jsonl(table: Table, file: BinaryIO) -> None:
     columns = [column.value.alias(column.header) for column in table.columns]
     encoder = msgspec.json.Encoder()
     for rows in table.rows.iter_slices(_SLICE):
-        lines = ({name: _json_cell(cell) for name, cell in row.items()} for row in rows.select(columns).to_dicts())
+        lines = ({name: finite_number(cell) for name, cell in row.items()} for row in rows.select(columns).to_dicts())
         file.writelines(encoder.encode(line) + b"\n" for line in lines)
-
-
-def _json_cell(cell: Any) -> Any:
-    if not isinstance(cell, float) or math.isfinite(cell):
-        return cell
-    return "NaN" if math.isnan(cell) else "Infinity" if cell > 0 else "-Infinity"
 
 
 def write_parquet(table: Table, file: BinaryIO) -> None:

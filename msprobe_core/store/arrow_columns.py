@@ -32,6 +32,7 @@ from msprobe_core.model import (
     TensorValue,
     Value,
 )
+from msprobe_core.store.json_records import exact_text
 from msprobe_core.store.json_writer import clean_text, leaf_text
 
 FORMAT_VERSION = 1
@@ -134,12 +135,8 @@ def _exact(stats: Stats) -> str | None:
     high, low = stats.max, stats.min
     if type(high) is float and type(low) is float:
         return None
-    if any(isinstance(value, int) and abs(value) > _LARGEST_EXACT for value in (high, low)):
-        return f"{high} and {low}"
-    return None
+    return exact_text(high, low)
 
-
-_LARGEST_EXACT = 2**53
 
 _ENTRY, _PLACE, _DIGEST, _STATS = Source.ENTRY, Source.PLACE, Source.DIGEST, Source.STATS
 

@@ -19,7 +19,9 @@ import msgspec
 from msprobe_core.model import Phase
 from msprobe_core.store.arrow_columns import DUMP_COLUMNS, Cell, PyArrow, to_small_batch
 from msprobe_core.store.frame import PARTS, check_leaf, is_failure, is_leaf, phase_of
-from msprobe_core.store.json_writer import json_number
+from msprobe_core.store.json_reader import without_surrogates
+from msprobe_core.store.json_records import LARGEST_EXACT
+from msprobe_core.store.json_writer import finite_number, json_number
 from msprobe_core.untrusted.json_text import check_nesting
 
 RECORD = "record"
@@ -31,7 +33,6 @@ _COUNTS = ("num_nan", "num_inf")
 _TEXTS = {"md5": "checksum", "data_name": "file_name"}
 _EXECUTION = {"sequence", "micro_step", "recompute"}
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-_LARGEST_EXACT = 2**53
 _LISTS = ("input_args", "input", "output")
 _NAMES_OF_PARTS = tuple(part for part, _ in PARTS)
 
@@ -76,12 +77,12 @@ class RecordRows:
         if not found:
             found.append((_Place(None, None), None))
         text: str | None = _text({"tree": tree, "rest": rest})
-        name = _clean(entry)
+        name = without_surrogates(entry)
         rows: list[tuple[Any, ...]] = []
         for place, leaf in found:
             check_leaf(leaf)
             cells = _cells_of(leaf)
-            part, path = place if place.path is None else (place.part, _clean(place.path))
+            part, path = place if place.path is None else (place.part, without_surrogates(place.path))
             rows.append((name, phase.value, sequence, micro_step, recompute, part, path, *cells, text))
             text = None
         self._rows += rows
@@ -151,7 +152,7 @@ def _cells_of(leaf: Any) -> tuple[Any, ...]:
     rest = dict(cast("dict[str, Any]", leaf))
     cells: dict[str, Any] = {}
     # If float64 cannot represent an extreme, both extremes stay there: a reader shows them together.
-    are_exact = all(type(rest.get(name)) is not int or abs(rest[name]) <= _LARGEST_EXACT for name in ("Max", "Min"))
+    are_exact = all(type(rest.get(name)) is not int or abs(rest[name]) <= LARGEST_EXACT for name in ("Max", "Min"))
     for name, column in _NUMBERS.items() if are_exact else ():
         if (number := _as_number(rest.get(name))) is not None:
             cells[column] = number
@@ -161,7 +162,7 @@ def _cells_of(leaf: Any) -> tuple[Any, ...]:
             cells[name] = rest.pop(name)
     for name, column in _TEXTS.items():
         if isinstance(rest.get(name), str):
-            cells[column] = _clean(rest.pop(name))
+            cells[column] = without_surrogates(rest.pop(name))
     if isinstance(sketch := rest.get("sketch"), str):
         cells["sketch"] = base64.b64decode(sketch, validate=True)
         del rest["sketch"]
@@ -174,7 +175,7 @@ def _as_number(value: Any) -> float | None:
         return _NOT_FINITE.get(value)
     if isinstance(value, float):
         return value
-    return float(value) if type(value) is int and abs(value) <= _LARGEST_EXACT else None
+    return float(value) if type(value) is int and abs(value) <= LARGEST_EXACT else None
 
 
 def _is_count(value: Any) -> bool:
@@ -183,12 +184,12 @@ def _is_count(value: Any) -> bool:
 
 def _strict(value: Any) -> Any:
     """Return a JSON value without NaN, infinities and half surrogate pairs."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, float):
+        return finite_number(value)
     if isinstance(value, str):
-        return _clean(value)
+        return without_surrogates(value)
     if isinstance(value, dict):
-        return {_clean(key): _strict(item) for key, item in cast("dict[str, Any]", value).items()}
+        return {without_surrogates(key): _strict(item) for key, item in cast("dict[str, Any]", value).items()}
     if isinstance(value, list):
         return [_strict(item) for item in cast("list[Any]", value)]
     return value
@@ -200,11 +201,6 @@ def _text(value: Any) -> str:
         return _encode(value).decode()
     except (OverflowError, msgspec.EncodeError):  # an integer of more than 64 bits
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-
-
-def _clean(text: str) -> str:
-    # As in a frame: characters that cannot be encoded become question marks.
-    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 # --- rows to records ----------------------------------------------------------------------------------------------
@@ -261,10 +257,10 @@ def _numeric(value: Any) -> Any:
         kind, text = fields.get("type"), fields.get("value")
         if isinstance(kind, str) and kind != "str" and isinstance(text, str) and text in _NOT_FINITE:
             return {**fields, "value": json_number(_NOT_FINITE[text])}
-        return {_clean(key): _numeric(item) for key, item in fields.items()}
+        return {without_surrogates(key): _numeric(item) for key, item in fields.items()}
     if isinstance(value, list):
         return [_numeric(item) for item in cast("list[Any]", value)]
-    return _clean(value) if isinstance(value, str) else json_number(value)
+    return without_surrogates(value) if isinstance(value, str) else json_number(value)
 
 
 class _Skeleton(msgspec.Struct):

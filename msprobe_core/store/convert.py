@@ -409,10 +409,10 @@ class _Unit:
             for part in _parts(stacks.items(), MAX_BATCH_ROWS):
                 cells: list[tuple[str, int, list[str] | None]] = []
                 for entry, frames in part:
-                    stack = tuple(map(_text, frames))
+                    stack = tuple(map(clean_text, frames))
                     is_new = stack not in numbers
                     number = numbers.setdefault(stack, len(numbers))
-                    cells.append((_text(entry), number, list(stack) if is_new else None))
+                    cells.append((clean_text(entry), number, list(stack) if is_new else None))
                 stream.append(to_small_batch(STACK_COLUMNS, list(zip(*cells, strict=True))))
 
     def _construct_to_arrow(self, path: Path, header: RunHeader) -> None:
@@ -430,7 +430,7 @@ class _Unit:
                 for entry, value in part:
                     parent, micro_step = cast("list[Any]", value) if _is_numbered(value) else (value, None)
                     if isinstance(parent, str | None):  # a reader also skips parents that are not calls
-                        cells.append((_text(entry), None if parent is None else _text(parent), micro_step))
+                        cells.append((clean_text(entry), None if parent is None else clean_text(parent), micro_step))
                 if cells:
                     stream.append(to_small_batch(_CONSTRUCT_COLUMNS, list(zip(*cells, strict=True))))
 
@@ -524,10 +524,6 @@ def _other_fields(path: Path) -> dict[str, Any]:
         return {name: msgspec.json.decode(value) for name, value in fields.items() if name not in known}
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return {}  # a damaged dump, or one with bare NaN, whose other members are unknown
-
-
-def _text(value: str) -> str:
-    return value if value.isascii() else clean_text(value)
 
 
 def _is_numbered(value: Any) -> bool:

@@ -17,7 +17,7 @@ from msprobe_core import names
 from msprobe_core.fingerprint.distance import SIZE_BYTES
 from msprobe_core.model import Fp8Stats, Phase, Role
 from msprobe_core.store import layout
-from msprobe_core.store.json_records import Call, Leaf, Part, decode_call, decode_gradients
+from msprobe_core.store.json_records import Call, Leaf, Part, decode_call, decode_gradients, exact_text
 from msprobe_core.store.stored_rows import Rows, RowsBuilder, frame_of
 from msprobe_core.untrusted.files import most_unfolded
 from msprobe_core.untrusted.json_text import MAX_NESTING, check_nesting, too_deep
@@ -383,7 +383,7 @@ def _frame_of_tensors(leaves: Sequence[Leaf]) -> pl.DataFrame:
         "norm": _numbers([leaf.norm for leaf in leaves]),
         "num_nan": [leaf.num_nan for leaf in leaves],
         "num_inf": [leaf.num_inf for leaf in leaves],
-        "exact": [_exact_text(*pair) for pair in zip(*extremes, strict=True)] if has_integers else (),
+        "exact": [exact_text(*pair) for pair in zip(*extremes, strict=True)] if has_integers else (),
         "checksum": [leaf.checksum for leaf in leaves],
         "sketch": [leaf.sketch for leaf in leaves],
         "fp8": [None if leaf.fp8 is None else _fp8_text(leaf.fp8) for leaf in leaves],
@@ -528,10 +528,6 @@ def _failed_cells(fields: dict[str, Any]) -> tuple[Any, ...]:
     return (*_NONE_CELLS[:-2], str(fields.get("error")), None)
 
 
-_LARGEST_EXACT = 2**53
-"""Float64 represents all integers up to this one."""
-
-
 _AROUND_VALUE = 3
 """Levels around a value: the record, its part, and the leaf."""
 
@@ -588,7 +584,7 @@ def _tensor_cells(fields: dict[str, Any]) -> tuple[Any, ...]:
         get("num_nan"),
         get("num_inf"),
         None,
-        _exact_text(get("Max"), get("Min")),
+        exact_text(get("Max"), get("Min")),
         checksum if isinstance(checksum := get("md5"), str) else None,
         None if (sketch := get("sketch")) is None else _sketch_bytes(sketch),
         None if (fp8 := get("fp8")) is None else _fp8_text(_fp8_of(fp8)),
@@ -636,12 +632,6 @@ def numbers_of(text: str) -> dict[str, float]:
     """Return the extra statistics in a cell of the frame, by name; those without a value are left out."""
     values = cast("dict[str, Any]", msgspec.json.decode(text))
     return {name: number for name, value in values.items() if (number := _number(value)) is not None}
-
-
-def _exact_text(*values: Any) -> str | None:
-    if any(isinstance(value, int) and abs(value) > _LARGEST_EXACT for value in values):
-        return " and ".join(map(str, values))
-    return None
 
 
 def _scalar_value(fields: dict[str, Any]) -> Any:

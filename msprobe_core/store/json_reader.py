@@ -421,18 +421,18 @@ def _loads_text(text: str) -> Any:
         ValueError, RecursionError: it is not JSON.
     """
     value = json.loads(text)
-    return _without_surrogates(value) if "\\ud" in text or "\\uD" in text else value
+    return without_surrogates(value) if "\\ud" in text or "\\uD" in text else value
 
 
-def _without_surrogates(value: Any) -> Any:
-    """Return a JSON value whose texts can be encoded."""
+def without_surrogates(value: Any) -> Any:
+    """Return a JSON value whose texts can be encoded: what cannot becomes question marks."""
     if isinstance(value, str):
         return value if value.isascii() else value.encode("utf-8", "replace").decode()
     if isinstance(value, dict):
         members = cast("dict[str, Any]", value).items()
-        return {_without_surrogates(key): _without_surrogates(item) for key, item in members}
+        return {without_surrogates(key): without_surrogates(item) for key, item in members}
     if isinstance(value, list):
-        return [_without_surrogates(item) for item in cast("list[Any]", value)]
+        return [without_surrogates(item) for item in cast("list[Any]", value)]
     return value
 
 
@@ -444,7 +444,7 @@ def _recover(text: str) -> dict[str, Any]:
             found[key] = dict(_whole_members(text, start + 1))
             break
         with suppress(ValueError, StopIteration):
-            found[key] = _without_surrogates(_value_at(text, start)[0])
+            found[key] = without_surrogates(_value_at(text, start)[0])
     return found
 
 
@@ -469,7 +469,7 @@ def _members(text: str, position: int) -> Iterator[tuple[str, int]]:
 def _whole_members(text: str, position: int) -> Iterator[tuple[str, Any]]:
     for key, start in _members(text, position):
         with suppress(ValueError, StopIteration):  # named "data" and truncated
-            yield _without_surrogates(key), _without_surrogates(_value_at(text, start)[0])
+            yield without_surrogates(key), without_surrogates(_value_at(text, start)[0])
 
 
 _scan = json.JSONDecoder().raw_decode

@@ -14,6 +14,16 @@ from msgspec import UNSET, Meta, UnsetType
 from msprobe_core.fingerprint.distance import SIZE_BYTES
 from msprobe_core.model import Fp8Stats
 
+LARGEST_EXACT = 2**53
+"""Float64 represents all integers up to this one."""
+
+
+def exact_text(high: Any, low: Any) -> str | None:
+    """Return extremes as text if they are integers that float64 cannot represent."""
+    if any(isinstance(value, int) and abs(value) > LARGEST_EXACT for value in (high, low)):
+        return f"{high} and {low}"
+    return None
+
 
 class Leaf(
     msgspec.Struct,

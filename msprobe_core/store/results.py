@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
@@ -13,6 +12,7 @@ import msgspec
 
 from msprobe_core.errors import CompareError, ExistsError, StoreError, UnreadableResultError
 from msprobe_core.findings import text_and_content
+from msprobe_core.store.json_writer import finite_number
 from msprobe_core.untrusted.files import MAX_BYTES, open_plain, read_plain
 
 _MAX_BYTES = 256 << 20
@@ -192,8 +192,8 @@ def plain_result(value: Any, texts: Collection[str] = ()) -> Any:
         return found
     if isinstance(value, Enum):
         return value.value
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, float):
+        return finite_number(value)
     if isinstance(value, Mapping):
         return {str(key): plain_result(item, texts) for key, item in cast("Mapping[object, Any]", value).items()}
     if isinstance(value, list | tuple):
