@@ -145,7 +145,7 @@ class Controller:
         if self.settings.edited is None:
             session.step()
             if self._measurement is not None:
-                self._measurement.end_step(has_given_up=session.is_finished)
+                self._measurement.end_step(session.num_entries_of_last_step, has_given_up=session.is_finished)
             if self._requested_window is not None and session.is_finished:
                 self.close()
                 end_process()  # what follows in the program, such as saving a checkpoint, belongs to no requested step

@@ -22,10 +22,8 @@ import msgspec
 
 from msprobe_core.config import Config, load_config
 from msprobe_core.errors import ConfigError
-from msprobe_core.model import Batch, Ending, RunHeader
 from msprobe_core.protocols.capabilities import DeviceGauge
 from msprobe_core.protocols.framework import Framework
-from msprobe_core.protocols.storage import EndingWriter, Writer, WriterFactory
 from msprobe_core.store.manifest_file import DATA_ROWS_FILE, MANIFEST_FILE
 
 REQUEST_VARIABLE = "MSPROBE_ESTIMATE"
@@ -145,26 +143,21 @@ class Measurement:
             config = msgspec.structs.replace(config, options=options)
         self.config: Config = config
         """The configuration that the session records."""
-        self.num_records = 0
-        """Number of entries of the running step."""
-        self._framework: Framework | None = None
+        self.framework: Framework | None = None
+        """The framework that the session records, once there is one."""
         self._reading = Reading()
         self._reading.write(self._directory)
         self._began = time.perf_counter()
 
-    def open(self, framework: Framework, writers: Mapping[str, WriterFactory]) -> dict[str, WriterFactory]:
-        """Keep the framework, and return writers that count entries."""
-        self._framework = framework
-        return {name: _CountingFactory(writer, self) for name, writer in writers.items()}
-
-    def end_step(self, *, has_given_up: bool) -> None:
+    def end_step(self, num_records: int, *, has_given_up: bool) -> None:
         """Record the measurements of the step that has just been written; ends the process after the last step.
 
         Args:
+            num_records: Number of its entries.
             has_given_up: Whether the session has stopped recording for good.
         """
-        if isinstance(self._framework, DeviceGauge):
-            self._framework.wait_for_devices()
+        if isinstance(self.framework, DeviceGauge):
+            self.framework.wait_for_devices()
         ended = time.perf_counter()
         reading = self._reading
         size = _size_of(self._dumps)
@@ -175,18 +168,17 @@ class Measurement:
         else:
             reading.times_s.append(ended - self._began)
             reading.sizes_bytes.append(size)
-            reading.nums_records.append(self.num_records)
-        reading.rank = None if self._framework is None else self._framework.rank()
+            reading.nums_records.append(num_records)
+        reading.rank = None if self.framework is None else self.framework.rank()
         reading.peak_memory_bytes = _peak_memory()
-        if isinstance(self._framework, DeviceGauge):
-            reading.peak_device_bytes = self._framework.peak_device_bytes()
+        if isinstance(self.framework, DeviceGauge):
+            reading.peak_device_bytes = self.framework.peak_device_bytes()
         is_last = has_given_up or len(reading.times_s) >= self._request.num_steps
         reading.is_complete = is_last and not has_given_up
         shutil.rmtree(self._dumps, ignore_errors=True)  # bounds the disk space to that of one step
         reading.write(self._directory)
         if is_last:
             end_process()
-        self.num_records = 0
         self._began = time.perf_counter()
 
 
@@ -196,42 +188,6 @@ def end_process() -> NoReturn:
         with suppress(Exception):
             stream.flush()
     os._exit(0)
-
-
-class _CountingFactory:
-    def __init__(self, factory: WriterFactory, measurement: Measurement) -> None:
-        self.name = factory.name
-        self._factory = factory
-        self._measurement = measurement
-
-    def check(self) -> None:
-        """Raise if a library that the writer needs is not installed."""
-        self._factory.check()
-
-    def open(self, directory: Path, header: RunHeader) -> Writer:
-        writer = self._factory.open(directory, header)
-        if isinstance(writer, EndingWriter):
-            return _CountingEndingWriter(writer, self._measurement)
-        return _CountingWriter(writer, self._measurement)
-
-
-class _CountingWriter:
-    def __init__(self, writer: Writer, measurement: Measurement) -> None:
-        self._writer = writer
-        self._measurement = measurement
-
-    def write(self, batch: Batch) -> None:
-        self._measurement.num_records += len(batch.entries)
-        self._writer.write(batch)
-
-    def close(self) -> None:
-        self._writer.close()
-
-
-class _CountingEndingWriter(_CountingWriter):
-    def end(self, ending: Ending) -> None:
-        if isinstance(self._writer, EndingWriter):
-            self._writer.end(ending)
 
 
 def _size_of(directory: Path) -> int:

@@ -11,6 +11,9 @@ class NoSession:
     is_finished = True
     """Nothing will be recorded."""
 
+    num_entries_of_last_step = 0
+    """Nothing is recorded as entries."""
+
     running_window = None
     """A window installs nothing."""
 

@@ -110,6 +110,11 @@ class Session:
         """Directory of the current step, or of the last one; ``None`` before the first."""
         return self._output.directory
 
+    @property
+    def num_entries_of_last_step(self) -> int:
+        """How many entries the step before the current one has."""
+        return self._output.num_entries_of_last_step
+
     def continue_from(self, earlier: Session, step: int | None = None) -> None:
         """Replace a session with another configuration, at its step or at ``step``."""
         self.begin_at(earlier.step_number if step is None else step)

@@ -78,11 +78,10 @@ class SessionFactory:
         Raises:
             MsprobeError: the configuration cannot be recorded.
         """
-        writers = registry().writers()
         if self._measurement is not None:
-            writers = self._measurement.open(framework, writers)
+            self._measurement.framework = framework
         return Session(
-            config, framework, registry().processors(), writers, self._custom_apis, self._manifests,
+            config, framework, registry().processors(), registry().writers(), self._custom_apis, self._manifests,
             on_failure=self._take_failure,
         )  # fmt: skip
 

@@ -82,7 +82,7 @@ class SessionParts:
         self.recorder.reader.report_failures(self.schedule.step)
         self.recorder.next_step()
         self.schedule.count_on()
-        self.output.has_recorded = False
+        self.output.num_entries_of_last_step, self.output.num_entries = self.output.num_entries, 0
 
     def report_selection(self) -> None:
         """Say what of the selection matched no call of the current step."""

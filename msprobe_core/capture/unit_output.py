@@ -56,8 +56,10 @@ class UnitOutput:
         self.queue = BackgroundQueue()
         self.directory: Path | None = None
         """Directory of the current step, or of the last one; ``None`` before the first."""
-        self.has_recorded = False
-        """Whether an entry of the current step has been passed to the dump."""
+        self.num_entries = 0
+        """Number of entries of the current step that have been passed to the dump."""
+        self.num_entries_of_last_step = 0
+        """The same number of the step before."""
 
     @property
     def is_open(self) -> bool:
@@ -123,7 +125,7 @@ class UnitOutput:
             return
         batch = self._sifted(self._recorder.drain_complete())
         if batch.entries or batch.parents:
-            self.has_recorded |= bool(batch.entries)
+            self.num_entries += len(batch.entries)
             unit.write(batch)
 
     def flush(self, *, is_first_end: bool) -> None:
@@ -132,7 +134,7 @@ class UnitOutput:
         if unit is None:
             return
         batch = self._sifted(self._recorder.drain())
-        self.has_recorded |= bool(batch.entries)
+        self.num_entries += len(batch.entries)
         unit.write(batch)
         unit.end_window(is_first_end=is_first_end)
         unit.wait()
@@ -157,7 +159,7 @@ class UnitOutput:
     def discard_if_empty(self) -> None:
         """Remove the dump if it has no entries."""
         unit = self._unit
-        if unit is not None and not self.has_recorded:
+        if unit is not None and not self.num_entries:
             self.close_unit()
             unit.remove()
 
