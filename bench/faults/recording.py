@@ -17,6 +17,8 @@ STEPS = 2
 NUM_REPEATS = 3
 """Number of repetitions of a golden run with perturbed last digits."""
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+MIXED = {"mixed-bf16": torch.bfloat16, "mixed-fp16": torch.float16}
+"""Dtypes of the calls of a training in mixed precision; its parameters are in float32."""
 MODES: dict[str, dict[str, Any]] = {
     "statistics": {"task": "statistics"},
     "sketch": {"task": "statistics", "statistics": {"summary_mode": "sketch"}},
@@ -30,12 +32,14 @@ class Recordable:
     Attributes:
         model: The model.
         optimizer: Its optimizer.
+        scaler: What scales its losses, if anything does.
         num_steps: Number of steps to train.
         num_threads: Number of threads of a kernel.
     """
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler | None = None
     num_steps: int = STEPS
     num_threads: int = 1
 
@@ -61,7 +65,8 @@ class Recordable:
         config = directory.with_suffix(".json")
         config.write_text(json.dumps({"level": "mix", "dump_path": str(directory), **MODES[mode]}))
         debugger = PrecisionDebugger(str(config))
-        with calibration(debugger, self.model, [self.optimizer], repeats=NUM_REPEATS) as runs:
+        states = [self.optimizer, *([self.scaler] if self.scaler else [])]
+        with calibration(debugger, self.model, states, repeats=NUM_REPEATS) as runs:
             for _ in runs:
                 for step in range(self.num_steps):
                     self.step(step)

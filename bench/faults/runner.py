@@ -1,6 +1,6 @@
 """Plant faults, let debuggers locate them, and print how many they find.
 
-    python -m bench.faults [--quick] [--arch llama,vit] [--fault SUBSTRING] [--dtype fp32,bf16]
+    python -m bench.faults [--quick] [--arch llama,vit] [--fault SUBSTRING] [--dtype fp32,bf16,mixed-bf16]
                            [--split tune|report|unseen] [--pair other|same|both] [--mode statistics|sketch|tensor]
                            [--healthy|--no-healthy] [--work DIR] [--out DIR] [--jobs 2] [--sample N] [--reference PATH]
 
@@ -139,7 +139,7 @@ def tasks_of(arguments: argparse.Namespace, work: Path) -> Iterator[Suite]:
             continue
         golden: dict[tuple[Any, ...], Task] = {}
         others: list[Task] = []
-        for dtype in arguments.dtype:
+        for dtype in (dtype for dtype in arguments.dtype if single.can_train(name, dtype)):
             own = [fault for fault in single.faults_of(name) if not arguments.fault or arguments.fault in fault.name]
             for fault in _sampled(own, arguments, name):
                 setup = (work, name, dtype, arguments.mode, fault.recipe)
@@ -164,6 +164,7 @@ def _sampled(faults: Sequence[Any], arguments: argparse.Namespace, program: str)
 def rank_tasks_of(arguments: argparse.Namespace, work: Path) -> Suite:
     """Return the tasks that record trainings over several processes, and those that run debuggers on them."""
     from bench.faults import ranks
+    from bench.faults.recording import DTYPES
 
     plans: list[ranks.Plan] = []
     others: list[Task] = []
@@ -172,7 +173,7 @@ def rank_tasks_of(arguments: argparse.Namespace, work: Path) -> Suite:
         is_asked = program in arguments.arch if arguments.arch else not arguments.quick or program in QUICK_PROGRAMS
         if not is_asked or arguments.split not in (None, ranks.SPLIT):
             continue
-        for dtype in arguments.dtype:
+        for dtype in (dtype for dtype in arguments.dtype if dtype in DTYPES):
             names = [name for name in ranks.faults_of(program) if not arguments.fault or arguments.fault in name]
             names = _sampled(names, arguments, program)
             own = ranks.plan(work, program, dtype, arguments.mode, names, pairs, healthy=arguments.healthy)
@@ -234,10 +235,11 @@ def options_of(prog: str, description: str) -> argparse.ArgumentParser:
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the options that were given."""
     arguments = parser.parse_args(argv)
-    from bench.faults.recording import DTYPES
+    from bench.faults.recording import DTYPES, MIXED
 
-    if unknown := [dtype for dtype in arguments.dtype if dtype not in DTYPES]:
-        parser.error(f"--dtype: there is no {unknown[0]}; known: {', '.join(DTYPES)}")
+    known = (*DTYPES, *MIXED)
+    if unknown := [dtype for dtype in arguments.dtype if dtype not in known]:
+        parser.error(f"--dtype: there is no {unknown[0]}; known: {', '.join(known)}")
     return arguments
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from bench.faults.architectures import ARCHITECTURES
-from bench.faults.recording import DTYPES, Recordable
+from bench.faults.recording import DTYPES, MIXED, Recordable
 
 
 @dataclass
@@ -19,7 +19,7 @@ class Training(Recordable):
 
     Attributes:
         name: Name of the architecture.
-        dtype: Name of the model's dtype.
+        dtype: Name of the model's dtype, or of its mixed precision, where the model's dtype is float32.
         recipe: ``plain``, or ``accumulation`` over two micro-batches.
         options: Options of the model's configuration.
         num_micro_batches: Number of micro-batches in a step's batch.
@@ -37,8 +37,9 @@ class Training(Recordable):
 
     def __post_init__(self) -> None:
         architecture = ARCHITECTURES[self.name]
+        self.stored = DTYPES.get(self.dtype, torch.float32)
         torch.manual_seed(0)
-        self.model: nn.Module = architecture.build(self.options).train().to(DTYPES[self.dtype])
+        self.model: nn.Module = architecture.build(self.options).train().to(self.stored)
         self.spread()
         self.anatomy = architecture.anatomy
         self.loss: Callable[..., torch.Tensor] = architecture.loss
@@ -54,6 +55,8 @@ class Training(Recordable):
         vectors = [p for p in self.model.parameters() if p.dim() <= 1]
         groups = [{"params": matrices, "weight_decay": 0.5}, {"params": vectors, "weight_decay": 0.0}]
         self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(groups, lr=1e-2, foreach=False)
+        if MIXED.get(self.dtype) == torch.float16:
+            self.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
 
     def spread(self) -> None:
         """Give each parameter distinct values, as after training: no bias is zero and no scale is one."""
@@ -81,8 +84,7 @@ class Training(Recordable):
         torch.manual_seed(1000 + step)
         batch = self.change_batch(self.make_batch(), step)
         torch.set_rng_state(state)
-        dtype = DTYPES[self.dtype]
-        batch = {name: t.to(dtype) if t.is_floating_point() else t for name, t in batch.items()}
+        batch = {name: t.to(self.stored) if t.is_floating_point() else t for name, t in batch.items()}
         num = self.num_micro_batches
         return [
             dict(zip(batch, parts, strict=True)) for parts in zip(*(t.chunk(num) for t in batch.values()), strict=True)
@@ -95,18 +97,25 @@ class Training(Recordable):
         for batch in self.batches(step):
             labels = batch.pop("labels")
             more = {"decoder_input_ids": labels.clamp(min=0)} if self.name == "t5" else {}
-            logits = self.model(**batch, **more).logits
-            loss = self.loss(logits, labels)
+            with torch.autocast("cpu", MIXED.get(self.dtype), enabled=self.dtype in MIXED):
+                logits = self.model(**batch, **more).logits
+                loss = self.loss(logits, labels)
             if self.num_micro_batches > 1:
                 loss = loss / self.divisor
-            loss.backward()
+            (self.scaler.scale(loss) if self.scaler else loss).backward()
             seen += [logits.detach(), loss.detach()]
+        if self.scaler:
+            self.scaler.unscale_(self.optimizer)
         for call in self.after_backward:
             call()
         seen += [p.grad.clone() for p in self.model.parameters() if p.grad is not None]
         if self.clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
-        self.optimizer.step()
+        if self.scaler:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        else:
+            self.optimizer.step()
         for call in self.after_update:
             call(step)
         if self.zeroes:
