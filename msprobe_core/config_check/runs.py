@@ -234,7 +234,8 @@ def _with_pack(sections: Sequence[SectionResult], target: Run, golden: Run) -> I
     made: dict[Section, SectionResult] = {}
     has_manifests = target.has_manifest and golden.has_manifest
     if target.pack.weights and golden.pack.weights:
-        made[Section.WEIGHTS] = compare_statistics(Section.WEIGHTS, *_weights(target, golden))
+        of_target, of_golden, are_foreign = _weights(target, golden)
+        made[Section.WEIGHTS] = compare_statistics(Section.WEIGHTS, of_target, of_golden, are_foreign=are_foreign)
     if target.pack.dataset and golden.pack.dataset and not (has_manifests and _has_rows(target, golden)):
         made[Section.DATA] = compare_statistics(Section.DATA, target.pack.dataset, golden.pack.dataset)
     if target.pack.random and golden.pack.random and not has_manifests:
@@ -248,16 +249,17 @@ def _with_pack(sections: Sequence[SectionResult], target: Run, golden: Run) -> I
             yield lacking(section, GOLDEN if target.pack.weights else TARGET)
 
 
-def _weights(target: Run, golden: Run) -> tuple[Statistics, Statistics]:
-    """Return the statistics of parameters; those of two frameworks by PyTorch's names, and before the first step.
+def _weights(target: Run, golden: Run) -> tuple[Statistics, Statistics, bool]:
+    """Return the statistics of parameters, and whether the sides are of two frameworks.
 
-    After it they differ by rounding, which optimizers amplify.
+    Those of two frameworks are by PyTorch's names, and before the first step: after it they differ by rounding, which
+    optimizers amplify.
     """
     first = [run.manifests[min(run.manifests)] for run in (target, golden)]
     sides = sides_of(first[0], first[1])
     packs = target.pack.weights, golden.pack.weights
     if not sides.are_foreign:
-        return packs
+        return *packs, False
     found: list[Statistics] = []
     for manifest, weights, words in zip(first, packs, sides.maps, strict=True):
         names = {old: new for model in manifest.run.models for old, new in canonical_parameters(model, words).items()}
@@ -266,7 +268,7 @@ def _weights(target: Run, golden: Run) -> tuple[Statistics, Statistics]:
             place: {names.get(name, name): each for name, each in own.items()}
             for place, own in weights.items() if place[0] == first_step
         })  # fmt: skip
-    return found[0], found[1]
+    return found[0], found[1], True
 
 
 def _has_rows(target: Run, golden: Run) -> bool:

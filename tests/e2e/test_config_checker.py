@@ -62,7 +62,10 @@ def test_two_packs_make_the_published_sheets(packs, tmp_path, capsys):
     assert sheets["dataset"][0] == ["step", "rank", "tag", *statistics]
     assert sheets["weights"][0] == ["step", "rank", "weight_name", *statistics]
     assert sheets["random"][0] == ["op", "rank", "bench_stack", "cmp_stack", "bench_count", "cmp_count", "check_result"]
-    assert {row[3] for row in sheets["dataset"][1:]} == {True}  # statistics do not depend on the order
+    off = [row[4:] for row in sheets["dataset"][1:]]
+    # Extremes do not depend on the order of samples; mean and norm do by the rounding of a sum in float32.
+    assert {(largest, smallest) for largest, smallest, _, _ in off} == {(0, 0)}
+    assert max(abs(value) for _, _, *sums in off for value in sums) < 1e-6
     counts = [row[4:] for row in sheets["random"][1:] if row[0] == "random.random"]
     assert [3, 3, True] in counts  # at each step
     assert [0, 1, False] in counts  # before the training

@@ -4,15 +4,18 @@ import json
 import time
 import tracemalloc
 import zipfile
+from dataclasses import replace
 
 import msgspec
 import pytest
 
 from msprobe_core.cli import main as command_line
+from msprobe_core.config_check.config_codes import ConfigCode
 from msprobe_core.config_check.differences import Section, Severity
 from msprobe_core.config_check.manifests import compare_manifests
 from msprobe_core.config_check.name_pairs import pair_names
-from msprobe_core.config_check.pack import read_pack, write_pack
+from msprobe_core.config_check.pack import Summary, read_pack, write_pack
+from msprobe_core.config_check.pack_differences import compare_statistics
 from msprobe_core.config_check.rank_agreement import check_ranks
 from msprobe_core.config_check.runs import read_run
 from msprobe_core.config_check.severities import severity_of_setting
@@ -482,3 +485,22 @@ def test_a_long_log_is_read_around_its_configurations(tmp_path):
     assert read_verl_log(log) == {"actor_rollout_ref": {"lr": 2, "n": 5}}
     assert tracemalloc.get_traced_memory()[1] < 3 * log.stat().st_size
     tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_same", "is_same_across"),
+    [
+        ({}, True, True),
+        ({"norm": 7.1400003, "mean": -0.0100001}, False, True),
+        ({"norm": 7.1410}, False, False),
+        ({"mean": -0.0110}, False, False),
+        ({"max": 0.5000001}, False, False),
+        ({"norm": None}, False, False),
+    ],
+)
+def test_statistics_of_two_frameworks_may_differ_by_the_rounding_of_their_sums(changes, is_same, is_same_across):
+    golden = Summary(max=0.5, min=-0.4, mean=-0.0100, norm=7.14)
+    sides = ({(0, 0): {"0.weight": replace(golden, **changes)}}, {(0, 0): {"0.weight": golden}})
+    for are_foreign, expected in ((False, is_same), (True, is_same_across)):
+        found = compare_statistics(Section.WEIGHTS, *sides, are_foreign=are_foreign)
+        assert [each.finding.code for each in found.differences] == ([] if expected else [ConfigCode.STATISTICS])
