@@ -55,7 +55,10 @@ _FACTOR, _STEADINESS = 1e-3, 10.0
 """Minimum deviation of a common factor of all updates from one: absolute, and in units of the factors' spread."""
 
 _ONE_SIZE = 0.5
-"""Share of the largest update that those of three quarters of the parameters have at least, if they have one size."""
+"""Lower quartile of the sizes of all parameters' updates over their upper one, from which they have one size."""
+
+_GOOD_PART = 0.1
+"""Share of an update by which an extreme is off at least if an element has turned: then another may be the largest."""
 
 _LEAST_FACTOR = 0.02
 """Deviation from one of a single parameter's factor from which its extremes show it."""
@@ -211,13 +214,15 @@ def with_judged_updates(rows: pl.DataFrame, before: pl.DataFrame) -> pl.DataFram
     joined = own.join(before, on="key", how="inner", suffix="_before", maintain_order="left")
     found = _found(joined, allows_turns=False)
     factor = _common_factor(found)
+    allows_turns = factor is None and RoundingRule.UPDATED_PARAMETERS.is_on
     if factor is None:
-        usual = found["score"].median()
-        if not (isinstance(usual, float) and usual <= 1):
+        turned = _found(joined, allows_turns=allows_turns)
+        if not (_are_usually_rounding(found) or _are_usually_rounding(turned)):
             return rows.with_columns(update_factor=pl.lit(None, pl.Float64))
         # Most updates differ by rounding alone, so that single elements may explain the others.
-        found = _found(joined, allows_turns=RoundingRule.UPDATED_PARAMETERS.is_on)
+        found = turned
     scores = found.group_by("value").agg(update_score=pl.col("score").max())
+    scores = scores.join(_with_turned_extremes(joined, allows_turns=allows_turns), on="value", how="left")
     of_value = rows.select(value=value_of_row()).join(scores, on="value", how="left", maintain_order="left")
     excess = pl.col("update_score") / _ROUNDINGS
     is_updated = pl.col("is_parameter") & (excess > 1).fill_null(value=False)
@@ -225,20 +230,30 @@ def with_judged_updates(rows: pl.DataFrame, before: pl.DataFrame) -> pl.DataFram
         # Repetitions of the update measured this parameter, also where a part of its gradient is rounding alone.
         is_explained = pl.col("noise_floor").is_not_null() & (pl.col("score") <= pl.col("score_limit"))
         is_updated &= ~is_explained.fill_null(value=False)
+    is_explained_by_turns = pl.col("is_parameter") & (pl.col("is_turned") & (excess <= 1)).fill_null(value=False)
     return (
-        rows.with_columns(of_value["update_score"], update_factor=pl.lit(factor, pl.Float64))
+        rows.with_columns(of_value["update_score"], of_value["is_turned"], update_factor=pl.lit(factor, pl.Float64))
         .with_columns(
             score=pl.when(is_updated).then(pl.max_horizontal("score", "update_score")).otherwise("score"),
             score_limit=pl.when(is_updated).then(_ROUNDINGS).otherwise("score_limit"),
-            excess=pl.when(is_updated).then(pl.max_horizontal("excess", excess)).otherwise("excess"),
+            excess=pl.when(is_updated)
+            .then(pl.max_horizontal("excess", excess))
+            .when(is_explained_by_turns)
+            .then(pl.min_horizontal("excess", 1.0))
+            .otherwise("excess"),
         )
-        .drop("update_score")
+        .drop("update_score", "is_turned")
     )
+
+
+def _are_usually_rounding(found: pl.DataFrame) -> bool:
+    usual = found["score"].median()
+    return isinstance(usual, float) and usual <= 1
 
 
 def _found(joined: pl.DataFrame, *, allows_turns: bool) -> pl.DataFrame:
     found = [_movements(joined, name, allows_turns=allows_turns) for name in ("mean", "norm")]
-    if allows_turns and _have_one_size(joined):
+    if allows_turns and _one_size(joined) is not None:
         found.append(_movements_of_extremes(joined))
     return pl.concat(found)
 
@@ -254,7 +269,6 @@ def _movements(joined: pl.DataFrame, name: str, *, allows_turns: bool) -> pl.Dat
         rounding += UNIT_ROUNDOFF[Precision.FLOAT32] * pl.col(f"{name}_golden").abs()
     # An update of independent elements moves the norm by its own norm, and the mean by that over the root of their
     # number.
-    is_measured = pl.col("noise_floor").is_not_null() if "noise_floor" in joined.columns else pl.lit(value=False)
     length = pl.max_horizontal(
         root * (pl.col("mean_golden") - pl.col("mean_golden_before")).abs(),
         (norm - pl.col("norm_golden_before")).abs(),
@@ -264,7 +278,7 @@ def _movements(joined: pl.DataFrame, name: str, *, allows_turns: bool) -> pl.Dat
         # Statistics of a gradient average over the errors of its elements, which updates have too.
         of_elements = _GRADIENT_ROUNDINGS * pl.col("gradient_roundoff").fill_null(0.0)
         inherited += of_elements * pl.max_horizontal(_moves_of_extremes()) * share
-        inherited += _turned_elements(name, length, is_measured, has_one_size=_have_one_size(joined))
+        inherited += _turned_elements(name, length, _is_measured(joined), one_size=_one_size(joined))
     return joined.select(
         "value",
         factor=target / golden,
@@ -273,7 +287,7 @@ def _movements(joined: pl.DataFrame, name: str, *, allows_turns: bool) -> pl.Dat
     )
 
 
-def _turned_elements(name: str, length: pl.Expr, is_measured: pl.Expr, *, has_one_size: bool) -> pl.Expr:
+def _turned_elements(name: str, length: pl.Expr, is_measured: pl.Expr, *, one_size: float | None) -> pl.Expr:
     """Return how far a statistic moves if elements of an update get the other sign.
 
     An element whose gradient is near the epsilon of Adam has an update of any size; among all tensors of a model there
@@ -284,14 +298,16 @@ def _turned_elements(name: str, length: pl.Expr, is_measured: pl.Expr, *, has_on
         name: ``norm`` or ``mean``.
         length: Norm of the update, at least.
         is_measured: Whether repetitions show how far the parameter may differ.
-        has_one_size: Whether the updates of most parameters have about one size; see `_have_one_size`.
+        one_size: The size that the updates of most parameters have, if they have one; see `_one_size`.
     """
     number = pl.col("numel_golden").cast(pl.Float64)
     typical = length / number.sqrt()
     largest = pl.max_horizontal(pl.col("max_golden").abs(), pl.col("min_golden").abs())
     size = pl.max_horizontal(typical, *_moves_of_extremes())
     turned = pl.lit(1.0)
-    if has_one_size:
+    if one_size is not None:
+        # Where the largest element has turned another one is the largest, so extremes may hardly move either.
+        size = pl.max_horizontal(size, pl.lit(one_size))
         # The elements of an update have both signs, so statistics of the whole tensor hardly move, and show neither the
         # size of an update nor the error of a gradient. This error, relative to the root mean square, is about the
         # share of elements whose signs it turns.
@@ -305,8 +321,7 @@ def _turned_elements(name: str, length: pl.Expr, is_measured: pl.Expr, *, has_on
     else:
         few = 2 * typical * pl.max_horizontal((largest / pl.col("norm_golden")).fill_nan(1.0), turned / number.sqrt())
     half = size * math.sqrt(2) / (number.sqrt() if name == "mean" else 1)
-    is_vector = pl.col("shape_golden").str.contains(r"^\[\d+\]$")
-    return pl.when(is_vector & ~is_measured).then(pl.max_horizontal(few, half)).otherwise(few)
+    return pl.when(_is_vector() & ~is_measured).then(pl.max_horizontal(few, half)).otherwise(few)
 
 
 def _movements_of_extremes(joined: pl.DataFrame) -> pl.DataFrame:
@@ -333,17 +348,49 @@ def _movements_of_extremes(joined: pl.DataFrame) -> pl.DataFrame:
     )
 
 
+def _with_turned_extremes(joined: pl.DataFrame, *, allows_turns: bool) -> pl.DataFrame:
+    """Return ``value`` and ``is_turned``: whether elements with another sign may be all that a parameter differs by.
+
+    If all updates have one size, maximum and minimum are then equal up to rounding, or off by a good part of an update.
+    """
+    one_size = _one_size(joined) if allows_turns else None
+    if one_size is None:
+        return joined.select("value", is_turned=pl.lit(value=False)).unique("value")
+    largest = pl.max_horizontal(pl.col("max_golden").abs(), pl.col("min_golden").abs())
+    of_gradient = _SEEN * pl.col("gradient_error").fill_null(1.0) + _GRADIENT_ROUNDINGS * pl.col("gradient_roundoff")
+    rounding = _ROUNDINGS * pl.col("roundoff") * largest + of_gradient.fill_null(1.0) * one_size
+    off = [(pl.col(f"{end}_target") - pl.col(f"{end}_golden")).abs() for end in ("max", "min")]
+    is_turned = pl.all_horizontal((each <= rounding) | (each >= _GOOD_PART * one_size) for each in off)
+    # A part of a vector may have gradients of nothing but noise, and its updates any size.
+    is_turned |= _is_vector() & ~_is_measured(joined)
+    return joined.select("value", is_turned=is_turned).group_by("value").agg(pl.col("is_turned").all())
+
+
+def _is_vector() -> pl.Expr:
+    return pl.col("shape_golden").str.contains(r"^\[\d+\]$")
+
+
+def _is_measured(joined: pl.DataFrame) -> pl.Expr:
+    """Whether repetitions show how far a parameter may differ."""
+    return pl.col("noise_floor").is_not_null() if "noise_floor" in joined.columns else pl.lit(value=False)
+
+
 def _moves_of_extremes() -> list[pl.Expr]:
     """Return how far maximum and minimum have moved, which are single elements."""
     return [(pl.col(f"{end}_golden") - pl.col(f"{end}_golden_before")).abs() for end in ("max", "min")]
 
 
-def _have_one_size(joined: pl.DataFrame) -> bool:
-    """Whether the updates of three quarters of the parameters have about one size, as the first ones of Adam."""
+def _one_size(joined: pl.DataFrame) -> float | None:
+    """Return the size of a usual update if most parameters' updates have about one size, as the first ones of Adam.
+
+    Those of few parameters may be larger or smaller: decay adds to them what is in proportion to the parameter.
+    """
     size = pl.col("size")
     moved = joined.select(size=pl.max_horizontal(_moves_of_extremes())).filter(size > 0)
-    number, largest, usual = moved.select(pl.len(), largest=size.max(), usual=size.quantile(0.25)).row(0)
-    return number >= _FEW and usual >= _ONE_SIZE * largest
+    number, low, usual, high = moved.select(
+        pl.len(), low=size.quantile(0.25), usual=size.median(), high=size.quantile(0.75)
+    ).row(0)
+    return usual if number >= _FEW and low >= _ONE_SIZE * high else None
 
 
 def _is_single(joined: pl.DataFrame, name: str) -> bool:

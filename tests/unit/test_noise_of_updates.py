@@ -184,6 +184,18 @@ def test_the_tenth_that_is_farthest_off_says_nothing():
     assert carried_distance(parameters([*many, *[5e-4] * 4])) == pytest.approx(AMPLIFICATION * 5e-4)
 
 
+def test_a_parameter_may_be_as_far_off_as_gradients_are_coarse():
+    """In mixed precision; the limit of its own dtype is lower."""
+    own = parameters([5e-3] * NUM_PARAMETERS)
+    gradients = own.with_columns(
+        pl.col("name_target").str.replace("forward.0.parameters", "parameters_grad.0", literal=True),
+        role=pl.lit(Role.PARAMETERS_GRAD.value),
+        precision_limit=pl.lit(1e-2),
+    )
+    assert carried_distance(own) == pytest.approx(AMPLIFICATION * 1e-3)
+    assert carried_distance(pl.concat([own, gradients])) == pytest.approx(AMPLIFICATION * 5e-3)
+
+
 def test_what_a_step_itself_has_updated_is_carried_only_where_no_repetition_shows_it():
     equal, updated = parameters([0.0] * 10), parameters([1e-4] * 10)
     later = updated.with_columns(pl.col("name_target").str.replace("forward.0", "forward.1", literal=True))

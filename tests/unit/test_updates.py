@@ -216,14 +216,20 @@ def test_an_update_is_as_far_off_as_its_gradient():
     assert updated([1.01 if number == 4 else 1.0 for number in range(NUM_PARAMETERS)], gradient_error=1.0) == ([], None)
 
 
-def by_signs(*, turned=0, factor=1.0, number=4, size=1e-3, error=1e-7):
-    """Return what is judged if all elements are updated by one size, and some or all of one parameter otherwise."""
-    golden = [(initial + size * np.sign(update)) for initial, update in zip(INITIAL, UPDATES, strict=True)]
+def by_signs(*, turned=0, factor=1.0, number=4, size=1e-3, error=1e-7, digits=None, decayed=1.0, **options):
+    """Return what is judged if all elements are updated by one size, and some or all of one parameter otherwise.
+
+    Its updated values are rounded to ``digits``; the updates of the last parameter are ``decayed`` times as large.
+    """
+    sizes = [size] * (NUM_PARAMETERS - 1) + [decayed * size]
+    golden = [initial + own * np.sign(update) for initial, own, update in zip(INITIAL, sizes, UPDATES, strict=True)]
     target = [array.copy() for array in golden]
     target[number] += (factor - 1) * size * np.sign(UPDATES[number])
     target[number].flat[:turned] -= 2 * size * np.sign(UPDATES[number].flat[:turned])
+    if digits is not None:
+        target[number] = target[number].astype(digits).astype(float)
     before = parameters_of(step(INITIAL, INITIAL, gradient_error=error))
-    judged = with_judged_updates(step(target, golden, gradient_error=error), before)
+    judged = with_judged_updates(step(target, golden, gradient_error=error, **options), before)
     return judged.filter(pl.col("is_parameter") & (pl.col("excess") > 1))["key"].to_list()
 
 
@@ -231,6 +237,18 @@ def by_signs(*, turned=0, factor=1.0, number=4, size=1e-3, error=1e-7):
 def test_single_elements_of_updates_of_one_size_may_have_the_other_sign(turned, is_wrong):
     """The statistics of the whole tensor hardly show an update that goes both ways; its extremes do."""
     assert bool(by_signs(turned=turned)) == is_wrong
+
+
+def test_few_parameters_with_larger_updates_do_not_hide_that_all_others_have_one_size():
+    """As decay makes those of large parameters."""
+    assert by_signs(turned=1, decayed=2.5) == []
+
+
+@pytest.mark.parametrize(("digits", "is_wrong"), [(None, False), (np.float16, True)])
+def test_an_element_that_turned_is_beyond_floors_if_no_repetition_turned_one(digits, is_wrong):
+    """The extremes tell it from another fault: they are equal, or off by a good part of an update."""
+    found = by_signs(turned=1, digits=digits, floor=1e-9, score=50.0)
+    assert found == (["Module.layers.4.fc.Linear.forward.0.parameters.weight"] if is_wrong else [])
 
 
 @pytest.mark.parametrize(("factor", "error"), [(1.1, 1e-2), (0.0, 5e-2), (2.0, 5e-2), (-1.0, 5e-2)])

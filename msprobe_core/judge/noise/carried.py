@@ -71,10 +71,17 @@ def carried_distance(rows: Rows, *, is_foreign: bool = False, is_measured: bool 
     parameters = rows.filter(is_parameter() & pl.col("roundoff").is_not_null())
     own = (initial_values(parameters) if is_measured else with_parameter(parameters)).select(
         "parameter",
+        "precision_limit",
         differs=differs,
         is_vector=pl.col("shape_golden").str.contains(_VECTOR),
-        distance=pl.min_horizontal(pl.coalesce(Measure.REL_L2.column, by_statistics), "precision_limit"),
+        distance=pl.coalesce(Measure.REL_L2.column, by_statistics),
     )
+    # In mixed precision, parameters have more digits than the gradients that update them.
+    gradients = with_parameter(rows.filter(pl.col("role") == Role.PARAMETERS_GRAD.value))
+    of_gradients = gradients.group_by("parameter").agg(gradient_limit=pl.col("precision_limit").max())
+    own = own.join(of_gradients, on="parameter", how="left", maintain_order="left")
+    bound = pl.max_horizontal("precision_limit", "gradient_limit")
+    own = own.with_columns(distance=pl.min_horizontal("distance", bound))
     each = own.group_by("parameter").agg(pl.col("differs").any(), pl.col("is_vector").any())
     matrices = each.filter(~pl.col("is_vector"))
     telling = (matrices if matrices.height else each)["differs"]
