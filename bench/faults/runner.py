@@ -21,6 +21,7 @@ import argparse
 import json
 import logging
 import multiprocessing
+import os
 import random
 import shutil
 import sys
@@ -275,6 +276,8 @@ def measure(
         healthy.extend(result[1])
         on_result(cases, healthy)
 
+    # ModernBERT computes its rotary positions in the order of a set, which would be another one in each process.
+    os.environ["PYTHONHASHSEED"] = "0"
     with tempfile.TemporaryDirectory() as scratch:
         work = (arguments.work or Path(scratch)).resolve()
         context = multiprocessing.get_context("spawn")
