@@ -7,7 +7,7 @@ import pytest
 
 from msprobe_core.api_check.call_check import _bias
 from msprobe_core.model import ReplayTensor
-from msprobe_core.replay import slices
+from msprobe_core.replay import norms
 from msprobe_core.replay.judge import judge_of, judge_outputs
 from msprobe_core.replay.replays import Replays
 
@@ -55,7 +55,7 @@ def test_slices_change_no_verdict(change, num_disturbed, monkeypatch):
     output = ReplayTensor(values=recorded, dtype="float32")
     whole = judge_of("output", output, replays)
     bias = _bias(output, exact)
-    monkeypatch.setattr(slices, "_LENGTH", 7)
+    monkeypatch.setattr(norms, "_LENGTH", 7)
     parts = judge_of("output", output, replays)
     assert whole.judgement.worst == parts.judgement.worst
     assert (whole.judgement.held, whole.judgement.reason.code) == (parts.judgement.held, parts.judgement.reason.code)
