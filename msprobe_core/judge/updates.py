@@ -13,7 +13,7 @@ import math
 import polars as pl
 
 from msprobe_core import names
-from msprobe_core.judge.columns import Match
+from msprobe_core.judge.columns import SKETCH_ERROR, Match
 from msprobe_core.judge.limits import UNIT_ROUNDOFF, Precision, roundoff_of
 from msprobe_core.judge.rounding_rules import RoundingRule
 from msprobe_core.model import Role
@@ -54,11 +54,12 @@ _SEEN = 4.0
 _FACTOR, _STEADINESS = 1e-3, 10.0
 """Minimum deviation of a common factor of all updates from one: absolute, and in units of the factors' spread."""
 
-_ONE_SIZE = 0.5
-"""Lower quartile of the sizes of all parameters' updates over their upper one, from which they have one size."""
+_ONE_SIZE, _ALIKE = 0.5, 0.8
+"""Lower quartile of the sizes of all parameters' updates over their upper one, from which they have one size, and share
+of the parameters whose maximum and minimum then have moved by the same, up to the second number."""
 
 _GOOD_PART = 0.1
-"""Share of an update by which an extreme is off at least if an element has turned: then another may be the largest."""
+"""Share of an update by which an extreme is off at least if it has turned: another element may then be the largest."""
 
 _LEAST_FACTOR = 0.02
 """Deviation from one of a single parameter's factor from which its extremes show it."""
@@ -212,17 +213,18 @@ def with_judged_updates(rows: pl.DataFrame, before: pl.DataFrame) -> pl.DataFram
     """
     own = _own_parameters(rows).with_columns(roundoff=roundoff_of(pl.col("precision")), value=value_of_row())
     joined = own.join(before, on="key", how="inner", suffix="_before", maintain_order="left")
-    found = _found(joined, allows_turns=False)
+    found = _found(joined)
     factor = _common_factor(found)
     allows_turns = factor is None and RoundingRule.UPDATED_PARAMETERS.is_on
+    one_size = _one_size(joined) if allows_turns else None
     if factor is None:
-        turned = _found(joined, allows_turns=allows_turns)
+        turned = _found(joined, allows_turns=allows_turns, one_size=one_size)
         if not (_are_usually_rounding(found) or _are_usually_rounding(turned)):
             return rows.with_columns(update_factor=pl.lit(None, pl.Float64))
         # Most updates differ by rounding alone, so that single elements may explain the others.
-        found = turned
+        found = turned if one_size is None else pl.concat([turned, _movements_of_extremes(joined)])
     scores = found.group_by("value").agg(update_score=pl.col("score").max())
-    scores = scores.join(_with_turned_extremes(joined, allows_turns=allows_turns), on="value", how="left")
+    scores = scores.join(_turned_parameters(joined, one_size), on="value", how="left")
     of_value = rows.select(value=value_of_row()).join(scores, on="value", how="left", maintain_order="left")
     excess = pl.col("update_score") / _ROUNDINGS
     is_updated = pl.col("is_parameter") & (excess > 1).fill_null(value=False)
@@ -230,7 +232,8 @@ def with_judged_updates(rows: pl.DataFrame, before: pl.DataFrame) -> pl.DataFram
         # Repetitions of the update measured this parameter, also where a part of its gradient is rounding alone.
         is_explained = pl.col("noise_floor").is_not_null() & (pl.col("score") <= pl.col("score_limit"))
         is_updated &= ~is_explained.fill_null(value=False)
-    is_explained_by_turns = pl.col("is_parameter") & (pl.col("is_turned") & (excess <= 1)).fill_null(value=False)
+    is_in_doubt = pl.col("is_parameter") & pl.col("excess").is_finite()
+    is_explained_by_turns = is_in_doubt & (pl.col("is_turned") & (excess <= 1)).fill_null(value=False)
     return (
         rows.with_columns(of_value["update_score"], of_value["is_turned"], update_factor=pl.lit(factor, pl.Float64))
         .with_columns(
@@ -251,14 +254,13 @@ def _are_usually_rounding(found: pl.DataFrame) -> bool:
     return isinstance(usual, float) and usual <= 1
 
 
-def _found(joined: pl.DataFrame, *, allows_turns: bool) -> pl.DataFrame:
-    found = [_movements(joined, name, allows_turns=allows_turns) for name in ("mean", "norm")]
-    if allows_turns and _one_size(joined) is not None:
-        found.append(_movements_of_extremes(joined))
-    return pl.concat(found)
+def _found(joined: pl.DataFrame, *, allows_turns: bool = False, one_size: float | None = None) -> pl.DataFrame:
+    return pl.concat(
+        _movements(joined, name, allows_turns=allows_turns, one_size=one_size) for name in ("mean", "norm")
+    )
 
 
-def _movements(joined: pl.DataFrame, name: str, *, allows_turns: bool) -> pl.DataFrame:
+def _movements(joined: pl.DataFrame, name: str, *, allows_turns: bool, one_size: float | None) -> pl.DataFrame:
     """Return how a statistic of each parameter has moved: ``value``, ``factor``, ``is_seen`` and ``score``."""
     target, golden = (pl.col(f"{name}_{side}") - pl.col(f"{name}_{side}_before") for side in _SIDES)
     norm, root = pl.col("norm_golden"), pl.col("numel_golden").cast(pl.Float64).sqrt()
@@ -278,7 +280,7 @@ def _movements(joined: pl.DataFrame, name: str, *, allows_turns: bool) -> pl.Dat
         # Statistics of a gradient average over the errors of its elements, which updates have too.
         of_elements = _GRADIENT_ROUNDINGS * pl.col("gradient_roundoff").fill_null(0.0)
         inherited += of_elements * pl.max_horizontal(_moves_of_extremes()) * share
-        inherited += _turned_elements(name, length, _is_measured(joined), one_size=_one_size(joined))
+        inherited += _turned_elements(name, length, _is_measured(joined), one_size=one_size)
     return joined.select(
         "value",
         factor=target / golden,
@@ -306,16 +308,14 @@ def _turned_elements(name: str, length: pl.Expr, is_measured: pl.Expr, *, one_si
     size = pl.max_horizontal(typical, *_moves_of_extremes())
     turned = pl.lit(1.0)
     if one_size is not None:
-        # Where the largest element has turned another one is the largest, so extremes may hardly move either.
-        size = pl.max_horizontal(size, pl.lit(one_size))
+        # Where the largest element has turned another one is the largest, so extremes may hardly move either; those of
+        # a parameter without an update do not move at all.
+        has_update = (size > 0) & pl.col("gradient_error").is_not_null()
+        size = pl.when(has_update).then(pl.max_horizontal(size, pl.lit(one_size))).otherwise(size)
         # The elements of an update have both signs, so statistics of the whole tensor hardly move, and show neither the
-        # size of an update nor the error of a gradient. This error, relative to the root mean square, is about the
-        # share of elements whose signs it turns.
+        # size of an update nor the error of a gradient.
         typical = size
-        error = pl.max_horizontal(
-            pl.col("gradient_error").fill_null(1.0), _GRADIENT_ROUNDINGS * pl.col("gradient_roundoff")
-        )
-        turned = (error * number).clip(1.0, number).sqrt()
+        turned = _num_turned().sqrt()
     if name == "mean":
         few = 2 * typical * turned / number
     else:
@@ -348,21 +348,42 @@ def _movements_of_extremes(joined: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _with_turned_extremes(joined: pl.DataFrame, *, allows_turns: bool) -> pl.DataFrame:
+def _num_turned() -> pl.Expr:
+    """Return how many elements of an update may have the other sign.
+
+    The error of a gradient, relative to the root mean square, is about the share of elements whose signs it turns.
+    """
+    number = pl.col("numel_golden").cast(pl.Float64)
+    error = pl.max_horizontal(
+        pl.col("gradient_error").fill_null(1.0), _GRADIENT_ROUNDINGS * pl.col("gradient_roundoff")
+    )
+    return (error * number).clip(1.0, number)
+
+
+def _turned_parameters(joined: pl.DataFrame, one_size: float | None) -> pl.DataFrame:
     """Return ``value`` and ``is_turned``: whether elements with another sign may be all that a parameter differs by.
 
-    If all updates have one size, maximum and minimum are then equal up to rounding, or off by a good part of an update.
+    If all updates have one size, maximum and minimum are then equal up to rounding, or off by a good part of an update;
+    those of a vector that was not measured may be off by anything, since a part of it may have gradients of nothing but
+    noise. In coarse precision the two overlap, and extremes say nothing. A distance, where elements were compared, is
+    that of so many elements.
     """
-    one_size = _one_size(joined) if allows_turns else None
     if one_size is None:
         return joined.select("value", is_turned=pl.lit(value=False)).unique("value")
     largest = pl.max_horizontal(pl.col("max_golden").abs(), pl.col("min_golden").abs())
-    of_gradient = _SEEN * pl.col("gradient_error").fill_null(1.0) + _GRADIENT_ROUNDINGS * pl.col("gradient_roundoff")
-    rounding = _ROUNDINGS * pl.col("roundoff") * largest + of_gradient.fill_null(1.0) * one_size
+    of_gradient = _SEEN * pl.col("gradient_error") + _GRADIENT_ROUNDINGS * pl.col("gradient_roundoff")
+    rounding = _ROUNDINGS * pl.col("roundoff") * largest + of_gradient * one_size
     off = [(pl.col(f"{end}_target") - pl.col(f"{end}_golden")).abs() for end in ("max", "min")]
     is_turned = pl.all_horizontal((each <= rounding) | (each >= _GOOD_PART * one_size) for each in off)
-    # A part of a vector may have gradients of nothing but noise, and its updates any size.
     is_turned |= _is_vector() & ~_is_measured(joined)
+    are_known = pl.all_horizontal(pl.col(name).is_finite() for name in _MOVING)
+    has_update = (pl.max_horizontal(_moves_of_extremes()) > 0) & pl.col("gradient_error").is_not_null()
+    is_turned &= are_known & has_update
+    most = 2 * one_size * (_SEEN * _num_turned()).sqrt()
+    distances = {"euclidean": pl.lit(1.0), SKETCH_ERROR: pl.col("norm_golden")}
+    for name in distances.keys() & set(joined.columns):
+        is_turned &= (pl.col(name) * distances[name] <= most) | pl.col(name).is_null()
+    is_turned = is_turned.fill_null(value=False)
     return joined.select("value", is_turned=is_turned).group_by("value").agg(pl.col("is_turned").all())
 
 
@@ -383,14 +404,20 @@ def _moves_of_extremes() -> list[pl.Expr]:
 def _one_size(joined: pl.DataFrame) -> float | None:
     """Return the size of a usual update if most parameters' updates have about one size, as the first ones of Adam.
 
-    Those of few parameters may be larger or smaller: decay adds to them what is in proportion to the parameter.
+    The largest and the smallest element of most parameters then move by that size too, unless they turn. Those of few
+    parameters may be larger or smaller: decay adds to them what is in proportion to the parameter.
     """
+    high, low = _moves_of_extremes()
     size = pl.col("size")
-    moved = joined.select(size=pl.max_horizontal(_moves_of_extremes())).filter(size > 0)
-    number, low, usual, high = moved.select(
-        pl.len(), low=size.quantile(0.25), usual=size.median(), high=size.quantile(0.75)
+    moved = joined.select(size=pl.max_horizontal(high, low), least=pl.min_horizontal(high, low)).filter(size > 0)
+    number, lower, usual, upper, alike = moved.select(
+        pl.len(),
+        lower=size.quantile(0.25),
+        usual=size.median(),
+        upper=size.quantile(0.75),
+        alike=(pl.col("least") >= _ALIKE * size).mean(),
     ).row(0)
-    return usual if number >= _FEW and low >= _ONE_SIZE * high else None
+    return usual if number >= _FEW and lower >= _ONE_SIZE * upper and alike >= _ONE_SIZE else None
 
 
 def _is_single(joined: pl.DataFrame, name: str) -> bool:

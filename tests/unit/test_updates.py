@@ -1,5 +1,7 @@
 """Parameters after an update: which of them differ, and which have moved only as round-off moves them."""
 
+import math
+
 import numpy as np
 import polars as pl
 import pytest
@@ -216,10 +218,13 @@ def test_an_update_is_as_far_off_as_its_gradient():
     assert updated([1.01 if number == 4 else 1.0 for number in range(NUM_PARAMETERS)], gradient_error=1.0) == ([], None)
 
 
-def by_signs(*, turned=0, factor=1.0, number=4, size=1e-3, error=1e-7, digits=None, decayed=1.0, **options):
+def by_signs(
+    *, turned=0, factor=1.0, number=4, size=1e-3, error=1e-7, digits=None, decayed=1.0, change=None, **options
+):
     """Return what is judged if all elements are updated by one size, and some or all of one parameter otherwise.
 
     Its updated values are rounded to ``digits``; the updates of the last parameter are ``decayed`` times as large.
+    ``change`` gets the rows of both steps, and which of them are of this parameter, and returns them changed.
     """
     sizes = [size] * (NUM_PARAMETERS - 1) + [decayed * size]
     golden = [initial + own * np.sign(update) for initial, own, update in zip(INITIAL, sizes, UPDATES, strict=True)]
@@ -228,8 +233,10 @@ def by_signs(*, turned=0, factor=1.0, number=4, size=1e-3, error=1e-7, digits=No
     target[number].flat[:turned] -= 2 * size * np.sign(UPDATES[number].flat[:turned])
     if digits is not None:
         target[number] = target[number].astype(digits).astype(float)
-    before = parameters_of(step(INITIAL, INITIAL, gradient_error=error))
-    judged = with_judged_updates(step(target, golden, gradient_error=error, **options), before)
+    steps = step(INITIAL, INITIAL, gradient_error=error), step(target, golden, gradient_error=error, **options)
+    if change is not None:
+        steps = change(*steps, pl.col("key").str.contains(f"layers.{number}.", literal=True))
+    judged = with_judged_updates(steps[1], parameters_of(steps[0]))
     return judged.filter(pl.col("is_parameter") & (pl.col("excess") > 1))["key"].to_list()
 
 
@@ -249,6 +256,55 @@ def test_an_element_that_turned_is_beyond_floors_if_no_repetition_turned_one(dig
     """The extremes tell it from another fault: they are equal, or off by a good part of an update."""
     found = by_signs(turned=1, digits=digits, floor=1e-9, score=50.0)
     assert found == (["Module.layers.4.fc.Linear.forward.0.parameters.weight"] if is_wrong else [])
+
+
+def _nan_in_target(before, after, is_it):
+    names = [f"{name}_target" for name in ("mean", "norm", "max", "min")]
+    return before, after.with_columns(
+        pl.when(is_it).then(math.nan).otherwise(pl.col(name)).alias(name) for name in names
+    )
+
+
+def _without_extremes(before, after, is_it):
+    names = [f"{name}_{side}" for name in ("max", "min") for side in ("target", "golden")]
+    return before, after.with_columns(pl.when(~is_it).then(pl.col(name)).alias(name) for name in names)
+
+
+def _without_gradients(before, after, is_it):
+    return before.filter(~is_it | pl.col("is_parameter")), after
+
+
+def _with_distance(before, after, is_it):
+    return before, after.with_columns(euclidean=pl.when(is_it).then(1.0))
+
+
+@pytest.mark.parametrize("change", [_nan_in_target, _without_extremes, _without_gradients, _with_distance])
+def test_what_turned_elements_do_not_explain_stays_beyond_its_floor(change):
+    floors = {"floor": 1e-9, "score": 50.0}
+    assert by_signs(turned=1, **floors) == []
+    found = by_signs(turned=1, change=change, **floors)
+    assert [int(key.split(".")[2]) for key in found] == [4]
+
+
+def test_a_parameter_that_only_the_target_updates_is_found():
+    def freeze(before, after, is_it):
+        names = [f"{name}_golden" for name in ("mean", "norm", "max", "min")]
+        initial = before.filter(is_it).row(0, named=True)
+        frozen = [pl.when(is_it).then(pl.lit(initial[name])).otherwise(pl.col(name)).alias(name) for name in names]
+        return before, after.with_columns(frozen)
+
+    assert [int(key.split(".")[2]) for key in by_signs(change=freeze)] == [4]
+
+
+def test_updates_of_like_sizes_are_no_updates_of_one_size():
+    """As those of SGD, whose elements have any size."""
+    random = np.random.RandomState(8)
+    golden = [initial + 1e-3 * random.randn(64, 64) for initial in INITIAL]
+    target = [*golden[:4], INITIAL[4], *golden[5:]]
+    options = {"floor": 1e-9, "score": 50.0}
+    judged = with_judged_updates(step(target, golden, **options), parameters_of(step(INITIAL, INITIAL)))
+    found = judged.filter(pl.col("is_parameter") & (pl.col("excess") > 1))["key"]
+    assert any("layers.4." in key for key in found)
 
 
 @pytest.mark.parametrize(("factor", "error"), [(1.1, 1e-2), (0.0, 5e-2), (2.0, 5e-2), (-1.0, 5e-2)])
