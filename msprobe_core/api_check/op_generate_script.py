@@ -33,7 +33,7 @@ from msprobe_core.api_check.script_text import (
 from msprobe_core.api_check.standards import Algorithm, standards
 from msprobe_core.errors import ConfigError, ReplayError
 from msprobe_core.interception import literal, script_tensors, source_of
-from msprobe_core.interception.scripting import RECORDED
+from msprobe_core.interception.scripting import RECORDED_PREFIX
 from msprobe_core.model import CallScript, ReplayCall, ReplayTensor
 from msprobe_core.replay.frameworks import replaying_framework
 from msprobe_core.replay.recorded import RecordedCall, RecordedCalls
@@ -99,7 +99,7 @@ def _write(
     make_directory(directory)
     path = directory / f"{name}.py"
     outputs = {each: call.outputs[each] for each in results if each in call.outputs}
-    recorded_names = {f"{RECORDED}{each}": value for each, value in outputs.items()}
+    recorded_names = {f"{RECORDED_PREFIX}{each}": value for each, value in outputs.items()}
     tensors = dict(given) | recorded_names
     if len(tensors) < len(given) + len(outputs):
         raise ReplayError("one of its arguments has the name of a result in the script")
@@ -110,7 +110,7 @@ def _write(
         load, inputs, recorded = load_inline, inline_rows(given, dtypes), inline_rows(outputs, {})
     else:
         offsets = write_safetensors(path.with_suffix(".safetensors"), tensors)
-        of_results = {each: offsets[f"{RECORDED}{each}"] for each in outputs}
+        of_results = {each: offsets[f"{RECORDED_PREFIX}{each}"] for each in outputs}
         load, inputs = load_stored, stored_rows(given, dtypes, offsets)
         recorded = stored_rows(outputs, {}, of_results)
     steps = f"SEED, STEP, STEPS = {config.random_seed}, [0], {config.iter_times}"

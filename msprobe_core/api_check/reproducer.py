@@ -34,7 +34,7 @@ from msprobe_core.api_check.script_text import (
 from msprobe_core.api_check.verdict import CallVerdict, Inputs
 from msprobe_core.errors import PluginError, ReplayError
 from msprobe_core.interception import literal, script_tensors, source_of
-from msprobe_core.interception.scripting import RECORDED
+from msprobe_core.interception.scripting import RECORDED_PREFIX
 from msprobe_core.model import CallScript, Phase, ReplayTensor
 from msprobe_core.protocols.capabilities import ReplayingFramework, ScriptingFramework
 from msprobe_core.replay.judge import judge_of
@@ -84,7 +84,7 @@ def write_reproducer(
     name = file_name(call)
     make_directory(directory)
     path = directory / f"{name}.py"
-    tensors = found.inputs | {f"{RECORDED}{each}": value for each, value in outputs.items()}
+    tensors = found.inputs | {f"{RECORDED_PREFIX}{each}": value for each, value in outputs.items()}
     if len(tensors) < len(found.inputs) + len(outputs):
         raise ReplayError("one of its arguments has the name of a result in the script")
     is_inline = num_bytes(tensors) <= MOST_INLINE
@@ -94,7 +94,7 @@ def write_reproducer(
     else:
         offsets = write_safetensors(path.with_suffix(".safetensors"), tensors)
         inputs = stored_rows(found.inputs, dtypes, offsets)
-        of_results = {each: offsets[f"{RECORDED}{each}"] for each in outputs}
+        of_results = {each: offsets[f"{RECORDED_PREFIX}{each}"] for each in outputs}
         recorded = stored_rows(outputs, {}, of_results)
     load = source_of(parts.load_inline if is_inline else parts.load_stored, "load")
     title = header(name, call, verdict, found.script, command, place)

@@ -14,10 +14,10 @@ from msprobe_core.bisect_steps.step_codes import StepCode
 from msprobe_core.config.ranges import format_ranges
 from msprobe_core.findings import Finding, Level, text_and_content
 from msprobe_core.store.atomic_file import write_json
-from msprobe_core.store.results import ResultFiles
+from msprobe_core.store.results import OwnFiles
 
 RESULT_FILE = "bisect_steps.json"
-STEPS_RESULT = ResultFiles("msprobe bisect-steps", {RESULT_FILE: ("version", "verdict", "looked_at", "cost")})
+STEPS_RESULT = OwnFiles("msprobe bisect-steps", {RESULT_FILE: ("version", "verdict", "looked_at", "cost")})
 VERSION = 1
 
 

@@ -74,7 +74,9 @@ def _runs(framework: ReplayingFramework, devices: Sequence[str]) -> dict[str, Ru
     from msprobe_core.api_check.three_way import devices_called
 
     replay: Callable[..., Replayed] = framework.replay
-    return {device: partial(replay, device=device) for device in devices_called(framework, devices)}
+    return {
+        device: partial(replay, device=device) for device in devices_called(framework, list(dict.fromkeys(devices)))
+    }
 
 
 def _lines(verdicts: Sequence[OverflowVerdict], num_calls: int) -> Iterator[str]:

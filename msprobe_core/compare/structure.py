@@ -12,7 +12,7 @@ from msprobe_core.errors import EntryNameError, NoValuesError
 from msprobe_core.judge.origins import ancestors
 from msprobe_core.model import Phase, Role, Task
 from msprobe_core.protocols.storage import Dump
-from msprobe_core.store.frame import COLUMNS, OF_VALUES, RowKind
+from msprobe_core.store.frame import COLUMNS, VALUE_COLUMNS, RowKind
 
 
 def structure_dumps(target: Dump, golden: Dump) -> tuple[Dump, Dump]:
@@ -30,7 +30,7 @@ def structure_dumps(target: Dump, golden: Dump) -> tuple[Dump, Dump]:
 
 def _without_values(frame: pl.DataFrame) -> pl.DataFrame:
     is_tensor = pl.col("kind") == RowKind.TENSOR.value
-    return frame.with_columns(pl.when(~is_tensor).then(pl.col(name)).alias(name) for name in OF_VALUES)
+    return frame.with_columns(pl.when(~is_tensor).then(pl.col(name)).alias(name) for name in VALUE_COLUMNS)
 
 
 def _calls_of(dump: Dump) -> dict[str, Phase]:

@@ -15,7 +15,7 @@ from msprobe_core.compile_check.verdict import CompileVerdict, ResultVerdict
 from msprobe_core.findings import Finding, text_and_content
 from msprobe_core.store.atomic_file import write_csv, write_json
 from msprobe_core.store.layout import make_directory
-from msprobe_core.store.results import ResultFiles, plain_result
+from msprobe_core.store.results import OwnFiles, plain_result
 
 CHECK_FILE = "compile.json"
 CHECK_TABLE = "compile.csv"
@@ -24,7 +24,7 @@ COLUMNS = (
     "module_name", "check_type", "tensor_index", "status", "max_abs_diff", "mean_abs_diff", "max_rel_diff", "shape",
     "note",
 )  # fmt: skip
-COMPILE_RESULT = ResultFiles(
+COMPILE_RESULT = OwnFiles(
     "msprobe compile check",
     {CHECK_FILE: ("version", "backend", "headline", "modules"), CHECK_TABLE: ",".join(COLUMNS).encode()},
 )

@@ -9,6 +9,7 @@ from typing import Any
 from msprobe_core.errors import ConfigError, MalformedConfigError, UnreadableConfigError
 from msprobe_core.untrusted.files import TooLargeError, read_plain
 from msprobe_core.untrusted.malformed import MalformedError
+from msprobe_core.untrusted.yaml_text import load_yaml
 
 MAX_BYTES = 16 << 20
 """Default size limit of such a file."""
@@ -61,8 +62,6 @@ def read_yaml(
     Raises:
         ConfigError: it cannot be read, or is no YAML.
     """
-    from msprobe_core.untrusted.yaml_text import load_yaml  # slow to import, and rarely needed
-
     text = read_text(path, kind=kind, advice=advice, max_bytes=max_bytes)
     try:
         return load_yaml(text, has_types=has_types)

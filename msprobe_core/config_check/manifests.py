@@ -300,17 +300,17 @@ def _ranks(group: Group) -> str:
 def _random(target: Sequence[Generator], golden: Sequence[Generator], sides: Sides) -> SectionResult:
     of_golden = {each.name: each for each in golden}
     both = [(own, of_golden[own.name]) for own in target if own.name in of_golden]
-    differing = [(own, other) for own, other in both if own.state != other.state]
+    unlike = [(own, other) for own, other in both if own.state != other.state]
     if target and golden and not both:
         return unknown_section(Section.RANDOM, _not_comparable(target[0].name, golden[0].name))
-    if not differing:
+    if not unlike:
         return section_result(Section.RANDOM, len(both), [])
     if sides.are_foreign:  # MindSpore's initializers draw from NumPy, PyTorch's from a generator of its own
         return unknown_section(Section.RANDOM, _not_comparable(*sides.frameworks))
-    names = [own.name for own, _ in differing]
-    seeded = [(own.seed, other.seed) for own, other in differing if own.seed != other.seed]
+    names = [own.name for own, _ in unlike]
+    seeded = [(own.seed, other.seed) for own, other in unlike if own.seed != other.seed]
     seeds = seeded[0] if seeded and None not in seeded[0] else None
-    values = seeds or (differing[0][0].state, differing[0][1].state)
+    values = seeds or (unlike[0][0].state, unlike[0][1].state)
     found = difference(Section.RANDOM, names[0], values, other_states(names, seeds), count=len(names))
     return section_result(Section.RANDOM, len(both), [found])
 

@@ -13,7 +13,7 @@ from msprobe_core.free_benchmark.bisect import BisectResult, BisectVerdict, Part
 from msprobe_core.model import ReferenceFormat
 from msprobe_core.store.atomic_file import write_csv, write_json
 from msprobe_core.store.layout import make_directory
-from msprobe_core.store.results import ResultFiles, plain_result, read_result
+from msprobe_core.store.results import OwnFiles, plain_result, read_result
 
 BISECT_FILE = "bisect.json"
 BISECT_TABLE = "bisect.csv"
@@ -21,7 +21,7 @@ VERSION = 1
 COLUMNS = ("rank", "modules", "count", "share", "times_noise", "change", "loss", "inferred", "joint")
 
 _COMMAND = "msprobe free_benchmark bisect"
-BISECT_RESULT = ResultFiles(
+BISECT_RESULT = OwnFiles(
     _COMMAND, {BISECT_FILE: ("version", "target", "verdict", "parts"), BISECT_TABLE: ",".join(COLUMNS).encode()}
 )
 _MAX_BYTES = 1 << 28

@@ -21,7 +21,7 @@ SpecialText = Callable[[Argument], str | None]
 """Returns the expression of an object of the framework's own type; ``None`` for other arguments."""
 
 GRADIENT = "gradient of "
-RECORDED = "recorded "
+RECORDED_PREFIX = "recorded "
 PARAMETER = "parameter "
 """Beginnings of the names of tensors in scripts: incoming gradients, recorded results, and parameters of a module."""
 

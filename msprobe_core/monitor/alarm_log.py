@@ -67,7 +67,7 @@ class AlarmLog(Sink):
             return
         answer = None if self._action is None else self._action.ask()
         for alarm in alarms[: max(_MAX_SAID - self._num_found, 0)]:
-            _logger.warning("%s %s", message_of(alarm, self._rank), _capitalised(next_step(alarm, answer)))
+            _logger.warning("%s %s", sentence_of(alarm, self._rank), _capitalised(next_step(alarm, answer)))
         self._num_found += len(alarms)
         room = _MAX_KEPT - len(self._kept)
         if room > 0 and self._is_written:
@@ -94,7 +94,7 @@ def _first_of_each(alarms: Sequence[Alarm]) -> list[Alarm]:
     return list(found.values())
 
 
-def message_of(alarm: Alarm, rank: int) -> str:
+def sentence_of(alarm: Alarm, rank: int) -> str:
     """Return an alarm as the established monitor words it; of our own rule, with what the value does."""
     where = f"({alarm.reading.tag(rank)!r}, {alarm.op.value!r}) at step {alarm.step}"
     said = f"Rule {alarm.rule.rule_name} reports anomaly signal in {where}"
@@ -132,7 +132,7 @@ def _record_of(answered: _Answered, rank: int) -> tuple[str, dict[str, Any]]:
         "tag_name": tag,
         "op": alarm.op.value,
         "value": alarm.value if json.dumps(alarm.value).lstrip("-")[:1].isdigit() else str(alarm.value),
-        "message": message_of(alarm, rank),
+        "message": sentence_of(alarm, rank),
         "group_mates": [rank],
         "dump": None if answer is None else str(answer.directory),
         "next": next_step(alarm, answer),

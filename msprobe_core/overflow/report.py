@@ -12,10 +12,10 @@ from msprobe_core.overflow.result import OverflowResult, StepResult
 from msprobe_core.overflow.search import origins_by_rank
 from msprobe_core.overflow.stored_records import records_of
 from msprobe_core.store.atomic_file import write_json
-from msprobe_core.store.results import ResultFiles, plain_result
+from msprobe_core.store.results import OwnFiles, plain_result
 
 RESULT_FILE = "overflow.json"
-OVERFLOW_RESULT = ResultFiles("msprobe overflow_check", {RESULT_FILE: ("version", "verdict", "steps")})
+OVERFLOW_RESULT = OwnFiles("msprobe overflow_check", {RESULT_FILE: ("version", "verdict", "steps")})
 VERSION = 1
 
 _MAX_RANKS = 64

@@ -11,14 +11,14 @@ from msprobe_core.console import print_lines
 from msprobe_core.findings import content_of
 from msprobe_core.store.atomic_file import whole_file, write_json
 from msprobe_core.store.layout import make_directory
-from msprobe_core.store.results import ResultFiles, plain_result
+from msprobe_core.store.results import OwnFiles, plain_result
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 JSON_FILE = "checkpoint_compare.json"
 CSV_FILE = "checkpoint_compare.csv"
-CHECKPOINT_RESULT = ResultFiles(
+CHECKPOINT_RESULT = OwnFiles(
     "msprobe checkpoint compare",
     {JSON_FILE: ("version", "same_model", "counts"), CSV_FILE: b"name,golden_name,class,"},
 )

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 from msprobe_core.confirm import Confirmation, Side, Verdict
 from msprobe_core.console import print_lines
 from msprobe_core.store.atomic_file import write_json
-from msprobe_core.store.results import ResultFiles, plain_result
+from msprobe_core.store.results import OwnFiles, plain_result
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 CONFIRM_FILE = "confirm.json"
-CONFIRM_RESULT = ResultFiles("msprobe confirm", {CONFIRM_FILE: ("version", "entry", "verdict")})
+CONFIRM_RESULT = OwnFiles("msprobe confirm", {CONFIRM_FILE: ("version", "entry", "verdict")})
 VERSION = 1
 
 HEADLINES = {

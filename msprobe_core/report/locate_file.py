@@ -13,10 +13,10 @@ from msprobe_core.locate.result import Configuration, EvidenceRow, Explained, Lo
 from msprobe_core.manifest.facts import Scalar
 from msprobe_core.report.summary import json_number
 from msprobe_core.store.atomic_file import write_json
-from msprobe_core.store.results import ResultFiles
+from msprobe_core.store.results import OwnFiles
 
 LOCATE_FILE = "locate.json"
-LOCATE_RESULT = ResultFiles("msprobe locate", {LOCATE_FILE: ("version", "verdict", "examined", "suspects")})
+LOCATE_RESULT = OwnFiles("msprobe locate", {LOCATE_FILE: ("version", "verdict", "examined", "suspects")})
 VERSION = 1
 MAX_DIFFERENCES = 200
 """Maximum number of differences of the configurations in the file; all are counted."""

@@ -17,11 +17,11 @@ from msprobe_core.judge.error_distribution import WorstTensor, WorstTokens
 from msprobe_core.judge.fault import Fault
 from msprobe_core.judge.row_findings import said
 from msprobe_core.store.atomic_file import write_json
-from msprobe_core.store.results import ResultFiles
+from msprobe_core.store.results import OwnFiles
 from msprobe_core.untrusted.files import read_plain
 
 SUMMARY_FILE = "summary.json"
-SUMMARY_RESULT = ResultFiles("msprobe compare", {SUMMARY_FILE: ("agrees", "target", "golden", "units")})
+SUMMARY_RESULT = OwnFiles("msprobe compare", {SUMMARY_FILE: ("agrees", "target", "golden", "units")})
 
 
 def write_summary_file(

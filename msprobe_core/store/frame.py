@@ -62,7 +62,7 @@ COLUMNS: dict[str, Any] = {
 }
 """Columns of a dump's frame, one row per value, in execution order. Statistics are null where there are none."""
 
-OF_VALUES = (
+VALUE_COLUMNS = (
     "max", "min", "mean", "norm", "num_nan", "num_inf", "exact", "checksum", "sketch", "fp8", "extra", "file_name",
 )  # fmt: skip
 """Columns that depend on the values of a tensor."""

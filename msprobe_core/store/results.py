@@ -21,7 +21,7 @@ _HEAD_BYTES = 1 << 14
 
 
 @dataclass(frozen=True)
-class ResultFiles:
+class OwnFiles:
     """The files of a command's result, and how its own are recognised.
 
     Attributes:

@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from msprobe_core.model import Digest, Stats, TensorMeta
-from msprobe_core.monitor.alarm_log import message_of
+from msprobe_core.monitor.alarm_log import sentence_of
 from msprobe_core.monitor.calibrated import Calibrated
 from msprobe_core.monitor.plan import Rule
 from msprobe_core.monitor.readings import Reading, Step
@@ -88,7 +88,7 @@ def test_parameters_are_first_where_several_values_alarm_in_a_step():
     alarms = [alarm for alarm in every if alarm.step == AT]
     assert (alarms[0].reading.quantity, alarms[-1].reading.quantity) == (WEIGHT, GRADIENT)
     assert [alarm.reading.name for alarm in alarms[:12]] == list(LAYERS)
-    assert message_of(alarms[0], 0).startswith(
+    assert sentence_of(alarms[0], 0).startswith(
         "Rule AnomalyUnusual reports anomaly signal in ('0:layers.0.weight:0/rank0/param_origin', 'norm') at step 90: "
         "norm is "
     )

@@ -22,7 +22,7 @@ from msprobe_core.compare.shards.sources import CHUNK, narrowed, permuted, resha
 from msprobe_core.errors import DumpError
 from msprobe_core.findings import Finding
 from msprobe_core.protocols.storage import Dump, TensorSource
-from msprobe_core.store.frame import COLUMNS, OF_VALUES, RowKind, sizes_in
+from msprobe_core.store.frame import COLUMNS, VALUE_COLUMNS, RowKind, sizes_in
 
 
 def relaid(dump: Dump, rules: LayoutRules, side: Side, others: Sequence[Dump] = ()) -> Dump:
@@ -171,7 +171,7 @@ def _changed_row(made: LayoutView, row: Row, rule: TensorRule, changed: _Changed
         # The recorded placement refers to dimensions before the change.
         return {
             **row,
-            **dict.fromkeys(OF_VALUES),
+            **dict.fromkeys(VALUE_COLUMNS),
             "failure": f"it is distributed, so {rule.change.value} cannot be applied",
         }
     if not changed.keeps_order:

@@ -108,7 +108,7 @@ class TestRoundTrips:
         files.save_batch(tmp_path / "new", files.BatchFile(version=1, step=0, rows=0), {"a": np.zeros(1)})
         for path in (tmp_path / "new").rglob("*"):
             assert path.stat().st_mode & 0o077 == 0, path
-        assert not list(tmp_path.rglob("*.tmp"))
+        assert not list(tmp_path.rglob("*.part"))
 
 
 class TestRewards:

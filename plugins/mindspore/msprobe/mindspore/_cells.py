@@ -179,7 +179,7 @@ class CellHooks(ParameterHooks):
         self._traits = CellTraits()
         self._cells: list[nn.Cell] = []
         self._cell_handles: list[Handle] = []
-        self._hidden = HiddenHooks(self._cells)
+        self._hidden = HiddenHooks(self._cells)  # sees those that `_find` adds to this very list
 
     def _find(self, path: str, type_name: str, cell: nn.Cell) -> None:
         calls = ModuleCalls(self._recorder, path, type_name, self._traits, self._unsettled, self._visit)

@@ -52,7 +52,7 @@ def save(save_dir: str | os.PathLike[str], name: str, data: Any) -> None:
     directory = _checked(save_dir, name)
     found = False
     with RecordingGuard(_saver().complain):
-        for path, tensor in named_tensors(name, data, _is_dense, MAX_DEPTH):
+        for path, tensor in named_tensors(name, data, _is_tensor, MAX_DEPTH):
             found = True
             values = values_of(tensor)
             if values is None:
@@ -116,7 +116,7 @@ def _checked(save_dir: Any, name: Any) -> Path:
         raise SessionError(f"save({name!r}) got {type(save_dir).__name__} as the directory; give a path") from error
 
 
-def _is_dense(value: Any) -> bool:
+def _is_tensor(value: Any) -> bool:
     return isinstance(value, Tensor)
 
 
