@@ -54,9 +54,16 @@ _SEEN = 4.0
 _FACTOR, _STEADINESS = 1e-3, 10.0
 """Minimum deviation of a common factor of all updates from one: absolute, and in units of the factors' spread."""
 
-_ONE_SIZE, _ALIKE = 0.5, 0.8
-"""Lower quartile of the sizes of all parameters' updates over their upper one, from which they have one size, and share
-of the parameters whose maximum and minimum then have moved by the same, up to the second number."""
+_ONE_SIZE = 0.5
+"""Lower quartile of the sizes of all parameters' updates over their upper one, from which they may have one size."""
+
+_ALIKE, _SHARE_ALIKE = 0.8, 0.35
+"""Least ratio of two moves that are alike, and share of the parameters whose maximum and minimum have moved alike if
+their updates have one size.
+
+Measured after one update of AdamW in 11 architectures: 0.44 to 0.75. Of 200 models of 12 matrices with normally
+distributed updates of equal variance, 3 reach it.
+"""
 
 _GOOD_PART = 0.1
 """Share of an update by which an extreme is off at least if it has turned: another element may then be the largest."""
@@ -417,7 +424,7 @@ def _one_size(joined: pl.DataFrame) -> float | None:
         upper=size.quantile(0.75),
         alike=(pl.col("least") >= _ALIKE * size).mean(),
     ).row(0)
-    return usual if number >= _FEW and lower >= _ONE_SIZE * upper and alike >= _ONE_SIZE else None
+    return usual if number >= _FEW and lower >= _ONE_SIZE * upper and alike >= _SHARE_ALIKE else None
 
 
 def _is_single(joined: pl.DataFrame, name: str) -> bool:
