@@ -86,6 +86,21 @@ def test_trainings_repeat_bit_for_bit_but_for_other_kernels(llama):
     assert Training("llama").fingerprint(HalvedProducts()) != llama
 
 
+@pytest.mark.parametrize("dtype", ["mixed-bf16", "mixed-fp16"])
+def test_mixed_precision_keeps_weights_in_float32(llama, dtype):
+    training = Training("llama", dtype)
+    calls = set()
+    training.model.lm_head.register_forward_hook(lambda module, inputs, output: calls.add(output.dtype))
+    fingerprint = training.fingerprint()
+    assert fingerprint == Training("llama", dtype).fingerprint() != llama
+    assert {parameter.dtype for parameter in training.model.parameters()} == {torch.float32}
+    assert calls == {torch.bfloat16 if dtype == "mixed-bf16" else torch.float16}
+    assert (training.scaler is not None) == (dtype == "mixed-fp16")
+    faulty = Training("llama", dtype)
+    MODEL_FAULTS.faults["output x 1.1 (down)"].plant(faulty)
+    assert faulty.fingerprint() != fingerprint
+
+
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_fault_changes_the_training_in_modules_that_exist(llama, name):
     training = Training("llama")
