@@ -1,4 +1,4 @@
-"""What is installed for a window, and leaves nothing behind that could still report gradients."""
+"""What is installed for a window, and has nothing left to report once it is removed."""
 
 from __future__ import annotations
 
