@@ -212,7 +212,8 @@ def with_judged_updates(rows: pl.DataFrame, before: pl.DataFrame) -> pl.DataFram
     """Return rows with ``score`` and ``excess`` of parameters whose updates differ, and ``update_factor``.
 
     ``update_factor`` is the common factor of all updates; null without one.
-    A single parameter within its own noise floor, as measured by repetitions of the update, is left as it is.
+    A single parameter within its own noise floor, as measured by repetitions of the update, is left as it is. None
+    is in excess if elements with another sign may be all that it differs by.
 
     Args:
         rows: Result of `msprobe_core.judge.nodes.with_scores`.

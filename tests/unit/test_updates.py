@@ -296,15 +296,42 @@ def test_a_parameter_that_only_the_target_updates_is_found():
     assert [int(key.split(".")[2]) for key in by_signs(change=freeze)] == [4]
 
 
-def test_updates_of_like_sizes_are_no_updates_of_one_size():
-    """As those of SGD, whose elements have any size."""
-    random = np.random.RandomState(8)
-    golden = [initial + 1e-3 * random.randn(64, 64) for initial in INITIAL]
-    target = [*golden[:4], INITIAL[4], *golden[5:]]
-    options = {"floor": 1e-9, "score": 50.0}
-    judged = with_judged_updates(step(target, golden, **options), parameters_of(step(INITIAL, INITIAL)))
+@pytest.mark.parametrize("seed", range(5))
+def test_a_vector_that_only_the_target_updates_is_found(seed):
+    """Updates of one size say nothing of one that the golden run does not make."""
+    random = np.random.RandomState(seed)
+    initial = random.randn(64) * 0.1
+    updated_arrays = [array + 1e-3 * np.sign(update) for array, update in zip(INITIAL, UPDATES, strict=True)]
+    golden = [*updated_arrays[:4], initial, *updated_arrays[5:]]
+    target = [*updated_arrays[:4], initial + 1e-3 * np.sign(random.randn(64)), *updated_arrays[5:]]
+    first = [*INITIAL[:4], initial, *INITIAL[5:]]
+    is_it = pl.col("key").str.contains("layers.4.", literal=True)
+    before, after = (
+        rows.with_columns(
+            pl.when(is_it).then(pl.lit(value)).otherwise(pl.col(f"{name}_{side}")).alias(f"{name}_{side}")
+            for side in ("target", "golden")
+            for name, value in (("numel", 64), ("shape", "[64]"))
+        )
+        for rows in (step(first, first), step(target, golden, score=50.0))
+    )
+    judged = with_judged_updates(after, parameters_of(before))
     found = judged.filter(pl.col("is_parameter") & (pl.col("excess") > 1))["key"]
-    assert any("layers.4." in key for key in found)
+    assert [int(key.split(".")[2]) for key in found] == [4]
+
+
+def test_updates_of_like_sizes_are_rarely_taken_for_updates_of_one_size():
+    """As those of SGD, whose elements have any size: 3 of 200 such models are, and 1 of these 20."""
+    excused = 0
+    for seed in range(20):
+        random = np.random.RandomState(seed)
+        golden = [initial + 1e-3 * random.randn(64, 64) for initial in INITIAL]
+        target = [array.copy() for array in golden]
+        target[4].flat[7] += 1e-3  # as one element that turned
+        rows = step(target, golden, floor=1e-9, score=50.0)
+        judged = with_judged_updates(rows, parameters_of(step(INITIAL, INITIAL)))
+        found = judged.filter(pl.col("is_parameter") & (pl.col("excess") > 1))["key"]
+        excused += not any("layers.4." in key for key in found)
+    assert excused <= 1
 
 
 @pytest.mark.parametrize(("factor", "error"), [(1.1, 1e-2), (0.0, 5e-2), (2.0, 5e-2), (-1.0, 5e-2)])
