@@ -170,7 +170,9 @@ def _scored(rows: pl.DataFrame, explained: float, *, is_first_step: bool) -> pl.
     are_scalars = pl.all_horizontal(*[pl.col(f"kind_{side}") == RowKind.SCALAR.value for side in _SIDES])
     is_float = pl.any_horizontal(*[pl.col(f"type_{side}") == "float" for side in _SIDES])
     larger = pl.max_horizontal(*[pl.col(f"max_{side}").abs() for side in _SIDES])
-    gap = (pl.col("max_target") - pl.col("max_golden")).abs() / larger
+    difference = (pl.col("max_target") - pl.col("max_golden")).abs() / larger
+    # Between an infinity and another number, the quotient is NaN.
+    gap = pl.when(pl.col("max_target") == pl.col("max_golden")).then(0.0).otherwise(difference.fill_nan(INFINITE))
     is_parameter = (pl.col("role") == Role.PARAMETERS.value) | pl.col("is_parameter")
     # Frameworks spell the same dtype differently.
     dtypes = [pl.col(f"dtype_{side}").str.to_lowercase().str.strip_prefix("torch.") for side in _SIDES]

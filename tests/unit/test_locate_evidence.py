@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from dumps import api, tensor, write_dump
+from dumps import api, number, tensor, write_dump
 
 from msprobe_core import names
 from msprobe_core.calibrate import calibrate
@@ -139,6 +139,31 @@ def test_the_outputs_of_a_call_with_another_argument_have_their_own_limit(tmp_pa
 def test_one_of_the_two_alone_is_not_a_fault(tmp_path, calibrated, flag, off):
     found = look(embeddings(tmp_path / "target", 0, flag=flag, off=off, by=OFF), calibrated)
     assert found.verdict is LocateVerdict.AGREE
+
+
+def masked(place, *, fill=-np.inf, by=1.0, off=1.0):
+    """Write scores that a fill masks, and a product after them."""
+    scores = values(0) * by
+    kept = np.where(scores > 0, scores, fill)
+    norm = {"Mean": number(fill), "Norm": number(abs(fill))}
+    data = {
+        "Tensor.masked_fill.0.forward": api(
+            tensor(scores), {"type": "float", "value": number(fill)}, output=tensor(kept, **norm)
+        ),
+        "Torch.matmul.0.forward": api(tensor(values(1)), output=tensor(values(2) * off)),
+    }
+    write_dump(place, data)
+    return place
+
+
+def test_the_same_infinite_argument_is_no_other_argument(tmp_path):
+    found = locate(masked(tmp_path / "target", by=1 + 1e-7, off=1.2), masked(tmp_path / "golden"))
+    assert [suspect.entry for suspect in found.suspects] == ["Torch.matmul.0.forward"]
+
+
+def test_an_infinite_argument_is_another_than_a_finite_one(tmp_path):
+    found = locate(masked(tmp_path / "target", fill=-1e4), masked(tmp_path / "golden"))
+    assert found.suspects[0].entry == "Tensor.masked_fill.0.forward"
 
 
 # --- a value that is barely beyond its limit ------------------------------------------------------------------------
