@@ -8,7 +8,7 @@ from msprobe_core import names
 from msprobe_core.calibrate import calibrate
 from msprobe_core.compare import CompareOptions
 from msprobe_core.judge.noise import load_noise
-from msprobe_core.locate import LocateOptions, LocateVerdict, locate
+from msprobe_core.locate import FaultKind, LocateOptions, LocateVerdict, locate
 from msprobe_core.locate.locate_codes import LocateCode
 from msprobe_core.locate.result import Strength
 
@@ -164,6 +164,34 @@ def test_the_same_infinite_argument_is_no_other_argument(tmp_path):
 def test_an_infinite_argument_is_another_than_a_finite_one(tmp_path):
     found = locate(masked(tmp_path / "target", fill=-1e4), masked(tmp_path / "golden"))
     assert found.suspects[0].entry == "Tensor.masked_fill.0.forward"
+
+
+# --- integers, which a decision before them may change --------------------------------------------------------------
+
+
+def losses(place, labels, *, indices=(), off=1.0):
+    """Write a loss that is given labels, after a maximum with or without indices."""
+    data = {
+        "Tensor.max.0.forward": api(tensor(values(0)), output=tensor(values(0).max())),
+        "Functional.cross_entropy.0.forward": api(
+            tensor(values(1)), tensor(labels, dtype="torch.int64"), output=tensor(2.0 * off)
+        ),
+    }
+    data["Tensor.max.0.forward"]["output"] += [tensor(each, dtype="torch.int64") for each in indices]
+    write_dump(place, data)
+    return place
+
+
+def test_labels_after_a_maximum_without_indices_are_wrong_data(tmp_path):
+    found = locate(losses(tmp_path / "target", [1, 2], off=1.2), losses(tmp_path / "golden", [2, 3]))
+    assert (found.suspects[0].entry, found.suspects[0].kind) == (
+        "Functional.cross_entropy.0.forward", FaultKind.INPUT_DATA
+    )  # fmt: skip
+
+
+def test_labels_after_a_maximum_with_indices_may_be_a_decision(tmp_path):
+    runs = [losses(tmp_path / name, labels, indices=[3]) for name, labels in (("target", [1, 2]), ("golden", [2, 3]))]
+    assert locate(*runs).verdict is LocateVerdict.AGREE
 
 
 # --- a value that is barely beyond its limit ------------------------------------------------------------------------
