@@ -477,7 +477,9 @@ def _suspect(
         limit=max(limits, default=1.0),
         excess=source.size("excess"),
         input_score=float(node["input_score"]),
-        reason=reason_of(source, kind, own, is_given_known=not pair.joins_calls or _has_inputs(rows)),
+        reason=reason_of(
+            source, kind, own, is_given_known=(not pair.joins_calls or _has_inputs(rows)) and _has_call(entry, rows)
+        ),
         evidence=_evidence(shown),
         parents=parents,
         stack=list(stacks.get(entry) or stacks.get(names.forward_of(entry) or "", ())),
@@ -490,6 +492,16 @@ def _suspect(
         else None,
         num_communications=communications_before(nodes, node["position"]),
     )
+
+
+def _has_call(entry: str, rows: pl.DataFrame) -> bool:
+    """Whether a call of the module was recorded whose parameters' gradients ``entry`` holds.
+
+    A program may use the parameters of a module, such as tied ones, without calling it.
+    """
+    backward = names.backward_of_parameters(entry)
+    calls = [name for name in (backward, names.forward_of(entry)) if name is not None]
+    return backward is None or rows["entry"].is_in(calls).any()
 
 
 def _has_inputs(rows: pl.DataFrame) -> bool:

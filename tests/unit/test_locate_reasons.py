@@ -6,6 +6,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from dumps import tensor, write_dump
 
 from msprobe_core.judge.origins import Source
 from msprobe_core.locate import FaultKind, locate
@@ -55,3 +56,18 @@ def test_the_size_of_an_error_is_not_zero(node, code, made, score):
     assert reason.code is code
     assert reason.fields["made"].code is made
     assert reason.fields["made"].fields.get("score") == score
+
+
+@pytest.mark.parametrize(
+    ("call", "given"),
+    [(None, LocateCode.GIVEN_UNKNOWN), ("Module.head.Linear.backward.0", LocateCode.GIVEN_EQUAL)],
+    ids=["of a module that is not called", "of a called module"],
+)
+def test_what_no_call_was_given_is_not_called_equal(tmp_path, call, given):
+    for side, factor in (("target", 1.1), ("golden", 1.0)):
+        calls = {} if call is None else {call: {"input": [tensor([1.0, 2.0])], "output": [tensor([3.0, 4.0])]}}
+        gradients = {"Module.head.Linear.parameters_grad.0": {"bias": [tensor([2.0 * factor, 1.0])]}}
+        write_dump(tmp_path / side, calls | gradients)
+    (suspect,) = locate(tmp_path / "target", tmp_path / "golden").suspects
+    assert suspect.reason.code is LocateCode.GRADIENT_OF_PARAMETERS
+    assert suspect.reason.fields["given"].code is given
