@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import logging
 import math
 import os
@@ -102,7 +103,7 @@ def check_config(fields: JsonObject, where: str, **overrides: Any) -> Config:
     values, blocks = _split_blocks(without_comments(fields))
     common = _check_fields(values, _COMMON_TYPES, where, known_before=former.COMMON_FIELDS)
     given = {name: value for name, value in overrides.items() if value is not None}
-    common |= _check_fields(given, _COMMON_TYPES, "the arguments of PrecisionDebugger", known_before={})
+    common |= _check_arguments(given)
     options = {task: _check_block(task, block, where) for task, block in blocks.items()}
     if common.get("custom_apis") is not None:
         path = given_path(common["custom_apis"], f"{where}: 'custom_apis'")
@@ -217,6 +218,17 @@ def _as_listed_calls(options: TaskOptions, where: str) -> TaskOptions:
     is_forward = options.fuzz_stage is FuzzStage.FORWARD
     mode = (DataMode.FORWARD,) if is_forward else (DataMode.ALL,)  # a backward is repeated from its forward's inputs
     return msgspec.structs.replace(options, scope=(), list=(*options.list, *calls), data_mode=mode)
+
+
+def _check_arguments(given: Mapping[str, Any]) -> JsonObject:
+    where = "the arguments of PrecisionDebugger"
+    for block in (task.value for task in Task if task.value in given):
+        content = json.dumps({block: given[block]}, default=str)
+        raise UnknownFieldError(
+            f"{where}: '{block}' is the block of a task, which only a file has; write {content} into a file such as "
+            "config.json, and give its path as config_path"
+        )
+    return _check_fields(given, _COMMON_TYPES, where, known_before={})
 
 
 def _check_fields(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from typing import TypeVar
 
@@ -26,5 +27,7 @@ def choose(setting: str, name: str, offers: Mapping[str, _Offer], hook: str) -> 
     """
     if name not in offers:
         registry().refuse_missing(hook, name)
-        raise ConfigError(f"'{setting}' is {name!r}; allowed: {', '.join(sorted(offers)) or 'none'}")
+        close = difflib.get_close_matches(name.lower(), offers, n=1)
+        hint = f"did you mean '{close[0]}'? " if close else ""
+        raise ConfigError(f"'{setting}' is {name!r}; {hint}allowed: {', '.join(sorted(offers)) or 'none'}")
     return offers[name]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from msprobe_core.config import DataMode, RiskLevel, load_config
 from msprobe_core.config.ranges import parse_ranges
-from msprobe_core.errors import ConfigError
+from msprobe_core.errors import ConfigError, UnknownFieldError
 from msprobe_core.former_names import table as former
 from msprobe_core.model import Level, Task
 
@@ -214,6 +214,11 @@ def test_a_wrong_argument_is_named_as_such():
         load_config(None, level="L9")
     with pytest.raises(ConfigError, match=r"unknown field 'setp'.*did you mean 'step'"):
         load_config(None, setp=[1])
+
+
+def test_a_block_among_the_arguments_is_said_to_belong_into_a_file():
+    with pytest.raises(UnknownFieldError, match=r"'statistics' is the block of a task, which only a file has"):
+        load_config(statistics={"list": ["norm"]})
 
 
 @pytest.mark.parametrize("task", former.TASKS)
