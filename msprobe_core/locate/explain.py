@@ -219,13 +219,16 @@ def _is_in(pattern: str | None, texts: Iterable[str]) -> bool:
 
 
 def _modules(fault: LocatedFault) -> list[tuple[str, str]]:
-    """Return paths and classes of the modules that the call is or is in, innermost first."""
+    """Return paths and classes of the modules that the call is or is in, innermost first.
+
+    Paths are without wrappers such as that of `DistributedDataParallel`, as those of settings are.
+    """
     found: list[tuple[str, str]] = []
     for name in map(names.numbered_gradients, (fault.entry, *fault.parents)):
         stem = names.stem_of(name) if names.is_module(name) else None
         if stem is not None:
             _, path, kind = names.split_module(stem)
-            found.append((path, kind))
+            found.append((names.without_wrappers(path), kind))
     return found
 
 

@@ -243,3 +243,14 @@ def test_other_files_are_refused(tmp_path, changes, said):
 def test_a_missing_file_is_an_error(tmp_path):
     with pytest.raises(CompareError, match="cannot be read"):
         read_located(tmp_path / "locate.json")
+
+
+@pytest.mark.parametrize("around", ["module", "_orig_mod", "base_model.model"])
+def test_a_setting_of_a_module_inside_a_wrapper_explains_a_fault_there(around):
+    inside = fault(
+        "Functional.layer_norm.1.forward",
+        (f"Module.{around}.layers.1.norm.LayerNorm.forward.0", f"Module.{around}.Net.forward.0"),
+        FaultKind.EPSILON,
+    )
+    assert explains(inside, difference(Section.MODEL, "layers.1.norm.eps")).degree is Degree.YES
+    assert explains(inside, difference(Section.MODEL, "layers.2.norm.eps")).degree is Degree.NO
