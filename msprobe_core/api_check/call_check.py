@@ -79,7 +79,25 @@ class CallChecker:
 
     def check(self, call: RecordedCall) -> CallVerdict:
         """Check the recorded result of a call; whatever prevents it is the reason of a `Verdict.CANNOT_TELL`."""
-        return settled(call, self.why_not_checked, lambda: self.judge(call, self.replayer(call), call.outputs))
+        return settled(call, self.why_not_checked, lambda: self.judge_recorded(call)[2])
+
+    def judge_recorded(self, call: RecordedCall) -> tuple[RecordedCall, Replayer, CallVerdict]:
+        """Judge the recorded results of a call; return the call as it was judged, its replays, and the verdict.
+
+        If the results are wrong for arguments that are regarded as one tensor, they may be right for several.
+
+        Raises:
+            ReplayError: the call cannot be replayed.
+        """
+        replayer = self.replayer(call)
+        found = self.judge(call, replayer, call.outputs)
+        apart = call.with_arguments_apart() if found.verdict is Verdict.WRONG else None
+        if apart is not None:
+            others = self.replayer(apart)
+            again = self.judge(apart, others, apart.outputs)
+            if again.verdict is not Verdict.WRONG:
+                return apart, others, again
+        return call, replayer, found
 
     def check_made(self, call: RecordedCall, inputs: Inputs, seed: int) -> CallVerdict:
         """Check what this machine computes in the call's own precision from inputs that were made.

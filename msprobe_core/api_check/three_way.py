@@ -151,10 +151,9 @@ def check_on(
     """
 
     def judged() -> CallVerdict:
-        replayer = checker.replayer(call)
-        found = checker.judge(call, replayer, call.outputs)
+        judged_call, replayer, found = checker.judge_recorded(call)
         fresh = [*stored, *(_tried(device, partial(replayer.on_device, device)) for device in devices)]
-        return three_way(checker, call, replayer, found, fresh, ratio)
+        return three_way(checker, judged_call, replayer, found, fresh, ratio)
 
     return settled(call, checker.why_not_checked, judged)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeAlias, cast
 
@@ -60,6 +60,18 @@ class RecordedCall:
         found |= dict(_tensors(self.kwargs, ""))
         found |= {f"parameters.{name}": value for name, value in self.parameters.items()}
         return found | {f"gradient.{path}": value for path, value in self.gradients.items()}
+
+    def with_arguments_apart(self) -> RecordedCall | None:
+        """Return the call with a tensor of its own for each argument; ``None`` if no two are regarded as one."""
+        marked = [value.identity for value in self.tensors.values() if value.identity is not None]
+        if len(set(marked)) == len(marked):
+            return None
+
+        def alone(value: ReplayTensor) -> ReplayTensor:
+            return msgspec.structs.replace(value, identity=None)
+
+        args = [map_tensors(value, alone) for value in self.args]
+        return replace(self, args=args, kwargs={name: map_tensors(each, alone) for name, each in self.kwargs.items()})
 
 
 class _IncompleteError(Exception):
@@ -294,7 +306,8 @@ class _Reader:
         """Mark the arguments with recorded gradients, and those that were one tensor in the program.
 
         A tensor that is passed to one call twice has its whole gradient recorded in both places, so two arguments with
-        equal values and equal gradients are regarded as one tensor.
+        equal values and equal gradients are regarded as one tensor. They may be two all the same, see
+        `RecordedCall.with_arguments_apart`.
         """
         kinds: dict[tuple[Any, ...], int] = {}
         for container, key, path in slots:

@@ -44,6 +44,18 @@ def test_healthy_calls_are_right_and_the_check_has_power(healthy):
     assert linear.accepted == ()
 
 
+@pytest.mark.parametrize("is_one", [False, True], ids=["two tensors", "one tensor"])
+def test_arguments_with_equal_values_may_be_one_tensor_or_two(is_one, tmp_path):
+    def step(debugger):
+        first = torch.ones(3, requires_grad=True)
+        second = first if is_one else torch.ones(3, requires_grad=True)
+        with debugger.start():
+            torch.add(first, second).sum().backward()
+
+    found = verdicts(record(tmp_path / "dump", step, level="L1"))
+    assert found["Torch.add.0.backward"].verdict is Verdict.RIGHT
+
+
 def test_no_tensor_waits_for_the_garbage_collector(healthy):
     """Trainings switch it off, and a large call would need several times the memory."""
     left = left_by(lambda: verdicts(healthy))
