@@ -19,6 +19,7 @@ from msprobe_core.cli.monitor_parts import (
     steps_of,
 )
 from msprobe_core.cli.show import show
+from msprobe_core.console import print_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -70,8 +71,7 @@ def analyze(*, directory: Path, output_path: Path | None, top_k: int, steps: str
 
 
 def _print(result: Anomalies, console: Console) -> None:
-    for line in _lines(result):
-        console.print(line)
+    print_lines(console, _lines(result))
 
 
 def _lines(result: Anomalies) -> Iterator[Text]:

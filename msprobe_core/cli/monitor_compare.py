@@ -19,6 +19,7 @@ from msprobe_core.cli.monitor_parts import (
     shown_place,
 )
 from msprobe_core.cli.show import show
+from msprobe_core.console import print_lines
 from msprobe_core.errors import NothingInCommonError
 
 if TYPE_CHECKING:
@@ -65,8 +66,7 @@ def compare(
 
 
 def _print(result: Comparison, console: Console) -> None:
-    for line in _lines(result):
-        console.print(line)
+    print_lines(console, _lines(result))
 
 
 def _lines(result: Comparison) -> Iterator[Text]:

@@ -139,8 +139,9 @@ def test_exit_statuses(files, capsys):
 def test_the_proposed_command_is_one_that_control_takes(files, tmp_path, capsys):
     target, golden = files("t", run(0, fault(2.0))), files("g", run(1))
     compare(target, golden, "-k", "1", "-o", str(tmp_path / "out"))
-    capsys.readouterr()
+    said = capsys.readouterr().out
     command = json.loads((tmp_path / "out" / "monitor_compare.json").read_text())["departures"][0]["next"]["fields"]
+    assert command["command"] in said  # on one line, to be copied
     config = tmp_path / "config.json"
     config.write_text(json.dumps({"task": "statistics", "dump_path": "dump", "dump_enable": False, "tensor": {}}))
     words = shlex.split(command["command"])
