@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,6 +15,7 @@ from msprobe_core.capture.window import Model, Window
 from msprobe_core.config import Config
 from msprobe_core.errors import ConfigError, ConflictingSettingsError, NoModelError, PluginError, SessionError
 from msprobe_core.model import Level, Task
+from msprobe_core.plugins import registry
 from msprobe_core.plugins.chosen import choose
 from msprobe_core.protocols.capabilities import ExtraReducer, Fp8Reducer, OperatorFramework, WatchingFramework
 from msprobe_core.protocols.framework import Framework
@@ -25,7 +26,7 @@ _logger = logging.getLogger(__name__)
 _LEVELS = (Level.L0, Level.L1, Level.MIX, Level.DEBUG)
 
 
-def processor_for(config: Config, processors: Mapping[str, Processor]) -> Processor:
+def processor_for(config: Config) -> Processor:
     """Return the processor of a configuration.
 
     Raises:
@@ -33,7 +34,8 @@ def processor_for(config: Config, processors: Mapping[str, Processor]) -> Proces
     """
     if config.task in (Task.ACC_CHECK, Task.FREE_BENCHMARK):
         return NoDigests()
-    mode = choose("summary_mode", str(config.options.summary_mode), processors, "msprobe_register_processors")
+    offers = registry().processors()
+    mode = choose("summary_mode", str(config.options.summary_mode), offers, "msprobe_register_processors")
     return with_extra_statistics(mode, config.extra_statistics)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from msprobe_core.config import Config
 from msprobe_core.guard import message_of
 from msprobe_core.model import EndState
 from msprobe_core.protocols.framework import Framework
-from msprobe_core.protocols.storage import Processor, WriterFactory
 
 _logger = logging.getLogger(__name__)
 
@@ -29,8 +28,6 @@ class Session:
         self,
         config: Config,
         framework: Framework,
-        processors: Mapping[str, Processor],
-        writers: Mapping[str, WriterFactory],
         custom_apis: CustomApis | None = None,
         manifests: Manifests | None = None,
         *,
@@ -42,8 +39,6 @@ class Session:
         Args:
             config: The configuration.
             framework: The framework to record.
-            processors: Offers for ``summary_mode``.
-            writers: Offers for ``writer``.
             custom_apis: APIs that the user registered; ``None`` uses those of the configuration.
             manifests: The manifests that sessions before this one have written.
             unwraps: Whether module names omit wrappers such as FSDP.
@@ -57,7 +52,7 @@ class Session:
         self.framework = framework
         """The framework that is recorded."""
         self._on_failure = on_failure or Session.log_failure
-        parts = put_together(config, framework, processors, writers, custom_apis, manifests, unwraps=unwraps)
+        parts = put_together(config, framework, custom_apis, manifests, unwraps=unwraps)
         self._parts = parts
         self._schedule, self._recorder, self._output, self._windows, self._features = (
             parts.schedule, parts.recorder, parts.output, parts.windows, parts.features

@@ -17,7 +17,6 @@ from msprobe_core.config import Config
 from msprobe_core.errors import BrokenPluginError, MsprobeError
 from msprobe_core.guard import kept, message_of
 from msprobe_core.model import Level
-from msprobe_core.plugins import registry
 from msprobe_core.protocols.capabilities import KernelDumper
 from msprobe_core.protocols.framework import Framework
 
@@ -80,10 +79,7 @@ class SessionFactory:
         """
         if self._measurement is not None:
             self._measurement.framework = framework
-        return Session(
-            config, framework, registry().processors(), registry().writers(), self._custom_apis, self._manifests,
-            on_failure=self._take_failure,
-        )  # fmt: skip
+        return Session(config, framework, self._custom_apis, self._manifests, on_failure=self._take_failure)
 
     def _take_failure(self, session: Session, error: Exception) -> None:
         # The user can correct an edited file while the training runs, and recording then resumes.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -27,7 +27,7 @@ from msprobe_core.model import Level, Task
 from msprobe_core.plugins import registry
 from msprobe_core.plugins.chosen import choose
 from msprobe_core.protocols.framework import Framework
-from msprobe_core.protocols.storage import Processor, WriterFactory
+from msprobe_core.protocols.storage import Processor
 
 _logger = logging.getLogger(__name__)
 
@@ -126,8 +126,6 @@ class SessionParts:
 def put_together(
     config: Config,
     framework: Framework,
-    processors: Mapping[str, Processor],
-    writers: Mapping[str, WriterFactory],
     custom_apis: CustomApis | None = None,
     manifests: Manifests | None = None,
     *,
@@ -137,8 +135,8 @@ def put_together(
 
     See `msprobe_core.capture.session.Session` for arguments and errors.
     """
-    processor = checks.processor_for(config, processors)
-    writer = choose("writer", config.writer, writers, "msprobe_register_writers")
+    processor = checks.processor_for(config)
+    writer = choose("writer", config.writer, registry().writers(), "msprobe_register_writers")
     writer.check()
     checks.check_config(config)
     checks.check_framework(config, framework, processor)

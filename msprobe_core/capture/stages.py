@@ -292,10 +292,8 @@ class StageRecorder:
         if not self._config.selects(name, number, rank):
             self._config.refuse_unknown(name)
             return None
-        found = registry()
         session = Session(
-            self._config.configs[name], self._framework, found.processors(), found.writers(),
-            manifests=self.manifests, unwraps=True,
+            self._config.configs[name], self._framework, manifests=self.manifests, unwraps=True,
             on_failure=lambda _, error: self._take_failure(f"{name}, step {number}", error),
         )  # fmt: skip
         session.begin_at(number)

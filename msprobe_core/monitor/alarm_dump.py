@@ -26,7 +26,6 @@ from msprobe_core.model import EndState, Level, Task
 from msprobe_core.monitor.alarm_action import Answer
 from msprobe_core.monitor.plan import MonitorPlan
 from msprobe_core.monitor.recording_requests import RecordingRequests
-from msprobe_core.plugins import registry
 from msprobe_core.protocols.framework import Framework
 
 _logger = logging.getLogger(__name__)
@@ -156,8 +155,7 @@ class AlarmDump:
         if _other_recording() is not None:
             return
         config = msgspec.structs.replace(self._config, step=(step,), rank=(), dump_enable=True)
-        known = registry()
-        session = Session(config, self._framework, known.processors(), known.writers())
+        session = Session(config, self._framework)
         session.begin_at(step)
         session.start(self._models, is_list=len(self._models) > 1)
         self._session = session

@@ -18,7 +18,6 @@ from msprobe_core.fingerprint.arrays import NumpyArrays
 from msprobe_core.fingerprint.hashing import hash_of
 from msprobe_core.fingerprint.sketch import Sketcher
 from msprobe_core.model import Digest, Stats
-from msprobe_core.plugins import registry
 from msprobe_core.store import layout
 from msprobe_core.testing.rig import TrainingRig
 
@@ -121,7 +120,7 @@ def session_of(rig: TrainingRig, directory: Path, settings: Mapping[str, Any]) -
     path = directory / "config.json"
     path.write_text(json.dumps(settings))
     config = load_config(path, dump_path=str(directory / "run"))
-    return Session(config, rig.framework, registry().processors(), registry().writers())
+    return Session(config, rig.framework)
 
 
 def bits_of(state: Mapping[str, Array]) -> dict[str, bytes]:

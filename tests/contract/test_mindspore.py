@@ -4,7 +4,6 @@ import pytest
 
 from msprobe_core.capture import Session
 from msprobe_core.config import load_config
-from msprobe_core.plugins import registry
 from msprobe_core.testing import (
     FrameworkContract,
     ManifestContract,
@@ -57,7 +56,7 @@ class TestMindSporeDeferred(FrameworkContract):
 
     def _entries(self, rig, directory, level):
         config = load_config(None, dump_path=str(directory), level=level, task="statistics")
-        session = Session(config, rig.framework, registry().processors(), registry().writers())
+        session = Session(config, rig.framework)
         try:
             return list(self._dump(self._record(rig, session)))
         finally:

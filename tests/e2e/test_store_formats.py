@@ -13,7 +13,6 @@ from torch_rig import TorchRig
 from msprobe_core.capture import Session
 from msprobe_core.compare import compare_dumps
 from msprobe_core.config import load_config
-from msprobe_core.plugins import registry
 from msprobe_core.store.reading import read_dump
 from msprobe_core.store.safetensors_writer import ShardWriter
 from msprobe_core.store.tensors import read_tensor
@@ -69,7 +68,7 @@ def record(directory, fault=1.0, **settings):
     directory.mkdir(parents=True)
     (directory / "config.json").write_text(json.dumps(settings))
     config = load_config(directory / "config.json")
-    session = Session(config, rig.framework, registry().processors(), registry().writers())
+    session = Session(config, rig.framework)
     model = rig.make_model(3)
     with torch.no_grad():
         model.second.fc.weight.mul_(fault)

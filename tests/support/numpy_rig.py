@@ -11,7 +11,6 @@ from msprobe_core import PrecisionDebugger
 from msprobe_core.capture import Session
 from msprobe_core.config import Config
 from msprobe_core.model import Digest
-from msprobe_core.plugins import registry
 
 
 class ArrayRig:
@@ -58,7 +57,7 @@ class ArrayRig:
 def record_step(config: Config, *, fault: float = 1.0, rig: ArrayRig | None = None) -> Path:
     """Record one step of a network whose last layer is wrong by a factor, and return the directory of the dump."""
     rig = rig or ArrayRig()
-    session = Session(config, rig.framework, registry().processors(), registry().writers())
+    session = Session(config, rig.framework)
     model = rig.make_model(3)
     model.last.parameters["weight"].values[...] *= fault
     session.start([model])

@@ -545,9 +545,8 @@ from polars.testing import assert_frame_equal
 from msprobe_core.capture import Session
 from msprobe_core.config import load_config
 from msprobe_core.errors import PluginError
-from msprobe_core.plugins import registry
 try:
-    Session(load_config(writer=sys.argv[1]), ArrayRig().framework, registry().processors(), registry().writers())
+    Session(load_config(writer=sys.argv[1]), ArrayRig().framework)
 except PluginError as error:
     print(error)
 """

@@ -11,7 +11,6 @@ from msprobe_core.capture.recorder import Recorder
 from msprobe_core.capture.selection import Selection
 from msprobe_core.config import TaskOptions, load_config
 from msprobe_core.errors import ConfigError
-from msprobe_core.plugins import registry
 
 
 class CompilingFramework(ArrayFramework):
@@ -35,7 +34,7 @@ def recorder():
 def test_models_are_prepared_for_as_long_as_something_may_be_recorded(tmp_path, settings, num_prepared):
     framework, model = CompilingFramework(), Network(0)
     config = load_config(None, task="structure", dump_path=str(tmp_path), level="L0", **settings)
-    session = Session(config, framework, registry().processors(), registry().writers())
+    session = Session(config, framework)
     for _ in range(2):
         session.start([model])
         session.stop()
@@ -50,12 +49,11 @@ class CheckingFramework(ArrayFramework):
 
 
 def test_a_framework_refuses_a_level_before_the_training_begins(tmp_path):
-    plugins = registry().processors(), registry().writers()
     config = load_config(None, dump_path=str(tmp_path), level="mix")
     with pytest.raises(ConfigError, match="no mix here"):
-        Session(config, CheckingFramework(), *plugins)
+        Session(config, CheckingFramework())
     is_off = load_config(None, dump_path=str(tmp_path), level="mix", dump_enable=False)
-    Session(is_off, CheckingFramework(), *plugins).close()
+    Session(is_off, CheckingFramework()).close()
 
 
 def test_calls_on_another_thread_are_inside_of_those_that_are_named(recorder):

@@ -14,7 +14,6 @@ from msprobe_core.capture import Session
 from msprobe_core.capture.custom_apis import CustomApis
 from msprobe_core.config import ListedApi, load_config
 from msprobe_core.errors import ConfigError, SessionError
-from msprobe_core.plugins import registry
 
 
 def shift(x, by=1.0):
@@ -46,7 +45,7 @@ def open_session(tmp_path):
             fields["custom_apis"] = str(tmp_path / "apis.yaml")
         (tmp_path / "c.json").write_text(json.dumps(fields))
         config = load_config(tmp_path / "c.json", dump_path=tmp_path / "run", level=level)
-        session = Session(config, ArrayFramework(), registry().processors(), registry().writers())
+        session = Session(config, ArrayFramework())
         sessions.append(session)
         return session
 

@@ -86,7 +86,7 @@ def test_the_kurtosis_is_that_of_its_source(example, scale):
 
 def recorded(path, *names, writer="json", framework=None, model=None, **settings):
     config = load_config(None, dump_path=path, level="mix", writer=writer, extra_statistics=names, **settings)
-    session = Session(config, framework or ArrayFramework(), registry().processors(), registry().writers())
+    session = Session(config, framework or ArrayFramework())
     model = model or Network()
     session.start([model])
     loss = train_step(model, 0)
@@ -106,7 +106,7 @@ def test_they_are_recorded_of_every_tensor_in_both_formats(tmp_path, example, wr
     with offered(*example.msprobe_register_statistics()):
         settings = {"level": "mix", "writer": writer, "extra_statistics": ["absmax", "zeros"]}
         config = load_config(tmp_path / "c.json", dump_path=tmp_path / "run", **settings)
-        session = Session(config, ArrayFramework(), registry().processors(), registry().writers())
+        session = Session(config, ArrayFramework())
         session.start([model := Network()])
         assert train_step(model, 0) == BARE
         session.stop()

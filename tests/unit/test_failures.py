@@ -14,7 +14,6 @@ from msprobe_core.guard import reason_of
 from msprobe_core.judge.row_codes import RowCode
 from msprobe_core.judge.row_findings import FINDINGS, findings_of
 from msprobe_core.model import Argument, Entry, Phase
-from msprobe_core.plugins import registry
 from msprobe_core.store.json_reader import read_json_dump
 from msprobe_core.store.json_writer import encoded_entry
 
@@ -55,7 +54,7 @@ class Hostile(list):
 
 def test_the_reason_replaces_the_value(tmp_path, caplog):
     config = load_config(None, dump_path=str(tmp_path))
-    session = Session(config, FragileFramework(), registry().processors(), registry().writers())
+    session = Session(config, FragileFramework())
     session.start([Network()])
     recorder = session._recorder
     call = recorder.open_api("Functional", "linear")

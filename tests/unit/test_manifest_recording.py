@@ -77,8 +77,7 @@ def open_session(tmp_path):
         path = tmp_path / "config.json"
         path.write_text(json.dumps({"level": "L0", **settings}))
         config = load_config(path, dump_path=str(tmp_path / run))
-        found = registry()
-        return Session(config, framework or Described(), found.processors(), found.writers(), manifests=manifests)
+        return Session(config, framework or Described(), manifests=manifests)
 
     return make
 
@@ -243,7 +242,7 @@ import sys
 sys.path[:0] = {path!r}
 from test_manifest_recording import *
 config = load_config(None, dump_path={run!r}, level="L0")
-session = Session(config, Described(), registry().processors(), registry().writers())
+session = Session(config, Described())
 session.start([Network()])
 import os, signal
 os.kill(os.getpid(), signal.SIGKILL)

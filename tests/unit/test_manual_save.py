@@ -13,7 +13,6 @@ from msprobe_core.cli import main
 from msprobe_core.compare.result import Mode
 from msprobe_core.config import load_config
 from msprobe_core.errors import ConfigError
-from msprobe_core.plugins import registry
 from msprobe_core.store.json_reader import read_json_dump
 from msprobe_core.store.tensors import read_tensor
 
@@ -24,7 +23,7 @@ def open_session(tmp_path):
         path = tmp_path / "config.json"
         path.write_text(json.dumps({"task": task, "level": level, task: options or {}, **settings}))
         config = load_config(path, dump_path=str(tmp_path / run))
-        return Session(config, ArrayFramework(), registry().processors(), registry().writers())
+        return Session(config, ArrayFramework())
 
     return make
 
@@ -260,4 +259,4 @@ def test_files_of_the_other_kind_of_an_earlier_run_go(open_session, monkeypatch)
 def test_other_tasks_refuse_saved_values(tmp_path):
     config = load_config(None, dump_path=str(tmp_path), level="debug", task="overflow_check")
     with pytest.raises(ConfigError, match="the task 'overflow_check' does not apply at level debug; use statistics"):
-        Session(config, ArrayFramework(), registry().processors(), registry().writers())
+        Session(config, ArrayFramework())

@@ -12,7 +12,6 @@ from recorded import Recorded
 from msprobe_core.capture import Session
 from msprobe_core.config import load_config
 from msprobe_core.errors import ConfigError
-from msprobe_core.plugins import registry
 
 FINITE, HUGE = 1.0, 1e200
 
@@ -25,7 +24,7 @@ def open_session(tmp_path):
         path.write_text(json.dumps(content))
         config = load_config(path, dump_path=str(tmp_path / "run"))
         framework = framework or ArrayFramework()
-        return Session(config, framework, registry().processors(), registry().writers())
+        return Session(config, framework)
 
     return make
 

@@ -39,7 +39,7 @@ def recorded(tmp_path):
         path = tmp_path / "config.json"
         path.write_text(json.dumps({"level": "L0", "step": [0]}))
         config = load_config(path, dump_path=str(tmp_path / "run"))
-        session = Session(config, ArrayFramework(), registry().processors(), registry().writers())
+        session = Session(config, ArrayFramework())
         net = Network()
         session.start([net])
         train_step(net, 0)

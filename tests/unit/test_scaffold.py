@@ -62,9 +62,8 @@ sys.path.insert(0, {support!r})
 from numpy_layers import ArrayFramework, Network, train_step
 from msprobe_core.capture import Session
 from msprobe_core.config import load_config
-from msprobe_core.plugin import registry
 config = load_config(None, dump_path="run", level="mix", writer="tried_out", task="tensor")
-session = Session(config, ArrayFramework(), registry().processors(), registry().writers())
+session = Session(config, ArrayFramework())
 session.start([model := Network()])
 train_step(model, 0)
 session.step()

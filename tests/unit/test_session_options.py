@@ -13,7 +13,6 @@ from msprobe_core.capture import Session
 from msprobe_core.config import load_config
 from msprobe_core.errors import PluginError
 from msprobe_core.plugin import TrainerStages
-from msprobe_core.plugins import registry
 
 
 @pytest.fixture
@@ -22,7 +21,7 @@ def open_session(tmp_path):
         path = tmp_path / "config.json"
         path.write_text(json.dumps({"task": task, "level": level, task: options, **(settings or {})}))
         config = load_config(path, dump_path=str(tmp_path / "run"))
-        return Session(config, ArrayFramework(), registry().processors(), registry().writers())
+        return Session(config, ArrayFramework())
 
     return make
 
@@ -195,7 +194,7 @@ def test_a_framework_without_statistics_of_fp8_says_so(open_session, monkeypatch
 
 def test_a_window_without_calls_is_said_once(tmp_path, caplog):
     config = load_config(None, dump_path=str(tmp_path), level="mix")
-    session = Session(config, ArrayFramework(), registry().processors(), registry().writers())
+    session = Session(config, ArrayFramework())
     for _ in range(3):
         session.start([Network()])
         session.step()

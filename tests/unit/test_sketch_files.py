@@ -17,7 +17,6 @@ from msprobe_core.errors import DumpError
 from msprobe_core.fingerprint.arrays import NumpyArrays
 from msprobe_core.fingerprint.sketch import Sketcher
 from msprobe_core.model import Batch, Digest, Entry, Phase, RunHeader, TensorMeta, TensorValue
-from msprobe_core.plugins import registry
 from msprobe_core.store.json_reader import read_json_dump
 from msprobe_core.store.json_writer import JsonWriterFactory
 from msprobe_core.store.reading_codes import DamageCode
@@ -39,7 +38,7 @@ def record(directory, summary_mode, *, seed=1, scale=1.0):
     path = directory.with_suffix(".json")
     path.write_text(json.dumps({"task": "statistics", "level": "mix", "statistics": {"summary_mode": summary_mode}}))
     config = load_config(path, dump_path=str(directory))
-    session = Session(config, ArrayFramework(), registry().processors(), registry().writers())
+    session = Session(config, ArrayFramework())
     model = Network()
     model.last.parameters["weight"].values *= scale
     session.start([model])
