@@ -59,9 +59,6 @@ class Session:
         )  # fmt: skip
         self.custom_apis = parts.custom_apis
         """Functions that are recorded because the user registered them."""
-        self._window = Window()
-        self._models: Sequence[Model] = ()
-        self._is_started = False
         self._has_given_up = False
         self._monitored: list[tuple[Sequence[Any], Any]] = []
 
@@ -83,7 +80,7 @@ class Session:
     @property
     def running_window(self) -> Window | None:
         """Arguments of ``start`` until ``stop``, also in steps that are not selected; ``None`` otherwise."""
-        return self._window if self._is_started else None
+        return self._windows.window
 
     @property
     def is_between_steps(self) -> bool:
@@ -153,37 +150,31 @@ class Session:
                 return
             if self.is_running:
                 self.stop()
-            self._window, self._schedule.rank_id = window, window.rank_id
-            self._models = named = checks.check_models(window, self._config, self.framework)
-            self._is_started = True
-            self._windows.begin(named, window.token_range, self._parts.slices, scheduled_tokens)
+            self._schedule.rank_id = window.rank_id
+            models = checks.check_models(window, self._config, self.framework)
+            self._windows.begin(window, models, self._parts.slices, scheduled_tokens)
 
     def stop(self) -> None:
         """Close the window and write its entries; returns when they are on disk."""
         with self._guarded():
-            self._stop()
-
-    def _stop(self) -> None:
-        self._is_started = False
-        self._models = ()
-        self._windows.end()
+            self._windows.end()
 
     def set_aside(self) -> None:
         """Stop, and ignore later gradients of recorded calls, so that they can be repeated in another session."""
         with self._guarded():
-            self._stop()
+            self._windows.end()
             self._windows.release()
 
     def conclude(self) -> None:
         """Stop, and mark the dump as complete for its step, although the step may have further windows."""
         with self._guarded():
-            self._stop()
+            self._windows.end()
             self._output.conclude()
 
     def discard_if_empty(self) -> None:
         """Remove the dump of the current step if it has no entries."""
         with self._guarded():
-            self._stop()
+            self._windows.end()
             self._output.discard_if_empty()
 
     def break_off(self, reason: str) -> None:
@@ -215,7 +206,7 @@ class Session:
             saved = self._parts.saved
             if saved is None or not self._schedule.selects_step:
                 return
-            self._windows.open_output(self._models)
+            self._windows.open_output()
             saved.save(variable, name, save_backward=save_backward)
 
     def monitor(self, targets: Sequence[Any], optimizer: Any) -> None:
@@ -240,7 +231,7 @@ class Session:
     def forget_step(self) -> None:
         """Remove what the current step has recorded, and begin it again."""
         with self._guarded():
-            self._stop()
+            self._windows.end()
             self._output.discard()
         self.step()
         self._schedule.begin_at(self._schedule.step - 1, can_record=self._recorder.is_open)
@@ -248,7 +239,7 @@ class Session:
     def _end_step(self, state: EndState = EndState.COMPLETE) -> None:
         for feature in self._features:
             feature.finish_step()
-        self._stop()
+        self._windows.end()
         self._parts.report_selection()
         self._output.close_unit(state)
         self._windows.release()

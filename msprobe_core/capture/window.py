@@ -88,6 +88,9 @@ class Windows:
         names_entries = config.options.scope or config.options.list
         risk_level = RiskLevel.ALL if names_entries else config.risk_level
         self._options = Interception(config.level, risk_level.value, config.custom_op_namespaces, config.aten)
+        self.window: Window | None = None
+        """The window that has begun, also in steps that are not selected; ``None`` if it has ended."""
+        self._models: Sequence[Model] = ()
         self._records = False
         self._single: Model | None = None
         self._has_attached_single = False
@@ -103,17 +106,16 @@ class Windows:
             with self._attachments.plugin_call("checking the configuration"):
                 self._framework.check(self._options)
 
-    def begin(
-        self, models: Sequence[Model], token_range: tuple[int, int] | None, slices: Slices, tokens: object
-    ) -> None:
+    def begin(self, window: Window, models: Sequence[Model], slices: Slices, tokens: object) -> None:
         """Attach the recorder, if the step is selected, and the features that take part in this window.
 
         Args:
-            models: The models given to ``start``.
-            token_range: See `Window`.
+            window: The arguments of ``start``.
+            models: Its models, named.
             slices: Decides whether the batch is recorded.
             tokens: See `Slices.follow`.
         """
+        self.window, self._models = window, models
         schedule = self._schedule
         if models and self._intercepts and schedule.selects_rank:
             self._prepare(models)
@@ -128,15 +130,15 @@ class Windows:
             self._output.begin_window(schedule.step, schedule.rank)
             for feature in self._features:
                 feature.begin_recording(models)
-        self._attach(models, token_range, joining, records=records)
+        self._attach(models, window.token_range, joining, records=records)
 
-    def open_output(self, models: Sequence[Model]) -> None:
+    def open_output(self) -> None:
         """Begin the dump of the step without a window, for values that the program saves; nothing if it has begun."""
         if self._output.is_open:
             return
         self._output.open(self._schedule.step, self._schedule.rank)
         for feature in self._features:
-            feature.begin_recording(models)
+            feature.begin_recording(self._models)
 
     def _prepare(self, models: Sequence[Model]) -> None:
         """Have a framework that compiles models prepare them, also in a step that is not selected."""
@@ -146,6 +148,7 @@ class Windows:
 
     def end(self) -> None:
         """Detach everything and write the recorded entries; returns when they are on disk."""
+        self.window, self._models = None, ()
         was_running = self.is_running
         self.detach()
         if self._output.is_open:
