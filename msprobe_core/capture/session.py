@@ -223,7 +223,7 @@ class Session:
         """End the step: write and close its files, count the step, and continue recording if a window was open."""
         window = self.running_window
         with self._guarded():
-            self._end_step()
+            self._parts.end_step()
         self._parts.count_step()
         if window is not None:
             self.start(window.models, is_list=window.is_list, token_range=window.token_range, rank_id=window.rank_id)
@@ -236,14 +236,6 @@ class Session:
         self.step()
         self._schedule.begin_at(self._schedule.step - 1, can_record=self._recorder.is_open)
 
-    def _end_step(self, state: EndState = EndState.COMPLETE) -> None:
-        for feature in self._features:
-            feature.finish_step()
-        self._windows.end()
-        self._parts.report_selection()
-        self._output.close_unit(state)
-        self._windows.release()
-
     def close(self, state: EndState = EndState.COMPLETE) -> None:
         """Stop permanently.
 
@@ -251,7 +243,7 @@ class Session:
             state: State for the end mark of the current step's dump.
         """
         with self._guarded():
-            self._end_step(state)
+            self._parts.end_step(state)
         self.custom_apis.complain()
         self._recorder.shut()
         for end in (self._output.close, *(feature.close for feature in self._features)):

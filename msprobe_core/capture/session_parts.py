@@ -23,7 +23,7 @@ from msprobe_core.config import Config, TaskOptions
 from msprobe_core.errors import SessionError, clip
 from msprobe_core.guard import described, kept, message_of
 from msprobe_core.interception.stacks import StackCache
-from msprobe_core.model import Level, Task
+from msprobe_core.model import EndState, Level, Task
 from msprobe_core.plugins import registry
 from msprobe_core.plugins.chosen import choose
 from msprobe_core.protocols.framework import Framework
@@ -77,17 +77,22 @@ class SessionParts:
             )
         self.schedule.begin_at(step, can_record=self.recorder.is_open)
 
+    def end_step(self, state: EndState = EndState.COMPLETE) -> None:
+        """Close the window, and end the dump of the current step with ``state``."""
+        for feature in self.features:
+            feature.finish_step()
+        self.windows.end()
+        if self.output.is_open and self.saved is None:
+            self.selection.report(self.schedule.step, self.output.directory, num_calls=self.recorder.clock)
+        self.output.close_unit(state)
+        self.windows.release()
+
     def count_step(self) -> None:
         """Go on to the next step, after the files of this one were closed."""
         self.recorder.reader.report_failures(self.schedule.step)
         self.recorder.next_step()
         self.schedule.count_on()
         self.output.num_entries_of_last_step, self.output.num_entries = self.output.num_entries, 0
-
-    def report_selection(self) -> None:
-        """Say what of the selection matched no call of the current step."""
-        if self.output.is_open and self.saved is None:
-            self.selection.report(self.schedule.step, self.output.directory, num_calls=self.recorder.clock)
 
     def end_recording(self, reason: str) -> None:
         """Stop recording; entries so far are written when the window ends."""
