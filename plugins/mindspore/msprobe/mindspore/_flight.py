@@ -11,8 +11,8 @@ from msprobe.mindspore._cells import PREFIX
 from msprobe.mindspore._device import FLOATING, is_host
 from msprobe.mindspore._framework import MindSporeFramework
 from msprobe.mindspore._reduce import MindSporeReducer
-from msprobe.mindspore.graph.attachment import graph_mode
-from msprobe_core.plugin import Digest, Framework, SessionError, Stats
+from msprobe.mindspore.graph.attachment import check_calls
+from msprobe_core.plugin import Digest, Framework, Stats
 from msprobe_core.recording import FlightRecorder as AnyFlightRecorder
 from msprobe_core.recording import Tape
 
@@ -84,11 +84,7 @@ class FlightRecorder(AnyFlightRecorder):
         return MindSporeTape(defers=not is_host())
 
     def _attach(self, model: Any, *, has_weights: bool) -> Callable[[], None]:
-        if graph_mode():
-            raise SessionError(
-                "the flight recorder follows calls of Cells in Python, and in GRAPH_MODE there are none; run with "
-                "ms.set_context(mode=ms.PYNATIVE_MODE)"
-            )
+        check_calls("the flight recorder follows calls of Cells")
         return super()._attach(model, has_weights=has_weights)
 
     def step(self) -> None:

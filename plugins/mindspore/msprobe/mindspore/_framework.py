@@ -33,7 +33,7 @@ from msprobe.mindspore._reduce import MindSporeReducer, values_of
 from msprobe.mindspore._state import NetState, has_parameters
 from msprobe.mindspore._unrecorded_calls import inside
 from msprobe.mindspore._unwritten import Unwritten
-from msprobe.mindspore.graph.attachment import GraphTaps, check_level, graph_mode, prepare
+from msprobe.mindspore.graph.attachment import GraphTaps, check_calls, check_level, graph_mode, prepare
 from msprobe.mindspore.graph.values import GraphValues
 from msprobe_core.interception import HostValues, PlacedAttachment, Removal
 from msprobe_core.plugin import (
@@ -57,7 +57,6 @@ from msprobe_core.plugin import (
     ReplayCall,
     Replayed,
     RiskLevel,
-    SessionError,
     Site,
     TensorContent,
     TensorMeta,
@@ -174,13 +173,11 @@ class MindSporeFramework(Monitoring, Measuring, Describing):
         graphs = None
         if options.level.has_modules and options.inside_graphs:
             graphs = GraphTaps(models, recorder, self.describe, self._say, tuple(self._graph_watchers))
-        return _Attachment(models, options, recorder, self._apis_for(options), graphs)
-
-    def _apis_for(self, options: AttachOptions) -> ApiPatches | None:
-        # Cached: building them takes milliseconds, and there may be a window in every step.
-        return self._apis_of(RiskLevel(options.risk_level)) if options.level.has_apis else None
+        apis = self._apis_of(RiskLevel(options.risk_level)) if options.level.has_apis else None
+        return _Attachment(models, options, recorder, apis, graphs)
 
     def _apis_of(self, risk_level: RiskLevel) -> ApiPatches:
+        # Cached: building them takes milliseconds, and there may be a window in every step.
         if risk_level not in self._apis:
             self._apis[risk_level] = ApiPatches(risk_level)
         return self._apis[risk_level]
@@ -224,11 +221,7 @@ class MindSporeFramework(Monitoring, Measuring, Describing):
         Raises:
             SessionError: there are no Cell calls in Python, because whole nets are compiled.
         """
-        if graph_mode():
-            raise SessionError(
-                "token_range and the setting 'load' follow calls of Cells in Python, and in GRAPH_MODE there are none; "
-                "leave them away, or run with ms.set_context(mode=ms.PYNATIVE_MODE)"
-            )
+        check_calls("token_range and the setting 'load' follow calls of Cells", "leave them away, or run")
         return CellWatch(models, watcher)
 
     def watch_data(self, models: Sequence[NamedModel], watcher: CallWatcher) -> Removable:
@@ -263,11 +256,7 @@ class MindSporeFramework(Monitoring, Measuring, Describing):
         Raises:
             SessionError: there are no Cell calls in Python.
         """
-        if graph_mode():
-            raise SessionError(
-                "'perturb' changes what calls of Cells give in Python, and in GRAPH_MODE there are none; run with "
-                "ms.set_context(mode=ms.PYNATIVE_MODE)"
-            )
+        check_calls("'perturb' changes what calls of Cells give")
         return perturb(models, perturbation, seed)
 
     def training_state(self, models: Sequence[Any], others: Sequence[Any]) -> TrainingState:
@@ -286,11 +275,7 @@ class MindSporeFramework(Monitoring, Measuring, Describing):
         """
         from msprobe.mindspore._raise import RaisedCells  # hardly ever needed
 
-        if graph_mode():
-            raise SessionError(
-                "bisect changes what Cells compute in Python, and in GRAPH_MODE they do not run there; set "
-                "ms.set_context(mode=ms.PYNATIVE_MODE)"
-            )
+        check_calls("bisect changes what calls of Cells compute")
         return RaisedCells(models, self._apis_of(RiskLevel.ALL))
 
     def load(self, path: Path, like: Any) -> Any:

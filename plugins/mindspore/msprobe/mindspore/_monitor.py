@@ -22,7 +22,7 @@ from msprobe.mindspore._device import WITH_ARITHMETIC
 from msprobe.mindspore._optimizer_calls import by_parameter, is_optimizer, watch_every_optimizer
 from msprobe.mindspore._quiet import RecordingGuard, executor
 from msprobe.mindspore._reduce import values_of
-from msprobe.mindspore.graph.attachment import graph_mode
+from msprobe.mindspore.graph.attachment import check_calls
 from msprobe_core.interception import Function, FunctionPatch, Inside, Patches, Removal
 from msprobe_core.plugin import CallRecorder, NamedModel, Removable, SessionError
 
@@ -34,10 +34,7 @@ _SECOND = ("exp_avg_sq", "moment2", "moments2")
 
 _MAX_FUNCTIONS_SAID = 20
 
-_NO_CALLS = (
-    "the training monitor follows calls of the optimizer and of Cells in Python, and in GRAPH_MODE there are none; run "
-    "with ms.set_context(mode=ms.PYNATIVE_MODE)"
-)
+_FOLLOWED = "the training monitor follows calls of the optimizer and of Cells"
 
 _MEAN = ops.ReduceMean()
 
@@ -124,8 +121,7 @@ class Monitoring:
                 f"set_monitor() got the optimizer {type(optimizer).__name__}, which is no Cell with the parameters "
                 "that it updates; give an optimizer of mindspore.nn, mint.optim or experimental.optim"
             )
-        if graph_mode():
-            raise SessionError(_NO_CALLS)
+        check_calls(_FOLLOWED)
         return _Updates(optimizer, self._given, before, after).end
 
     def updated_by(self, optimizer: Any) -> Mapping[str, Any] | None:
@@ -140,8 +136,7 @@ class Monitoring:
         Raises:
             SessionError: calls of optimizers cannot be seen because whole nets are compiled.
         """
-        if graph_mode():
-            raise SessionError(_NO_CALLS)
+        check_calls(_FOLLOWED)
         given = self._given
 
         def around(optimizer: Any, gradients: Any, run: Callable[[], Any]) -> Any:

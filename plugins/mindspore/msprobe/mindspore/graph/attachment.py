@@ -16,7 +16,15 @@ from msprobe.mindspore.graph.point_installation import compilation
 from msprobe.mindspore.graph.recording import Recording
 from msprobe.mindspore.graph.tensordump import arrivals
 from msprobe_core.interception import Function, FunctionPatch, module_stem
-from msprobe_core.plugin import AttachOptions, CallRecorder, CallWatcher, ConfigError, NamedModel, TensorMeta
+from msprobe_core.plugin import (
+    AttachOptions,
+    CallRecorder,
+    CallWatcher,
+    ConfigError,
+    NamedModel,
+    SessionError,
+    TensorMeta,
+)
 
 
 def graph_mode() -> bool:
@@ -34,6 +42,18 @@ def check_level(options: AttachOptions) -> None:
         raise ConfigError(
             f"'level' is {options.level.value}, but in GRAPH_MODE there are no calls of APIs that could be recorded; "
             "take L0 for Cells or L2 for kernels, or run with ms.set_context(mode=ms.PYNATIVE_MODE)"
+        )
+
+
+def check_calls(need: str, advice: str = "run") -> None:
+    """Check that Cells are called in Python; the error begins with who needs this, and ends with what to do.
+
+    Raises:
+        SessionError: there are no such calls, because whole nets are compiled.
+    """
+    if graph_mode():
+        raise SessionError(
+            f"{need} in Python, and in GRAPH_MODE there are none; {advice} with ms.set_context(mode=ms.PYNATIVE_MODE)"
         )
 
 
