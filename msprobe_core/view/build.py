@@ -170,7 +170,11 @@ class _Builder:
         incomplete = self._incomplete if found is None else found.incomplete
         verdict = overflow_verdict(found, self._counts, incomplete, has_values=self._has_values)
         self._notes += self._checks.read(target, [task.target for task in tasks])
-        self._read_manifest(tasks[0].target)
+        manifest = facts_beside(tasks[0].target)
+        if isinstance(manifest, Finding):
+            self._notes.append(manifest)
+        else:
+            self._manifest = manifest
         verdict = verdict_with(verdict, self._checks.files)
         return self._data(Kind.DUMP, target, None, verdict, {})
 
@@ -274,13 +278,13 @@ class _Builder:
         number = len(self._units)
         self._places[task.step, task.rank] = number
         if calls is None:
-            self._units.append(self._unit(task, None))
+            self._units.append(_unit_of(task, None, self._options.ranks))
             return
         made = graph_of(calls, None if peers is None else peers.peers(task.rank))
         self._graphs.put(number, made.graph)
         self._culprits = [_placed(each, made.graph) if each.unit == number else each for each in self._culprits]
         self._overview.add(calls, made, task.step, task.rank)
-        self._units.append(self._unit(task, made))
+        self._units.append(_unit_of(task, made, self._options.ranks))
         own = self._counts
         self._counts = Counts(
             own.nodes + made.num_calls, own.flagged + made.num_flagged, own.unmatched + made.num_unmatched
@@ -291,42 +295,11 @@ class _Builder:
             culprits = [each.node for each in self._culprits if each.unit == number]
             self._notes += self._maps.add(number, task.pair, calls, culprits)
 
-    def _unit(self, task: UnitTask, made: UnitGraph | None) -> Unit:
-        return Unit(
-            label=task.label,
-            step=task.step,
-            micro_steps=1 + max(made.tree.micro_steps, default=0) if made is not None else 0,
-            rank=task.rank,
-            groups=self._groups_of(task.rank),
-            paths=(shown(str(task.target)), None if task.pair is None else shown(str(task.pair.golden))),
-            nodes=0 if made is None else len(made.tree.names),
-            flagged=0 if made is None else made.num_flagged,
-            severity=None if made is None else made.worst,
-        )
-
-    def _groups_of(self, rank: int | None) -> dict[str, int]:
-        ranks = self._options.ranks
-        if ranks is None or rank is None:
-            return {}
-        try:
-            return dict(ranks.place_of(rank).places)
-        except ConfigError:
-            return {}
-
     def _note(self, task: UnitTask, notes: Iterable[Finding]) -> None:
         """Keep each finding once, with the first unit that reported it."""
         new = {note.text: note for note in notes if note.text not in self._said}
         self._said.update(new)
         self._notes += [_of(task.label, note) if task.label else note for note in new.values()]
-
-    # --- the configuration of a single run ---------------------------------------------------------------------------
-
-    def _read_manifest(self, unit: Path) -> None:
-        found = facts_beside(unit)
-        if isinstance(found, Finding):
-            self._notes.append(found)
-        else:
-            self._manifest = found
 
     # --- the document -------------------------------------------------------------------------------------------------
 
@@ -340,13 +313,14 @@ class _Builder:
         if len(notes) > _MAX_NOTES:
             more = Finding(ViewCode.MORE_NOTES, fields={"count": len(notes) - _MAX_NOTES})
             notes = [*notes[:_MAX_NOTES], said_of(more)]
-        first = self._units[0].paths
+        first, ranks = self._units[0].paths, self._options.ranks
         return ViewData(
             made=Made.now(),
             kind=kind,
             title=title,
             sides=Sides(
-                self._side(target, Path(first[0])), None if golden is None else self._side(golden, Path(first[1] or ""))
+                _side_of(target, Path(first[0]), ranks),
+                None if golden is None else _side_of(golden, Path(first[1] or ""), ranks),
             ),
             verdict=verdict,
             culprits=self._culprits,
@@ -377,15 +351,35 @@ class _Builder:
         self._notes += [Finding(ViewCode.MONITOR, fields={"sentence": own}), *found.notes]
         return found
 
-    def _side(self, path: Path, first: Path) -> Side:
-        try:
-            header = read_dump(first).header
-        except (CompareError, DumpError):  # several ranks in one, or an unreadable rank, which is reported elsewhere
-            return Side(shown(str(path)), "", "", "")
-        ranks = self._options.ranks
-        return Side(
-            shown(str(path)), header.framework, header.task, header.level, None if ranks is None else dict(ranks.sizes)
-        )
+
+def _unit_of(task: UnitTask, made: UnitGraph | None, ranks: Ranks | None) -> Unit:
+    return Unit(
+        label=task.label,
+        step=task.step,
+        micro_steps=1 + max(made.tree.micro_steps, default=0) if made is not None else 0,
+        rank=task.rank,
+        groups={} if ranks is None or task.rank is None else _groups_of(task.rank, ranks),
+        paths=(shown(str(task.target)), None if task.pair is None else shown(str(task.pair.golden))),
+        nodes=0 if made is None else len(made.tree.names),
+        flagged=0 if made is None else made.num_flagged,
+        severity=None if made is None else made.worst,
+    )
+
+
+def _groups_of(rank: int, ranks: Ranks) -> dict[str, int]:
+    try:
+        return dict(ranks.place_of(rank).places)
+    except ConfigError:
+        return {}
+
+
+def _side_of(path: Path, first: Path, ranks: Ranks | None) -> Side:
+    try:
+        header = read_dump(first).header
+    except (CompareError, DumpError):  # several ranks in one, or an unreadable rank, which is reported elsewhere
+        return Side(shown(str(path)), "", "", "")
+    sizes = None if ranks is None else dict(ranks.sizes)
+    return Side(shown(str(path)), header.framework, header.task, header.level, sizes)
 
 
 def _placed(culprit: Culprit, graph: Graph) -> Culprit:
