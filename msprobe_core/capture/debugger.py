@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,14 +19,11 @@ from msprobe_core.model import Level, Task
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_logger = logging.getLogger(__name__)
-
 
 class PrecisionDebugger(EngineMembers, ProcessDebugger):
     """Records the values that modules and APIs take and return between ``start`` and ``stop``.
 
     There is one debugger per process. ``start``, ``stop`` and ``step`` may be called on the object or on the class, so
-    that
     other files of a training program can use it without passing it around::
 
         debugger = PrecisionDebugger(dump_path="run", level="mix", step=[0])
@@ -42,9 +38,6 @@ class PrecisionDebugger(EngineMembers, ProcessDebugger):
         with debugger.start(model):
             train_step(batch)
     """
-
-    _has_refused_to_save: bool = False
-    _has_refused_to_monitor: bool = False
 
     def __new__(
         cls,
@@ -196,10 +189,8 @@ class PrecisionDebugger(EngineMembers, ProcessDebugger):
             raise SessionError(f"save() got {type(name).__name__} as the name of a value; give text")
         controller = debugger._controller
         if controller.config.level is not Level.DEBUG:
-            if not debugger._has_refused_to_save:
-                debugger._has_refused_to_save = True
-                level = controller.config.level.value
-                _logger.warning("save(%r): the level is %s; values are saved at level debug only", name, level)
+            level = controller.config.level.value
+            debugger._warn_once("save(%r): the level is %s; values are saved at level debug only", name, level)
             return
         with controller.lock:
             controller.opened().save(variable, name, save_backward=save_backward)
@@ -222,10 +213,8 @@ class PrecisionDebugger(EngineMembers, ProcessDebugger):
         debugger = cls._current()
         controller = debugger._controller
         if controller.config.task is not Task.GRAD_PROBE:
-            if not debugger._has_refused_to_monitor:
-                debugger._has_refused_to_monitor = True
-                task = controller.config.task.value
-                _logger.warning("monitor(): the task is %s; gradients are recorded with 'grad_probe' only", task)
+            task = controller.config.task.value
+            debugger._warn_once("monitor(): the task is %s; gradients are recorded with 'grad_probe' only", task)
             return
         with controller.lock:
             controller.opened(_first(target)).monitor(listed(target), optimizer)

@@ -31,6 +31,8 @@ class ProcessDebugger:
     _controller: Controller
     _model: Any
     """Model that ``start`` uses if it gets none."""
+    _warnings: set[str]
+    """Warnings that the log has already."""
 
     @classmethod
     def _made(cls, config_path: str | os.PathLike[str] | None, given: dict[str, Any], model: Any) -> Self:
@@ -48,7 +50,7 @@ class ProcessDebugger:
                 ProcessDebugger._instance = None  # the child may create its own
 
         debugger._controller = Controller(config_path, given, debugger._framework, forget)
-        debugger._model = model
+        debugger._model, debugger._warnings = model, set()
         ProcessDebugger._instance = debugger
         atexit.register(debugger._close_at_exit)
         if cls.framework_name is not None:
@@ -105,6 +107,11 @@ class ProcessDebugger:
                 f"the debugger of this process is a {type(existing).__module__}.{type(existing).__name__}"
             )
         return existing
+
+    def _warn_once(self, warning: str, *values: object) -> None:
+        if warning not in self._warnings:
+            self._warnings.add(warning)
+            _logger.warning(warning, *values)
 
     def _framework(self, model: Any) -> Framework:
         return find_framework(self.framework_name, model)
