@@ -5,6 +5,7 @@ from __future__ import annotations
 import transformers
 
 from bench.faults.anatomy import VOCABULARY, Anatomy, Architecture, images, masked_text, plain_loss, shifted_loss, text
+from bench.faults.held_out import HELD_OUT
 from bench.faults.unseen import UNSEEN
 
 _SIZES = {"hidden_size": 64, "num_hidden_layers": 8, "num_attention_heads": 4, "intermediate_size": 96}
@@ -187,4 +188,5 @@ ARCHITECTURES: dict[str, Architecture] = {
         ),
     ),
     **UNSEEN,
+    **HELD_OUT,
 }  # fmt: skip

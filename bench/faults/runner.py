@@ -1,8 +1,9 @@
 """Plant faults, let debuggers locate them, and print how many they find.
 
     python -m bench.faults [--quick] [--arch llama,vit] [--fault SUBSTRING] [--dtype fp32,bf16,mixed-bf16]
-                           [--split tune|report|unseen] [--pair other|same|both] [--mode statistics|sketch|tensor]
-                           [--healthy|--no-healthy] [--work DIR] [--out DIR] [--jobs 2] [--sample N] [--reference PATH]
+                           [--split tune|report|unseen|held-out] [--pair other|same|both]
+                           [--mode statistics|sketch|tensor] [--healthy|--no-healthy] [--work DIR]
+                           [--out DIR] [--jobs 2] [--sample N] [--reference PATH]
 
 Each fault is planted into a training of two steps of a real architecture with random weights. Its recording is compared
 with that of the same training without the fault, the golden run. The golden run is calibrated by three repetitions with
@@ -218,7 +219,7 @@ def options_of(prog: str, description: str) -> argparse.ArgumentParser:
     parser.add_argument("--arch", type=split, help="architectures, and programs over ranks; all by default")
     parser.add_argument("--fault", help="faults whose name contains this")
     parser.add_argument("--dtype", type=split, default=["fp32", "bf16"])
-    parser.add_argument("--split", choices=("tune", "report", "unseen"))
+    parser.add_argument("--split", choices=("tune", "report", "unseen", "held-out"))
     parser.add_argument("--pair", choices=("other", "same", "both"), default="other", help="kernels of the target")
     parser.add_argument("--mode", choices=("statistics", "sketch", "tensor"), default="statistics")
     parser.add_argument("--healthy", action=argparse.BooleanOptionalAction, default=True)

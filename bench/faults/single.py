@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.faults import unseen
+from bench.faults import held_out, unseen
 from bench.faults.answers import MSPROBE, Ask, Nesting, has_command
 from bench.faults.architectures import ARCHITECTURES
 from bench.faults.in_training import MODEL_FAULTS
@@ -162,7 +162,7 @@ def healthy_of(name: str, dtype: str, mode: str, *, is_quick: bool) -> list[str]
         pair
         for pair in HEALTHY
         if (ARCHITECTURES[name].anatomy.heads or pair not in _OF_INTERFACE)
-        and (ARCHITECTURES[name].split != unseen.SPLIT or pair not in _OF_LARGE)
+        and (ARCHITECTURES[name].split not in (unseen.SPLIT, held_out.SPLIT) or pair not in _OF_LARGE)
         and (mode == "statistics" or pair not in _STATISTICS_ONLY)
         and (compiles or pair not in _SLOW)
     ]
