@@ -26,7 +26,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -39,9 +39,10 @@ from bench.bugs.observed import file_of
 from bench.bugs.peers import PeerAnswer, ask_peers
 from bench.bugs.record import KERNELS
 from bench.bugs.releases import paths_of
+from bench.bugs.result import Result
 from bench.bugs.table import render
-from bench.faults.answers import MSPROBE, TIMEOUT_S, Answer, Nesting, ask_compare, ask_locate
-from bench.faults.scoring import Score, score
+from bench.faults.answers import MSPROBE, TIMEOUT_S, Nesting, ask_compare, ask_locate
+from bench.faults.scoring import score
 from bench.faults.single import file_name
 from bench.faults.truth import Fault, Phase
 from msprobe_core.judge.noise.profile_file import PROFILE_FILE
@@ -81,33 +82,6 @@ class Asked:
             return {}
         truth = subject.truth if isinstance(subject, Bug) else None
         return ask_peers(target, golden, subject.world, truth, self.reference)
-
-
-@dataclass(frozen=True)
-class Result:
-    """What the commands say of one pair.
-
-    Attributes:
-        name: Name of the bug, or of the healthy pair.
-        kernels: Kernels of the target.
-        changes: Whether the target's results differ from the golden run's at all.
-        locate: Answer of ``locate``.
-        compare: Answer of ``compare``.
-        place: Score of ``locate``; ``None`` of a healthy pair.
-        checks: What further commands say, by name: whether something is wrong, ``None`` if they cannot tell.
-        recording_seconds: Wall time of recording both sides.
-        peers: What other means of comparison say, by name; empty if they were not asked.
-    """
-
-    name: str
-    kernels: str
-    changes: bool
-    locate: Answer
-    compare: Answer
-    place: Score | None = None
-    checks: dict[str, bool | None] = field(default_factory=dict)
-    recording_seconds: float = 0.0
-    peers: dict[str, PeerAnswer] = field(default_factory=dict)
 
 
 def recorded(bug: Bug | Variant, side: Side, place: Path, *options: str) -> float:

@@ -10,7 +10,7 @@ from bench.bugs.healthy import HEALTHY
 
 if TYPE_CHECKING:
     from bench.bugs.peers import PeerAnswer
-    from bench.bugs.runner import Result
+    from bench.bugs.result import Result
 
 _INTRO = """# Published bugs
 
