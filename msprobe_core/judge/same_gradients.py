@@ -82,8 +82,8 @@ def _is_of_form(source: Source, rows: Rows) -> bool:
 
 def _is_plain(node: Node) -> bool:
     is_of_model = node["phase"] == Phase.FORWARD.value and not is_communication(node["entry"])
-    is_more = node["has_other_number"] or node["parameter_excess"] > 1 or node["is_lost"] or node["is_added_up"]
-    return is_of_model and not is_more
+    is_number = node["has_other_number"] or max(node["parameter_excess"], node["local_excess"]) > 1
+    return is_of_model and not (is_number or node["is_lost"] or node["is_added_up"])
 
 
 def _shows_no_number(node: Node, rows: Rows, *, is_made: bool) -> bool:

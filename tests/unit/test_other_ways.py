@@ -9,7 +9,9 @@ from dumps import api, tensor, write_dump
 
 from msprobe_core import names
 from msprobe_core.compare.compare_codes import CompareCode
-from msprobe_core.locate import FaultKind, LocateVerdict, locate
+from msprobe_core.compare.unit import CompareOptions
+from msprobe_core.judge.noise import NoiseModel
+from msprobe_core.locate import FaultKind, LocateOptions, LocateVerdict, locate
 from msprobe_core.locate.locate_codes import LocateCode
 
 RNG = np.random.default_rng(0)
@@ -96,16 +98,20 @@ def test_other_samples_in_as_many_micro_batches_are_other_data(tmp_path):
 # --- the same gradients by other calls -----------------------------------------------------------------------------
 
 
-def step(place, *, owns_loss=True, ids=(1, 2, 3, 4), slope=0.1, wrong=1.0, extra=None):
-    """Write a step of a model that computes its loss itself, or leaves that to the caller, and its gradients."""
-    data, parents = {}, {}
+def step(place, *, owns_loss=True, ids=(1, 2, 3, 4), slope=0.1, wrong=1.0, extra=None, depth=0):
+    """Write a step of a model that computes its loss itself, or leaves that to the caller, and its gradients.
+
+    ``depth`` is the number of calls before the model, each of which may have rounded.
+    """
+    data = {f"Functional.relu.{i}.forward": api(tensor(SAMPLES), output=tensor(SAMPLES)) for i in range(depth)}
+    parents = dict.fromkeys(data)
     model = "Module.Model.forward.0"
     places = tensor(np.asarray(ids), dtype="torch.int64")
     embedded = SAMPLES * np.mean(np.asarray(ids) * np.arange(4))
     data["Functional.embedding.0.forward"] = api(places, output=tensor(embedded))
     logits = SAMPLES @ WEIGHTS[0] * (1 + 1e-2 * (slope - 0.1))
     data["Functional.leaky_relu.0.forward"] = api(tensor(SAMPLES), number(slope), output=tensor(logits))
-    parents |= dict.fromkeys(data, model)
+    parents = dict.fromkeys(data, model) | parents
     if extra is not None:
         data["Torch.mul.0.forward"] = api(tensor(logits), output=tensor(logits * extra))
         parents["Torch.mul.0.forward"] = model
@@ -149,6 +155,15 @@ def test_a_number_beyond_rounding_is_a_fault_though_gradients_agree(tmp_path, fa
     assert locate(step(tmp_path / "target", **fault), golden).verdict is LocateVerdict.FAULT
     both = locate(step(tmp_path / "both", **fault, owns_loss=False), golden)
     assert both.verdict is LocateVerdict.FAULT
+
+
+def test_a_number_beyond_what_its_call_may_round_is_one_too(tmp_path):
+    """After many calls a weak fault is within the noise, but the call was given what is bitwise equal."""
+    golden = step(tmp_path / "golden", depth=300)
+    target = step(tmp_path / "target", depth=300, extra=1 + 2.4e-6, owns_loss=False)
+    found = locate(target, golden, LocateOptions(compare=CompareOptions(noise=NoiseModel())))
+    assert found.verdict is LocateVerdict.FAULT
+    assert LocateCode.OTHER_WAYS not in {note.code for note in found.notes}
 
 
 # --- ranks that each update a part of the parameters ----------------------------------------------------------------
