@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import chain
 
 import polars as pl
@@ -10,7 +10,7 @@ import polars as pl
 from msprobe_core import names
 from msprobe_core.judge.joining import filtered, filtered_parts
 from msprobe_core.judge.limits import LimitTable
-from msprobe_core.judge.verdict import Verdict
+from msprobe_core.judge.verdict import Verdict, differs
 from msprobe_core.model import Phase, Role
 from msprobe_core.store.frame import RowKind
 from msprobe_core.store.stored_rows import Rows
@@ -57,7 +57,7 @@ def given_parameters(judged: Rows, limits: LimitTable, parents: Mapping[str, str
         & ((pl.col("verdict") == Verdict.ERROR.value) | (pl.col("judged_error") > 0))
     )
     is_at_place = is_at_place_of_parameter(limits, "name_target", "entry")
-    by_place = filtered(judged, [], is_given & is_at_place, "row")["row"].to_list()
+    by_place = _not_made(judged, filtered(judged, identity, is_given & is_at_place, "row"), identity)
     if not inside:
         return by_place
     has_identity = pl.any_horizontal(*[pl.col(f"{n}_{s}").is_not_null() for n in _IDENTITY[1:] for s in _SIDES])
@@ -68,6 +68,18 @@ def given_parameters(judged: Rows, limits: LimitTable, parents: Mapping[str, str
         for part in filtered_parts(judged, ["entry", *identity], is_given & is_inside, "row")
     ]
     return [*by_place, *chain.from_iterable(by_value)]
+
+
+def _not_made(judged: Rows, given: pl.DataFrame, identity: Sequence[str]) -> list[int]:
+    """Return the rows of arguments, except values that a call computes of what is equal, such as ``1 + weight``."""
+    if given.is_empty():
+        return []
+    is_forward = pl.col("phase") == Phase.FORWARD.value
+    is_made = is_forward & (pl.col("role") == Role.OUTPUT.value) & differs()
+    is_given_other = is_forward & (pl.col("role") != Role.OUTPUT.value) & differs()
+    made = filtered(judged, ["entry", *identity], is_made)
+    made = made.join(filtered(judged, ["entry"], is_given_other).unique(), on="entry", how="anti")
+    return given.join(made, on=list(identity), how="anti", nulls_equal=True)["row"].to_list()
 
 
 def golden_parameters_given(rows: pl.DataFrame, parents: Mapping[str, str | None]) -> pl.Series:

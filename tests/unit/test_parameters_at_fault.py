@@ -8,7 +8,10 @@ from rich.console import Console
 from written_tables import write_report
 
 from msprobe_core.compare import compare_dumps
+from msprobe_core.compare.unit import CompareOptions
 from msprobe_core.errors import CompareError
+from msprobe_core.judge.noise import NoiseModel
+from msprobe_core.locate import LocateOptions, LocateVerdict, locate
 from msprobe_core.report.terminal import print_summary
 
 X, W = [[1.0, -2.0], [3.0, 4.0]], [[0.5, 0.25], [-0.75, 2.0]]
@@ -54,6 +57,25 @@ def test_what_flows_into_the_call_is_no_parameter(compare):
 
     fault = compare(dump(3.0), dump(1.0)).units[0].fault
     assert (fault.is_culprit, fault.parts) == (False, ["inputs"])
+
+
+def test_what_is_computed_from_a_parameter_is_none(tmp_path):
+    """Such as ``1 + weight``, whose rounding may differ, where parameters would have to be equal."""
+
+    def step(place, rounding, weight=1.0):
+        own = tensor(times(weight, W), dtype="torch.bfloat16")
+        made = tensor([[1 + weight * w + rounding for w in row] for row in W], dtype="torch.bfloat16")
+        x = tensor(X, dtype="torch.bfloat16")
+        data = {
+            "Tensor.__add__.0.forward": api(own, {"type": "float", "value": 1.0}, output=made),
+            "Functional.layer_norm.0.forward": api(x, weight=made, output=x),
+        }
+        return write_dump(place, data)
+
+    golden = step(tmp_path / "golden", 0.0)
+    options = LocateOptions(compare=CompareOptions(noise=NoiseModel()))
+    assert locate(step(tmp_path / "target", 2.0**-8), golden, options).verdict is LocateVerdict.AGREE
+    assert locate(step(tmp_path / "other", 0.0, weight=1.5), golden, options).verdict is LocateVerdict.FAULT
 
 
 class TestModuleOfTheParameter:
