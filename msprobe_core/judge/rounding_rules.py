@@ -42,7 +42,7 @@ class RoundingRule(Enum):
         "noise.turned",
     )
     VANISHING_SUMS = Rule(
-        "gradients of vectors below sqrt(n) unit round-offs of the terms of their sum",
+        "gradients of vectors, and of what was broadcast, below sqrt(n) unit round-offs of the terms of their sum",
         "Higham and Mary, SIAM J. Sci. Comput. 41(5), 2019: roundings of a sum of n terms grow with sqrt(n)",
         "noise_gradients",
     )

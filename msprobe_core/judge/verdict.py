@@ -12,9 +12,10 @@ A row's verdict is ``pass``, ``warning``, ``error`` or ``unmatched``. The rules:
 * If both sides have sketches, the lower bound of the relative error that they give is used too.
 * A statistic of a plugin that differs by more than its own limit is an error too, whatever the measure of noise.
 * If checksums are compared, different ones are an error whatever the statistics.
-* Exempt are: uninitialized memory, see `msprobe_core.judge.uninitialized`; the gradient of a bias that is negligible on
-  both sides relative to the gradient it is the sum of (zero in exact arithmetic, as that of the bias of an attention
-  key); and a golden tensor of zeros where the target has a few unit round-offs of its sources.
+* Exempt are: uninitialized memory, see `msprobe_core.judge.uninitialized`; the gradient of a bias, or of what an
+  addition has broadcast, that is negligible on both sides relative to the gradient it is the sum of (zero in exact
+  arithmetic, as that of the bias of an attention key); and a golden tensor of zeros where the target has a few unit
+  round-offs of its sources.
 * A limit given for a row by name replaces the conventional one, and the rules for checksums and equality; it does not
   excuse NaN, Inf, shapes or missing values. ``ignore`` excuses everything.
 * Between two frameworks, rows excused by `msprobe_core.judge.cross_framework` pass, and so do ``requires_grad``,
@@ -52,7 +53,7 @@ from msprobe_core.judge.joining import (
 )
 from msprobe_core.judge.limits import LOWEST_FINITE, LimitTable, Precision, conventional, kind_of, precision_of
 from msprobe_core.judge.noise import model as noise_model
-from msprobe_core.judge.noise_gradients import is_vanishing_vector, noise_rows
+from msprobe_core.judge.noise_gradients import is_vanishing_sum, noise_rows, summed
 from msprobe_core.judge.noise_in_updates import rows_of_noise
 from msprobe_core.judge.rounding_rules import RoundingRule
 from msprobe_core.judge.row_conditions import (
@@ -105,6 +106,7 @@ _HELPERS = (
     FROM_END,
     "precision_golden",
     "source_precision",
+    "is_sum",
     "precision_limit",
     "own_error",
     "is_special",
@@ -279,7 +281,7 @@ def _with_source(compared: Rows) -> Rows:
     """Add the largest norm, magnitude and number of elements of the golden tensors among a call's inputs.
 
     The columns are ``source_norm``, ``source_size``, ``source_numel``, and ``source_precision`` of the input with the
-    largest norm; null for the inputs themselves.
+    largest norm; null for the inputs themselves. ``is_sum`` is that of `msprobe_core.judge.noise_gradients.summed`.
     """
     numbers = numbered(compared["entry"])
     rows = compared.with_columns(numbers.alias("number"))
@@ -288,17 +290,22 @@ def _with_source(compared: Rows) -> Rows:
         "source_size": _size("golden"),
         "source_numel": pl.col("numel_golden"),
     }
-    of_largest = {"source_precision": pl.col("precision_golden").sort_by("norm_golden").last()}
+    of_largest = {
+        "source_precision": pl.col("precision_golden").sort_by("norm_golden").last(),
+        "source_shape": pl.col("shape_golden").sort_by("norm_golden").last(),
+    }
     is_given = (pl.col("role") == Role.INPUT.value) & both(RowKind.TENSOR)
     parts = filtered_parts(rows, ["number", *roots_of(*sizes.values(), *of_largest.values())], is_given)
     largest = {name: size.max() for name, size in sizes.items()}
     of_parts = pl.concat([part.group_by(source="number").agg(**largest, **of_largest) for part in parts])
-    of_largest_part = pl.col("source_precision").sort_by("source_norm").last()
+    of_largest_part = pl.col(*of_largest).sort_by("source_norm").last()
     given = of_parts.group_by("source").agg(pl.col(*sizes).max(), of_largest_part)
     is_made = pl.col("role") != Role.INPUT.value
     source = pl.when(is_made).then(pl.col("number").replace(_sources(rows)))
     made = with_added(rows, lambda part: part.select(source=source), ["role", "number"])
-    return joined(made, given, on="source").drop("source", "number")
+    beside = joined(made, given, on="source")
+    reads = ["entry", "phase", "shape_golden", "source_shape"]
+    return with_added(beside, summed, reads).drop("source", "number", "source_shape")
 
 
 def _sources(rows: Rows) -> dict[int, int | None]:
@@ -315,7 +322,7 @@ def _with_judged_error(compared: Rows, table: LimitTable) -> Rows:
     grounds = ("is_uninitialised", "is_vanishing", "rounds_to_zero")
     comparable = (pl.col("match") == Match.BOTH.value) & both(RowKind.TENSOR) & same_shape() & ~pl.col("is_special")
     compared = with_marks(compared, "is_noise", noise_rows(compared, table))
-    is_noise = is_vanishing_vector(table).fill_null(False) | pl.col("is_noise")
+    is_noise = is_vanishing_sum(table).fill_null(False) | pl.col("is_noise")
     noise = rows_of_noise(compared, is_noise, table)
     is_special = statistics_columns.has_nan_mismatch() | statistics_columns.has_inf_mismatch()
     differs = (

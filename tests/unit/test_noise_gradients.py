@@ -1,5 +1,6 @@
 """Gradients that are rounding noise on both sides, and what is computed from them."""
 
+import numpy as np
 import pytest
 from dumps import api, tensor, write_dump
 
@@ -131,3 +132,44 @@ def test_a_sum_is_as_fine_as_its_terms(verdicts, dtype, expected):
         return data
 
     assert verdicts(mixed(2e-3), mixed(4e-3))["Module.m.Linear.parameters_grad.0.bias"][0] == expected
+
+
+# --- what was broadcast -----------------------------------------------------------------------------------------
+
+
+CANCELLED, FURTHER = "Tensor.__sub__.0.backward.output.1", "Tensor.max.0.backward.output.0"
+
+
+def softmax_of(noise, *, call="Tensor.__sub__.0", shape=(4, 1), passed_on=1.0):
+    """Return backwards of a subtraction of the largest logit, whose gradient a softmax cancels, and of its maximum."""
+    received = tensor([[1e-2, -1e-2]] * 4)
+    cancelled = tensor((noise * np.arange(1.0, 5.0)).reshape(shape))
+    further = tensor([[passed_on * noise * row, 0.0] for row in range(1, 5)])
+    return {
+        f"{call}.backward": {"input": [received], "output": [received, cancelled]},
+        "Tensor.max.0.backward": {"input": [cancelled], "output": [further]},
+    }
+
+
+def test_a_gradient_of_what_was_broadcast_may_be_nothing_but_roundings(verdicts):
+    found = verdicts(softmax_of(3e-10), softmax_of(1e-10))
+    for row in (
+        "Tensor.__sub__.0.backward.output.1",
+        "Tensor.max.0.backward.input.0",
+        "Tensor.max.0.backward.output.0",
+    ):
+        assert found[row] == ("pass", [RowCode.VANISHING]), row
+
+
+@pytest.mark.parametrize(
+    "changed", [{"call": "Tensor.__mul__.0"}, {"shape": (1, 4)}], ids=["of a factor", "of another shape"]
+)
+def test_other_gradients_of_the_same_size_count(verdicts, changed):
+    found = verdicts(softmax_of(3e-10, **changed), softmax_of(1e-10, **changed))
+    assert found[CANCELLED.replace("Tensor.__sub__.0", changed.get("call", "Tensor.__sub__.0"))][0] == "error"
+
+
+def test_what_was_broadcast_counts_if_it_or_what_follows_is_larger(verdicts):
+    assert verdicts(softmax_of(3e-6), softmax_of(1e-6))[CANCELLED][0] == "error"
+    found = verdicts(softmax_of(3e-10, passed_on=1e6), softmax_of(1e-10))
+    assert (found[CANCELLED][0], found[FURTHER][0]) == ("pass", "error")
