@@ -33,8 +33,8 @@ from msprobe_core.findings import Finding
 from msprobe_core.store.pt_trees import Opaque, open_pt_part, open_pt_tree
 from msprobe_core.store.tensor_source import StoredTensor
 
-_STACKED = re.compile(r"(.*(?:^|\.)layers\.)(?!\d)(.+)")
-_EXPERTS = re.compile(r"(.*\.mlp\.experts\.)experts\.(.+)")
+_STACKED = re.compile(r"(.*(?:^|\.)layers\.)(?!\d)(.+)", re.DOTALL)
+_EXPERTS = re.compile(r"(.*\.mlp\.experts\.)experts\.(.+)", re.DOTALL)
 _DIST_STATE = re.compile(r"(?:chained_\d+\.)?optimizer\.state\.(exp_avg|exp_avg_sq|fp32_param|step)\.(.+)")
 _MAX_VALUE_BYTES = 64 << 10
 _MAX_VALUES = 2000

@@ -31,7 +31,7 @@ from msprobe_core.fingerprint.shard_ranges import SHARD
 from msprobe_core.protocols.storage import TensorSource
 from msprobe_core.store.tensor_source import StoredTensor
 
-_EXPERT = re.compile(r"(.*\.(?:local_)?experts\.)(\d+)(\..+)")
+_EXPERT = re.compile(r"(.*\.(?:local_)?experts\.)(\d+)(\..+)", re.DOTALL)
 _GROUPED = re.compile(r"(.*\.experts\.)(linear_fc[12])\.(weight|bias)(\d+)")
 _TOGETHER = re.compile(r"(.*\.experts\.)weight([12])")
 _MOST_RANKS = 1 << 20
