@@ -1,5 +1,6 @@
-"""Architectures on which no rule of the judge was made or changed: what they show is said of the rules as they are.
+"""Architectures that came after all rules of the judge.
 
+GPT-J, gpt-oss and Nemotron have since shown three defects, which were corrected; of the others the judge knows nothing.
 They have what the others lack: parallel blocks with rotary positions of pairs, normalisations after the block and of
 queries and keys, sinks of attention, routed experts with biases, with one expert per token and with capacities,
 squared rectifiers under `1 + weight`, gated short convolutions, gated linear recurrences, delta rules,
