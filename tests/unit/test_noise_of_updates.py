@@ -1,5 +1,7 @@
 """What healthy updates do to values: jumps of single elements, noise that is divided by its size, parameters apart."""
 
+from functools import partial
+
 import numpy as np
 import polars as pl
 import pytest
@@ -83,14 +85,21 @@ def test_noise_that_is_equal_to_the_bit_is_as_good_as_any_value(tmp_path):
 # --- calls of the optimizer, whose updates are as large where a gradient is all rounding ---------------------------
 
 
-def updates(place, seed, *, jumps=None, caller=names.OPTIMIZER):
-    """Write updates of six parameters; in repetition 1 one element of the first jumps, as its gradient is noise."""
+def updates(place, seed, *, jumps=None, caller=names.OPTIMIZER, first=0, turned=None, factor=1.0):
+    """Write updates of six parameters; in repetition 1 one element of the ``first`` jumps, as its gradient is noise.
+
+    That of ``turned`` has another largest element, but the same norm and mean, times ``factor``.
+    """
     data, parents = {}, {}
     for i in range(6):
         made = repeated(values(i) / 10, seed)
-        if i == (0 if seed == 1 else jumps):
+        if i == (first if seed == 1 else jumps):
             made = made.copy()
             made[3, 3] = 1.2 if seed == 1 else 0.9
+        if i == turned:
+            three = [made.argmax(), made.argmin() - 1, made.argmin() - 2]
+            made.flat[three] = 2 * made.flat[three].mean() - made.flat[three]
+            made *= factor
         data[f"Tensor.addcdiv_.{i}.forward"] = api(tensor(repeated(values(i), seed)), output=tensor(made))
         parents[f"Tensor.addcdiv_.{i}.forward"] = caller
     write_dump(place, data, parents=parents)
@@ -107,6 +116,17 @@ def test_an_update_may_jump_as_that_of_another_parameter_did_in_a_repetition(tmp
     golden = calibrated(updates, tmp_path)
     updates(tmp_path / "target" / "step0" / "rank0", 7, jumps=4)
     assert wrong(golden, tmp_path / "target") == []
+
+
+@pytest.mark.parametrize(
+    ("caller", "factor", "num_wrong"), [(names.OPTIMIZER, 1.0, 0), (names.OPTIMIZER, 1.1, 1), (None, 1.0, 1)]
+)
+def test_another_element_of_an_update_may_be_the_largest_though_it_was_in_no_repetition(
+    tmp_path, caller, factor, num_wrong
+):
+    golden = calibrated(partial(updates, caller=caller, first=None), tmp_path)
+    updates(tmp_path / "target" / "step0" / "rank0", 7, turned=4, factor=factor, caller=caller)
+    assert wrong(golden, tmp_path / "target") == ["Tensor.addcdiv_.4.forward.output.0"] * num_wrong
 
 
 def test_outside_of_the_optimizer_nothing_jumps(tmp_path):

@@ -38,6 +38,11 @@ The smallest of ``n`` normal elements is below it in 8 % of all tensors.
 """
 
 
+def is_quotient_added() -> pl.Expr:
+    """Whether a row is the result of ``addcdiv``, such as a parameter after Adam's update."""
+    return pl.col("entry").str.contains(names.forward_of_any(_APIS)) & (pl.col("role") == Role.OUTPUT.value)
+
+
 _READ = ("entry", "key", "role", "norm_golden", "numel_golden", "min_golden", "max_golden")
 
 

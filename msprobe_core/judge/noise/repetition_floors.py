@@ -36,6 +36,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from msprobe_core.judge.noise import student
+from msprobe_core.judge.noise.divisions import is_quotient_added
 from msprobe_core.judge.noise.measures import MEASURES, Measure
 from msprobe_core.judge.noise.null_distribution import LEAST_LIMITS, MOST_LIMIT, ScoreDistribution, ScoreDistributions
 from msprobe_core.judge.noise.rounding import least
@@ -84,8 +85,9 @@ def repetition_floors(
 ) -> RepetitionFloors:
     """Return floors and the distributions of scores.
 
-    Extremes of parameters after an update have unbounded floors: a single element may be anywhere, because an update of
-    Adam has its full size wherever a gradient is not zero, and a random sign if the gradient is rounding noise.
+    Extremes of parameters after an update, and of results of the update itself, have unbounded floors: a single element
+    may be anywhere, because an update of Adam has its full size wherever a gradient is not zero, and a random sign if
+    the gradient is rounding noise.
 
     Args:
         rows: One row per row of the golden dump, with ``name``, ``entry``, ``phase``, ``role``, ``precision``,
@@ -95,13 +97,14 @@ def repetition_floors(
     """
     kinds = _kinds(rows)
     is_state = rows["is_state"].to_numpy()
+    has_jumps = is_state & (are_updated | rows.select(is_quotient_added())["entry"].to_numpy())
     distance, _ = _distances(_matrix(errors, DISTANCE), kinds, _numbers(rows, "roundoff"))
     rows = rows.with_columns(pl.Series(DISTANCE, distance).fill_nan(None))
     floors: dict[str, Array] = {}
     nulls: dict[Measure, ScoreDistribution] = {}
     for measure in MEASURES:
         found = _matrix(errors, measure.column)
-        is_unbounded = is_state & (are_updated and measure in _EXTREMES)
+        is_unbounded = has_jumps & (measure in _EXTREMES)
         found[is_unbounded] = math.nan
         lower = rows.select(least(measure, pl.col(DISTANCE)).alias("least"))["least"].to_numpy()
         largest = _largest_of_kind(found, kinds) / LEAST_LIMITS[measure]
