@@ -19,6 +19,9 @@ _MODULES = {
 _OF_PARAMETERS = frozenset({"bias", "has_bias"})
 """Settings that say which parameters there are; these are compared themselves."""
 _OPTIMIZERS = {"use_nesterov": "nesterov", "use_amsgrad": "amsgrad", "learning_rate": "lr"}
+_OPTIMIZER_CLASSES = {"momentum": "sgd"}
+"""Lower-case names of optimizers that make PyTorch's updates under another name. ``AdamWeightDecay`` is none of them:
+it corrects no bias, so its first updates are larger than those of ``AdamW``."""
 _SWITCHES = {"deterministic": "deterministic_algorithms"}
 
 _NEUTRAL = {"kernel_size": "1", "stride": "1", "dilation": "1", "padding": "0", "output_padding": "0"}
@@ -41,6 +44,11 @@ def of_optimizer(settings: Mapping[str, Scalar]) -> dict[str, Scalar]:
     if len(betas) == 2:
         found |= {"beta1": betas[0], "beta2": betas[1]}
     return found
+
+
+def optimizer_class(name: str) -> str:
+    """Return the common name of a class of optimizers, in lower case."""
+    return _OPTIMIZER_CLASSES.get(name.lower(), name.lower())
 
 
 def of_switches(switches: Mapping[str, Scalar]) -> dict[str, Scalar]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from msprobe_core import names
 from msprobe_core.config_check.config_codes import ConfigCode
 from msprobe_core.config_check.differences import Difference, Section, SectionResult, Severity
-from msprobe_core.config_check.foreign_settings import of_optimizer
+from msprobe_core.config_check.foreign_settings import of_optimizer, optimizer_class
 from msprobe_core.config_check.sides import (
     GOLDEN,
     TARGET,
@@ -67,7 +67,8 @@ def _optimizer(
     prefix: str, target: Optimizer, golden: Optimizer, sides: Sides, parameters: Sequence[Difference]
 ) -> Iterator[Difference]:
     classes = _class(target), _class(golden)
-    is_other_class = classes[0].lower() != classes[1].lower()
+    common_name = optimizer_class if sides.are_foreign else str.lower
+    is_other_class = common_name(classes[0]) != common_name(classes[1])
     if is_other_class:
         yield valued(Section.OPTIMIZER, f"{prefix}type", classes, Severity.ERROR)
     groups = _once(_groups(prefix, target.groups, golden.groups, sides, parameters))

@@ -310,6 +310,25 @@ def test_what_follows_from_another_difference_is_not_one(target, golden, paths):
     assert [each.path for each in found if each.severity is not Severity.INFO] == paths
 
 
+def across(own, golden):
+    """Return the paths of what differs above info, of optimizers in MindSpore and in PyTorch."""
+    found = of(optimizers=own)
+    run = msgspec.structs.replace(found.run, framework=Library(name="mindspore", version="2.10"))
+    compared = compare_manifests(msgspec.structs.replace(found, run=run), of(optimizers=golden), maps={}).differences
+    matter = [each for each in compared if each.severity is not Severity.INFO]
+    return [each.path for each in matter if each.section is Section.OPTIMIZER]
+
+
+def test_momentum_of_mindspore_is_sgd_of_pytorch():
+    own, golden = (adam((), kind=kind, momentum=0.9) for kind in ("mindspore.nn.Momentum", "torch.optim.SGD"))
+    assert across(own, golden) == []
+    assert across(adam((), kind="mindspore.nn.Momentum", momentum=0.8), golden) == ["groups.0.momentum"]
+
+
+def test_adam_without_correction_of_bias_is_not_adamw():
+    assert across(adam((), kind="mindspore.nn.AdamWeightDecay"), adam(())) == ["type"]
+
+
 def test_data_are_said_to_be_shifted():
     (found,) = compare_manifests(manifest(rows="bcde"), manifest()).differences
     assert found.finding.text == "args.0 begins 1 sample later than the golden run's, and is the same from there"
