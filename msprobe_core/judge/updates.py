@@ -116,15 +116,15 @@ def _judged(rows: Rows) -> pl.DataFrame:
     For one that began at zero, it is in units of what turned signs explain if that is more.
     """
     place = pl.col("key").str.replace(names.PARAMETER_ROW, "$1 $2")
-    # Gradients that are negligible relative to the terms of their sum have no score.
-    is_noise = (pl.col("role") == Role.PARAMETERS_GRAD.value) & (
-        pl.col("is_exempt") | (pl.col("noise_floor") >= ALL_NOISE).fill_null(False)
-    )
-    of_noise = rows.filter(is_noise).select(place).to_series().to_list()
     roundoff = roundoff_of(pl.col("precision"))
-    gradients = rows.filter(pl.col("role") == Role.PARAMETERS_GRAD.value).group_by(place=place)
+    gradients = rows.filter(pl.col("role") == Role.PARAMETERS_GRAD.value)
+    # If the usual gradient is mostly noise, it is so because of what the parameters carry, which nothing excuses then.
+    is_usual = (pl.col("noise_floor").median() < ALL_NOISE).fill_null(value=False)
+    # Gradients that are negligible relative to the terms of their sum have no score.
+    is_noise = pl.col("is_exempt") | ((pl.col("noise_floor") >= ALL_NOISE) & is_usual).fill_null(value=False)
+    of_noise = gradients.filter(is_noise).select(place).to_series().to_list()
     is_float16 = pl.col("precision") == int(Precision.FLOAT16)
-    of_gradients = gradients.agg(of_gradient=roundoff.max(), underflows=is_float16.any())
+    of_gradients = gradients.group_by(place=place).agg(of_gradient=roundoff.max(), underflows=is_float16.any())
     own = rows.filter((pl.col("role") == Role.PARAMETERS.value) & (pl.col("match") == Match.BOTH.value))
     own = own.filter(
         pl.col("noise_floor").is_null()

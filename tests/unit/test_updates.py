@@ -65,8 +65,12 @@ def test_where_all_are_far_off_all_are_others():
     assert len(wrong(rows(norm_target=3.06))) == 2 * NUM_LAYERS
 
 
-def test_nothing_is_said_of_one_whose_gradient_is_all_noise():
-    assert wrong(rows("bias", changes={5: {"norm_target": 3.03}}, gradient_noise=0.5)) == []
+@pytest.mark.parametrize(("others", "num_wrong"), [(0.01, 0), (0.5, 2)], ids=["of a bias", "as all gradients"])
+def test_nothing_is_said_of_one_whose_gradient_is_all_noise_unless_all_are(others, num_wrong):
+    """All of them are noise only because the parameters already differ by much."""
+    biases = rows("bias", changes={5: {"norm_target": 3.03}}, gradient_noise=0.5)
+    weights = pl.concat([rows(name, gradient_noise=others) for name in ("weight", "scale")])
+    assert len(wrong(pl.concat([biases, weights]))) == num_wrong
 
 
 OF_SIGNS = 3.0 / NUMEL**0.5
