@@ -16,6 +16,7 @@ from msprobe_core.capture.live_settings import LiveSettings
 from msprobe_core.capture.measure import Measurement, end_process, requested_measurement
 from msprobe_core.capture.session import Session
 from msprobe_core.capture.session_factory import AnySession, SessionFactory
+from msprobe_core.capture.unselected import SeenSteps
 from msprobe_core.capture.window import Window
 from msprobe_core.config import Config, ConfigWatch, load_config
 from msprobe_core.config.requested_windows import requested_window
@@ -69,6 +70,7 @@ class Controller:
         self._measurement = None if request is None else Measurement(request, config_path, given)
         self._sessions = SessionFactory(find_framework, self.settings, self._measurement, self.custom_apis)
         self._requested_window = requested_window()
+        self._seen = SeenSteps()
         if config.perturb is not None:
             _logger.warning(
                 "perturb: in its windows this run computes something else than it would without: last digits "
@@ -125,11 +127,16 @@ class Controller:
                 rank_id=window.rank_id,
                 scheduled_tokens=scheduled_tokens,
             )
+            self._note_window()
         except MsprobeError as error:
             if not self.settings.has_switched:
                 raise
             self.settings.switch_off(str(error))
             self._take_over()
+
+    def _note_window(self) -> None:
+        if isinstance(self.session, Session):
+            self._seen.note(self.session)
 
     def stop(self) -> None:
         """End the window."""
@@ -144,6 +151,8 @@ class Controller:
         self.settings.look()
         if self.settings.edited is None:
             session.step()
+            if session.running_window is not None:
+                self._note_window()
             if self._measurement is not None:
                 self._measurement.end_step(session.num_entries_of_last_step, has_given_up=session.is_finished)
             if self._requested_window is not None and session.is_finished:
@@ -202,6 +211,7 @@ class Controller:
         new.continue_from(old)
         settings.switch_to(edited)
         self.session = new
+        self._seen.forget()
         old.close()
         self.custom_apis.relist(edited.listed_apis)
         _logger.info(
@@ -250,6 +260,7 @@ class Controller:
 
     def close(self) -> None:
         """Stop permanently."""
+        self._complain()
         session, self.session = self.session, None
         if session is not None:
             session.close()
@@ -260,6 +271,7 @@ class Controller:
         if not isinstance(session, Session):
             self.close()
             return
+        self._complain()
         self.session = None
         is_inside = session.running_window is not None
         error = getattr(sys, "last_value", None)  # the exception whose traceback the interpreter has just printed
@@ -268,6 +280,14 @@ class Controller:
         if is_inside:
             session.discard_if_empty()
         session.close(EndState.STOPPED if is_inside or error is not None else EndState.COMPLETE)
+
+    def _complain(self) -> None:
+        """Warn if no step or no rank of the program was selected; other programs explain what they have requested."""
+        is_own = self._measurement is None and self._requested_window is None
+        if is_own and isinstance(self.session, Session):
+            complaint = self._seen.complaint(self.config, self.session)
+            if complaint is not None:
+                _logger.warning("%s", complaint)
 
     def _abandon(self) -> None:
         """Keep a forked child (a data-loader worker) from recording into its parent's dump."""

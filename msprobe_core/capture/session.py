@@ -98,6 +98,26 @@ class Session:
         return self._schedule.is_finished
 
     @property
+    def is_selected(self) -> bool:
+        """Whether this process records the current step."""
+        return self._schedule.selects_step
+
+    @property
+    def may_act(self) -> bool:
+        """Whether anything is to be recorded, and this process may; a forked child may not."""
+        return self._schedule.may_act
+
+    @property
+    def has_given_up(self) -> bool:
+        """Whether an error has ended recording."""
+        return self._has_given_up
+
+    @property
+    def rank(self) -> int | None:
+        """The rank of this process; ``None`` outside of a job."""
+        return self._schedule.rank
+
+    @property
     def directory(self) -> Path | None:
         """Directory of the current step, or of the last one; ``None`` before the first."""
         return self._output.directory

@@ -76,7 +76,11 @@ def _digest_of_file(path: Path | None) -> str | None:
         return None
 
 
-def _world_size(run: RunFacts) -> int:
+def launched_size() -> int | None:
+    """Return how many processes the launcher says that the job has; ``None`` if it does not say so."""
     given = [os.environ.get(name, "") for name in ("WORLD_SIZE", "RANK_SIZE")]
-    sizes = [int(size) for size in given if size.isdecimal() and len(size) < 9]
-    return max([1, *sizes[:1], *(len(group.ranks) for group in run.groups)])
+    return next((int(size) for size in given if size.isdecimal() and len(size) < 9), None)
+
+
+def _world_size(run: RunFacts) -> int:
+    return max([1, launched_size() or 1, *(len(group.ranks) for group in run.groups)])
