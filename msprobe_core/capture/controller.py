@@ -19,6 +19,7 @@ from msprobe_core.capture.session_factory import AnySession, SessionFactory
 from msprobe_core.capture.unselected import SeenSteps
 from msprobe_core.capture.window import Window
 from msprobe_core.config import Config, ConfigWatch, load_config
+from msprobe_core.config.origin import Origin
 from msprobe_core.config.requested_windows import requested_window
 from msprobe_core.errors import ConfigError, MsprobeError
 from msprobe_core.guard import message_of
@@ -68,7 +69,10 @@ class Controller:
         self.settings = LiveSettings(config, watch)
         self._on_forked = on_forked
         self._measurement = None if request is None else Measurement(request, config_path, given)
-        self._sessions = SessionFactory(find_framework, self.settings, self._measurement, self.custom_apis)
+        self._sessions = SessionFactory(
+            find_framework, self.settings, self._measurement, self.custom_apis,
+            Origin(config_path, {name for name, value in given.items() if value is not None}),
+        )  # fmt: skip
         self._requested_window = requested_window()
         self._seen = SeenSteps()
         if config.perturb is not None:

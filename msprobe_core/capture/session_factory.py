@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from msprobe_core.capture.custom_apis import CustomApis
@@ -14,7 +15,8 @@ from msprobe_core.capture.measure import Measurement
 from msprobe_core.capture.no_session import NoSession
 from msprobe_core.capture.session import Session
 from msprobe_core.config import Config
-from msprobe_core.errors import BrokenPluginError, MsprobeError
+from msprobe_core.config.origin import Origin
+from msprobe_core.errors import BrokenPluginError, ConfigError, MsprobeError
 from msprobe_core.guard import kept, message_of
 from msprobe_core.model import Level
 from msprobe_core.protocols.capabilities import KernelDumper
@@ -35,6 +37,7 @@ class SessionFactory:
         settings: LiveSettings,
         measurement: Measurement | None,
         custom_apis: CustomApis,
+        origin: Origin,
     ) -> None:
         """Keep what sessions need.
 
@@ -43,11 +46,13 @@ class SessionFactory:
             settings: The configuration, which may be edited while the training runs.
             measurement: The measurement that ``msprobe estimate`` has requested.
             custom_apis: APIs that the user registers.
+            origin: Where the settings were written, for errors.
         """
         self._find_framework = find_framework
         self._settings = settings
         self._measurement = measurement
         self._custom_apis = custom_apis
+        self._origin = origin
         self._manifests = Manifests()
 
     def first(self, model: Any) -> AnySession:
@@ -61,7 +66,8 @@ class SessionFactory:
             framework = self._find_framework(model)
             config = self._settings.config if self._measurement is None else self._measurement.config
             if config.level is Level.L2 and isinstance(framework, KernelDumper):
-                return KernelSession(config, framework, framework)
+                with self._placing(config):
+                    return KernelSession(config, framework, framework)
             return self.make(config, framework)
         except BaseException as caught:
             error = kept(caught)
@@ -79,7 +85,19 @@ class SessionFactory:
         """
         if self._measurement is not None:
             self._measurement.framework = framework
-        return Session(config, framework, self._custom_apis, self._manifests, on_failure=self._take_failure)
+        with self._placing(config):
+            return Session(config, framework, self._custom_apis, self._manifests, on_failure=self._take_failure)
+
+    @contextmanager
+    def _placing(self, config: Config) -> Generator[None, None, None]:
+        """Have errors about a setting that only a session can check, such as the name of an offer, say its place."""
+        try:
+            yield
+        except ConfigError as error:
+            placed = self._origin.placed(error, config)
+            if placed is error:
+                raise
+            raise placed from error
 
     def _take_failure(self, session: Session, error: Exception) -> None:
         # The user can correct an edited file while the training runs, and recording then resumes.

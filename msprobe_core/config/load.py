@@ -17,6 +17,7 @@ import msgspec
 
 from msprobe_core import names
 from msprobe_core.config.apis import load_apis
+from msprobe_core.config.origin import ARGUMENTS
 from msprobe_core.config.ranges import parse_ranges
 from msprobe_core.config.repetition import as_repetition
 from msprobe_core.config.requested_windows import as_requested
@@ -221,14 +222,13 @@ def _as_listed_calls(options: TaskOptions, where: str) -> TaskOptions:
 
 
 def _check_arguments(given: Mapping[str, Any]) -> JsonObject:
-    where = "the arguments of PrecisionDebugger"
     for block in (task.value for task in Task if task.value in given):
         content = json.dumps({block: given[block]}, default=str)
         raise UnknownFieldError(
-            f"{where}: '{block}' is the block of a task, which only a file has; write {content} into a file such as "
-            "config.json, and give its path as config_path"
+            f"{ARGUMENTS}: '{block}' is the block of a task, which only a file has; write {content} into a file such "
+            "as config.json, and give its path as config_path"
         )
-    return _check_fields(given, _COMMON_TYPES, where, known_before={})
+    return _check_fields(given, _COMMON_TYPES, ARGUMENTS, known_before={})
 
 
 def _check_fields(

@@ -174,7 +174,7 @@ def test_what_is_not_available_yet_is_refused_not_ignored(tmp_path):
         (
             "statistics",
             {"summary_mode": "sum"},
-            "'summary_mode' is 'sum'; allowed: fp8, hash, md5, sketch, statistics, xor",
+            r"c\.json: 'statistics': 'summary_mode' is 'sum'; allowed: fp8, hash, md5, sketch, statistics, xor",
         ),
     ):
         (tmp_path / "c.json").write_text(json.dumps({"task": task, task: block}))
@@ -187,8 +187,18 @@ def test_what_is_not_available_yet_is_refused_not_ignored(tmp_path):
         (tmp_path / "c.json").write_text(json.dumps(config))
         with pytest.raises(ConfigError, match=r"torch_npu.npu.init_dump.*inputs and outputs of 'Functional.linear.0.f"):
             PrecisionDebugger(tmp_path / "c.json", **enabled)
-    with pytest.raises(ConfigError, match="'writer' is 'parquet'; allowed: arrow, json"):
-        PrecisionDebugger(writer="parquet")
+    (tmp_path / "c.json").write_text(json.dumps({"writer": "parquet"}))
+    expected = "'writer' is 'parquet'; allowed: arrow, json"
+    with pytest.raises(ConfigError, match=rf"c\.json: {expected}"):
+        PrecisionDebugger(tmp_path / "c.json")
+    with pytest.raises(ConfigError, match=f"the arguments of PrecisionDebugger: {expected}"):
+        PrecisionDebugger(tmp_path / "c.json", writer="parquet")
+    (tmp_path / "c.json").write_text(json.dumps({"live_checks": ["no"], "extra_statistics": []}))
+    with pytest.raises(ConfigError, match=r"c\.json: 'live_checks' is 'no'; allowed"):
+        PrecisionDebugger(tmp_path / "c.json")
+    (tmp_path / "c.json").write_text(json.dumps({"extra_statistics": ["no"]}))
+    with pytest.raises(ConfigError, match=r"c\.json: 'extra_statistics' is 'no'; allowed"):
+        PrecisionDebugger(tmp_path / "c.json")
 
 
 @pytest.mark.parametrize("place", ["file", "file/run", "new\0"])
