@@ -416,6 +416,11 @@ def _check_lists(options: TaskOptions, where: str) -> None:
     for rule in options.slice:
         if rule.dim < 0 or rule.begin < 0 or (rule.size is not None and rule.size < 0):
             raise ConfigError(f"{where}: 'slice' has a negative 'dim', 'size' or 'begin'")
+        if rule.end is not None and 0 <= rule.end <= rule.begin:
+            raise ConfigError(
+                f"{where}: 'slice' has 'begin' {rule.begin} and 'end' {rule.end}, which keeps nothing; 'end' is the "
+                "index after the last that is kept"
+            )
 
 
 def _check_perturbing(options: TaskOptions, where: str) -> None:

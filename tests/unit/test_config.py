@@ -129,6 +129,7 @@ def test_arguments_win_over_the_file(write):
         ({"statistics": []}, ["'statistics' is []", "must be an object"]),
         ({"statistics": {"slice": [{"dim": -1}]}}, ["'slice' has a negative"]),
         ({"statistics": {"slice": [{"dims": 1}]}}, ["'slice'", "dims"]),
+        ({"statistics": {"slice": [{"begin": 3, "end": 2}]}}, ["'slice' has 'begin' 3 and 'end' 2", "keeps nothing"]),
         ({"tensor": {"diff_nums": 0}}, ["'diff_nums' is 0"]),
         ({"tensor": {"bench_path": "x"}}, ["'bench_path' needs", "md5"]),
         ({"load": {"path": "x"}}, ["'load' lacks the field 'modules'"]),
