@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from enum import Enum
 from itertools import pairwise
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, cast, get_args, get_type_hints
 
 import msgspec
+import yaml
 
 from msprobe_core import names
 from msprobe_core.config.apis import load_apis
@@ -47,7 +49,7 @@ from msprobe_core.errors import (
 from msprobe_core.former_names import table as former
 from msprobe_core.model import Level, Perturbation, Phase, SiteKind, Task
 from msprobe_core.untrusted.malformed import MalformedError
-from msprobe_core.untrusted.yaml_text import load_yaml
+from msprobe_core.untrusted.yaml_text import compose, load_yaml
 
 _logger = logging.getLogger(__name__)
 
@@ -157,14 +159,54 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 
 def _decode(path: Path, text: str) -> object:
-    kind, decode = ("YAML", load_yaml) if path.suffix.lower() in {".yaml", ".yml"} else ("JSON", _decode_json)
+    kind, read = ("YAML", _read_yaml) if path.suffix.lower() in {".yaml", ".yml"} else ("JSON", _read_json)
     try:
-        return decode(text)
+        content, repeated = read(text)
     except (MalformedError, msgspec.DecodeError, RecursionError) as error:
         raise MalformedConfigError(f"{path}: is not valid {kind} ({' '.join(str(error).split())})") from error
+    if repeated is not None:
+        raise ConfigError(f"{path}: an object has the key {repeated!r} twice; keep the one that is to count")
+    return content
 
 
 _decode_json = msgspec.json.Decoder().decode
+
+
+def _read_json(text: str) -> tuple[object, str | None]:
+    """Return the content, and a key that one of its objects has twice, of which decoders keep the last."""
+    content: object = _decode_json(text)
+    repeated: list[str] = []
+
+    def look(pairs: list[tuple[str, Any]]) -> None:
+        repeated.extend(_repeated(key for key, _ in pairs))
+
+    json.loads(text, object_pairs_hook=look, parse_int=str, parse_float=str)
+    return content, next(iter(repeated), None)
+
+
+def _read_yaml(text: str) -> tuple[object, str | None]:
+    """Do the same for YAML, whose aliases stand for nodes that have been looked at already."""
+    root = compose(text)
+    waiting, seen = [] if root is None else [root], set[int]()
+    repeated: list[str] = []
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen or isinstance(node, yaml.ScalarNode):
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.MappingNode):
+            pairs = cast("list[tuple[yaml.Node, yaml.Node]]", node.value)
+            repeated.extend(_repeated(key.value for key, _ in pairs if isinstance(key, yaml.ScalarNode)))
+            waiting.extend(value for _, value in pairs)
+        else:
+            waiting.extend(cast("list[yaml.Node]", node.value))
+    return load_yaml(text), next(iter(repeated), None)
+
+
+def _repeated(keys: Iterable[str]) -> list[str]:
+    """Return keys that are there more than once; comments may be, and so may YAML's merges."""
+    counts = Counter(key for key in keys if not key.startswith((*former.COMMENT_PREFIXES, "<<")))
+    return [key for key, number in counts.items() if number > 1]
 
 
 def _split_blocks(fields: JsonObject) -> tuple[JsonObject, dict[Task, object]]:

@@ -189,6 +189,26 @@ def test_values_of_odd_types(tmp_path, name, content, expected):
     assert expected in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "key"),
+    [
+        ("c.json", '{"step": [1], "step": [2]}', "step"),
+        ("c.json", '{"tensor": {"list": ["a"], "list": ["b"]}}', "list"),
+        ("c.yaml", "level: L0\nlevel: L1\n", "level"),
+        ("c.yaml", "statistics:\n  list: [a]\n  scope: []\n  list: [b]\n", "list"),
+    ],
+)
+def test_a_key_that_is_there_twice_is_refused(tmp_path, name, content, key):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ConfigError, match=f"{name}: an object has the key '{key}' twice; keep the one"):
+        load_config(tmp_path / name)
+
+
+def test_comments_may_have_equal_keys(tmp_path):
+    (tmp_path / "c.json").write_text('{"//": "one", "//": "two", "_note": 1, "_note": 2, "step": [1]}')
+    assert load_config(tmp_path / "c.json").step == (1,)
+
+
 @pytest.mark.parametrize("path", [{"task": "statistics"}, 3, "a\0b", "x" * 5000])
 def test_what_is_no_path(path):
     with pytest.raises(ConfigError, match=r"the path of a configuration is text, not|cannot be read"):
