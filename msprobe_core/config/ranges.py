@@ -8,8 +8,11 @@ from typing import Any, cast
 
 from msprobe_core.errors import ConfigError
 
-LARGEST = 1_000_000
-"""Largest step or rank, and maximum number of elements of a list."""
+LARGEST = 1_000_000_000
+"""Largest step or rank."""
+
+MAX_NUMBERS = 1_000_000
+"""Maximum number of elements of a list, and of the numbers that it stands for: each takes memory."""
 
 _NUMBER = re.compile(r"\s*\+?(\d[\d_]*)\s*", re.ASCII)
 _RANGE = re.compile(r"\s*(\d+)\s*-\s*(\d+)\s*", re.ASCII)
@@ -23,22 +26,29 @@ def parse_ranges(value: Any, where: str) -> tuple[int, ...]:
         where: File and field, for the error message.
 
     Raises:
-        ConfigError: ``value`` has another form, or a number is not between 0 and 1,000,000.
+        ConfigError: ``value`` has another form, a number is not between 0 and 1,000,000,000, or there are too many.
     """
     if value is None:
         return ()
     if not isinstance(value, list | tuple):
         raise ConfigError(f'{where} is {value!r}, but must be a list, for example [0, "2-5"]')
     items = cast("Sequence[Any]", value)
-    if len(items) > LARGEST:
-        raise ConfigError(f'{where} has {len(items)} elements; at most {LARGEST} are allowed, use "a-b" ranges')
+    if len(items) > MAX_NUMBERS:
+        raise ConfigError(f'{where} has {len(items)} elements; at most {MAX_NUMBERS} are allowed, use "a-b" ranges')
     numbers: set[int] = set()
     for item in items:
-        numbers.update(_expand(item, where))
+        some = _expand(item, where)
+        if len(some) <= MAX_NUMBERS:  # otherwise the union alone may take gigabytes
+            numbers.update(some)
+        if max(len(some), len(numbers)) > MAX_NUMBERS:
+            raise ConfigError(
+                f"{where} has the element {item!r}, with which it selects more than {MAX_NUMBERS} numbers; select "
+                "fewer, or leave it empty for all"
+            )
     return tuple(sorted(numbers))
 
 
-def _expand(item: Any, where: str) -> Iterable[int]:
+def _expand(item: Any, where: str) -> Sequence[int]:
     if isinstance(item, int) and not isinstance(item, bool):
         return (_within(item, item, where),)
     if isinstance(item, str):

@@ -317,10 +317,19 @@ def test_ranges_are_as_lenient_as_users_are_used_to(text, expected):
     assert parse_ranges([text], "x") == expected
 
 
-@pytest.mark.parametrize("element", [None, 1.0, "-1", "1-", "1-2-3", "", [1], "1000001", 1_000_001, "0-9999999", "٣"])
+_ODD_ELEMENTS = [None, 1.0, "-1", "1-", "1-2-3", "", [1], "1000000001", 10**9 + 1, "0-9999999", "٣"]
+
+
+@pytest.mark.parametrize("element", _ODD_ELEMENTS)
 def test_other_elements_of_ranges_are_refused(element):
     with pytest.raises(ConfigError, match=r"^x has the "):
         parse_ranges([element], "x")
+
+
+def test_steps_of_long_trainings_can_be_selected():
+    assert parse_ranges([2_000_000, "3000000-3000001"], "x") == (2_000_000, 3_000_000, 3_000_001)
+    with pytest.raises(ConfigError, match="'1000000-1999999', with which it selects more than 1000000 numbers"):
+        parse_ranges(["0-9", "1000000-1999999"], "x")
 
 
 @pytest.mark.parametrize("level", ["L0", "debug"])
