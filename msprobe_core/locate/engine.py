@@ -24,7 +24,7 @@ from msprobe_core.execute.units import run_units
 from msprobe_core.findings import Field, Finding, each_once
 from msprobe_core.judge.columns import Match
 from msprobe_core.judge.evidence import Evidence
-from msprobe_core.judge.nodes import entry_beside
+from msprobe_core.judge.nodes import INFINITE, entry_beside
 from msprobe_core.judge.origins import Source, is_flagged
 from msprobe_core.judge.rank_order import RankOrder, communications_before
 from msprobe_core.judge.row_findings import FINDINGS, findings_of, said
@@ -475,7 +475,7 @@ def _suspect(
         kind=kind,
         score=source.size("score"),
         limit=max(limits, default=1.0),
-        excess=source.size("excess"),
+        excess=INFINITE if _lacks_output(source) else source.size("excess"),
         input_score=float(node["input_score"]),
         reason=reason_of(
             source, kind, own, is_given_known=(not pair.joins_calls or _has_inputs(rows)) and _has_call(entry, rows)
@@ -492,6 +492,11 @@ def _suspect(
         else None,
         num_communications=communications_before(nodes, node["position"]),
     )
+
+
+def _lacks_output(source: Source) -> bool:
+    """Whether one side made an output that the other did not, which no rounding explains."""
+    return source.made and source.lone is None and bool(source.node["parts_missing"])
 
 
 def _has_call(entry: str, rows: pl.DataFrame) -> bool:

@@ -46,6 +46,16 @@ def golden(tmp_path):
     return backward(tmp_path / "golden")
 
 
+def test_an_output_that_one_side_lacks_is_strong_evidence(tmp_path):
+    for side in ("target", "golden"):
+        outputs = [tensor(values(1)), tensor(values(2))][: 2 if side == "golden" else 1]
+        data = {"Functional.lstm.0.forward": {**api([tensor(values(0))], output=outputs[0]), "output": outputs}}
+        write_dump(tmp_path / side, data)
+    (first,) = locate(tmp_path / "target", tmp_path / "golden").suspects
+    assert first.reason.text.endswith("is on one side only.")
+    assert first.strength is Strength.STRONG
+
+
 def test_a_gradient_added_on_one_side_only_is_strong_evidence(tmp_path, golden):
     # The norm is off too, which comes later, and by more than anything else.
     found = locate(backward(tmp_path / "target", added_to=range(NUM_LAYERS), norm=1.5), golden)
