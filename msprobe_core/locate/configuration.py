@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 from msprobe_core.compare.pairs import UnitPair
-from msprobe_core.config_check.differences import ConfigResult, Difference, SectionResult, Severity
+from msprobe_core.config_check.differences import ConfigResult, Difference, Section, SectionResult, Severity
 from msprobe_core.config_check.manifests import compare_manifests, merged_ranks
 from msprobe_core.errors import MsprobeError
 from msprobe_core.findings import Finding, Level
@@ -131,7 +131,9 @@ def values_in_words(difference: Difference) -> Finding:
     return said
 
 
-def _place(difference: Difference) -> str:
+def _place(difference: Difference) -> str | Finding:
+    if difference.section is Section.RANDOM:  # the name of a generator alone, such as python, says nothing
+        return Finding(LocateCode.RANDOM_STATE, fields={"name": difference.path})
     return difference.path or difference.section.value  # the outermost module has an empty path
 
 

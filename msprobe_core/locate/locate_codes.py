@@ -64,6 +64,7 @@ class LocateCode(Code):
     DECIDED_OTHERWISE = "locate.tally.decided-otherwise"
     AT_UNKNOWN_RATE = "locate.tally.at-unknown-rate"
     # Settings that differ.
+    RANDOM_STATE = "locate.random-state"
     CONFIGURED = "locate.configured"
     CONFIGURED_ON_ONE = "locate.configured.on-one"
     CONFIGURED_IN_PLACES = "locate.configured.in-places"

@@ -369,6 +369,7 @@ SAMPLES = {
     LocateCode.CONFIGURATIONS_DIFFER: {"count": 2, "compared": 1234, "ranks": 1, "first": "config.rope_theta"},
     LocateCode.SOME_CONFIGURATIONS: {"found": THETA, "all": 512},
     LocateCode.CONFIGURED: THETA.fields,
+    LocateCode.RANDOM_STATE: {"name": "python"},
     LocateCode.CONFIGURED_ON_ONE: {"path": "NCCL_ALGO", "value": "Ring", "side": "target"},
     LocateCode.CONFIGURED_IN_PLACES: {"what": THETA, "count": 32},
     LocateCode.CONFIGURED_ON_RANKS: {"what": THETA, "ranks": [3]},

@@ -87,6 +87,13 @@ def test_a_difference_of_all_ranks_is_one(tmp_path):
     assert found.check.detail.text == ("1 setting differs that can change results, first eps")
 
 
+def test_the_state_of_a_random_generator_is_named_as_such():
+    state = Difference(
+        section=Section.RANDOM, path="python", target="a1", golden="b2", severity=Severity.WARNING, finding=noted("x")
+    )  # fmt: skip
+    assert values_in_words(state).text == "random state of python: a1 / b2"
+
+
 def test_a_difference_of_one_rank_names_it(tmp_path):
     stale = [manifest(tf32=rank == 3) for rank in range(5)]
     found = configuration_of(pairs_of(tmp_path, stale, [manifest(tf32=False)] * 5), None, compare)
