@@ -332,3 +332,10 @@ def test_the_summary(open_debugger, caplog):
         small_training(open_debugger(), num_steps=2)
     (summary,) = [message for message in caplog.messages if message.startswith("acc_check: ")]
     assert "calls checked in 2 of 2 steps, 0 wrong; of 13 kinds of calls 12 were judged" in summary
+
+
+def test_the_summary_of_a_single_call(open_debugger, caplog):
+    with caplog.at_level(logging.WARNING):
+        small_training(open_debugger(sample=1, white_list=["linear.0.forward"]), num_steps=1)
+    (summary,) = [message for message in caplog.messages if message.startswith("acc_check: ")]
+    assert summary.startswith("acc_check: 1 call checked in 1 of 1 steps")

@@ -108,9 +108,9 @@ class Tally:
         """
         path, totals = self.write(unit), self.totals
         _logger.warning(
-            "%s: %d calls checked in %d of %d steps, %d wrong; of %d kinds of calls %d were judged; it took "
+            "%s: %d call%s checked in %d of %d steps, %d wrong; of %d kinds of calls %d were judged; it took "
             "%.1f %% of the time; see %s",
-            self._task, totals.num_calls, totals.num_recorded, totals.num_steps,
+            self._task, totals.num_calls, "" if totals.num_calls == 1 else "s", totals.num_recorded, totals.num_steps,
             totals.verdicts.get(Verdict.WRONG.value, 0), totals.num_kinds, totals.num_kinds_checked, 100 * totals.share,
             path,
         )  # fmt: skip
