@@ -44,6 +44,8 @@ class ConfigError(MsprobeError, ValueError):
     """A setting is wrong: correct the configuration file or the argument."""
 
     code = "config.invalid"
+    setting: str | None = None
+    """Name of the setting, if only the recording can tell that it is wrong, and its message does not say its place."""
 
 
 class UnknownFieldError(ConfigError):

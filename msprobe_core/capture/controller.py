@@ -69,12 +69,10 @@ class Controller:
         self.settings = LiveSettings(config, watch)
         self._on_forked = on_forked
         self._measurement = None if request is None else Measurement(request, config_path, given)
-        self._sessions = SessionFactory(
-            find_framework, self.settings, self._measurement, self.custom_apis,
-            Origin(config_path, {name for name, value in given.items() if value is not None}),
-        )  # fmt: skip
+        origin = Origin(config_path, given)
+        self._sessions = SessionFactory(find_framework, self.settings, self._measurement, self.custom_apis, origin)
         self._requested_window = requested_window()
-        self._seen = SeenSteps()
+        self._seen = SeenSteps(is_requested=request is not None or self._requested_window is not None)
         if config.perturb is not None:
             _logger.warning(
                 "perturb: in its windows this run computes something else than it would without: last digits "
@@ -131,16 +129,12 @@ class Controller:
                 rank_id=window.rank_id,
                 scheduled_tokens=scheduled_tokens,
             )
-            self._note_window()
+            self._seen.note(self.session)
         except MsprobeError as error:
             if not self.settings.has_switched:
                 raise
             self.settings.switch_off(str(error))
             self._take_over()
-
-    def _note_window(self) -> None:
-        if isinstance(self.session, Session):
-            self._seen.note(self.session)
 
     def stop(self) -> None:
         """End the window."""
@@ -155,8 +149,7 @@ class Controller:
         self.settings.look()
         if self.settings.edited is None:
             session.step()
-            if session.running_window is not None:
-                self._note_window()
+            self._seen.note(session)
             if self._measurement is not None:
                 self._measurement.end_step(session.num_entries_of_last_step, has_given_up=session.is_finished)
             if self._requested_window is not None and session.is_finished:
@@ -264,7 +257,7 @@ class Controller:
 
     def close(self) -> None:
         """Stop permanently."""
-        self._complain()
+        self._seen.warn(self.config, self.session)
         session, self.session = self.session, None
         if session is not None:
             session.close()
@@ -275,7 +268,7 @@ class Controller:
         if not isinstance(session, Session):
             self.close()
             return
-        self._complain()
+        self._seen.warn(self.config, self.session)
         self.session = None
         is_inside = session.running_window is not None
         error = getattr(sys, "last_value", None)  # the exception whose traceback the interpreter has just printed
@@ -284,14 +277,6 @@ class Controller:
         if is_inside:
             session.discard_if_empty()
         session.close(EndState.STOPPED if is_inside or error is not None else EndState.COMPLETE)
-
-    def _complain(self) -> None:
-        """Warn if no step or no rank of the program was selected; other programs explain what they have requested."""
-        is_own = self._measurement is None and self._requested_window is None
-        if is_own and isinstance(self.session, Session):
-            complaint = self._seen.complaint(self.config, self.session)
-            if complaint is not None:
-                _logger.warning("%s", complaint)
 
     def _abandon(self) -> None:
         """Keep a forked child (a data-loader worker) from recording into its parent's dump."""

@@ -54,9 +54,11 @@ class Session:
         self._on_failure = on_failure or Session.log_failure
         parts = put_together(config, framework, custom_apis, manifests, unwraps=unwraps)
         self._parts = parts
-        self._schedule, self._recorder, self._output, self._windows, self._features = (
-            parts.schedule, parts.recorder, parts.output, parts.windows, parts.features
+        self._recorder, self._output, self._windows, self._features = (
+            parts.recorder, parts.output, parts.windows, parts.features
         )  # fmt: skip
+        self.schedule = parts.schedule
+        """Which steps and ranks are recorded, and the step that has come."""
         self.custom_apis = parts.custom_apis
         """Functions that are recorded because the user registered them."""
         self._has_given_up = False
@@ -90,32 +92,17 @@ class Session:
     @property
     def step_number(self) -> int:
         """The current step, from 0."""
-        return self._schedule.step
+        return self.schedule.step
 
     @property
     def is_finished(self) -> bool:
         """Whether nothing more will be recorded: all selected steps are complete, or an error ended recording."""
-        return self._schedule.is_finished
-
-    @property
-    def is_selected(self) -> bool:
-        """Whether this process records the current step."""
-        return self._schedule.selects_step
-
-    @property
-    def may_act(self) -> bool:
-        """Whether anything is to be recorded, and this process may; a forked child may not."""
-        return self._schedule.may_act
+        return self.schedule.is_finished
 
     @property
     def has_given_up(self) -> bool:
         """Whether an error has ended recording."""
         return self._has_given_up
-
-    @property
-    def rank(self) -> int | None:
-        """The rank of this process; ``None`` outside of a job."""
-        return self._schedule.rank
 
     @property
     def directory(self) -> Path | None:
@@ -170,7 +157,7 @@ class Session:
                 return
             if self.is_running:
                 self.stop()
-            self._schedule.rank_id = window.rank_id
+            self.schedule.rank_id = window.rank_id
             models = checks.check_models(window, self._config, self.framework)
             self._windows.begin(window, models, self._parts.slices, scheduled_tokens)
 
@@ -224,7 +211,7 @@ class Session:
         """Record one value at level debug, if this step and this rank are selected; see `SavedValues.save`."""
         with self._guarded():
             saved = self._parts.saved
-            if saved is None or not self._schedule.selects_step:
+            if saved is None or not self.schedule.selects_step:
                 return
             self._windows.open_output()
             saved.save(variable, name, save_backward=save_backward)
@@ -234,8 +221,8 @@ class Session:
         with self._guarded():
             self._monitored.append((targets, optimizer))
             for feature in self._features:
-                if self._schedule.may_act:
-                    feature.monitor(targets, optimizer, self._schedule.step)
+                if self.schedule.may_act:
+                    feature.monitor(targets, optimizer, self.schedule.step)
 
     # --- steps and the end ------------------------------------------------------------------------------------
 
@@ -254,7 +241,7 @@ class Session:
             self._windows.end()
             self._output.discard()
         self.step()
-        self._schedule.begin_at(self._schedule.step - 1, can_record=self._recorder.is_open)
+        self.schedule.begin_at(self.schedule.step - 1, can_record=self._recorder.is_open)
 
     def close(self, state: EndState = EndState.COMPLETE) -> None:
         """Stop permanently.
@@ -269,7 +256,7 @@ class Session:
         for end in (self._output.close, *(feature.close for feature in self._features)):
             with self._guarded():
                 end()
-        self._schedule.is_finished = True
+        self.schedule.is_finished = True
 
     def abandon(self) -> None:
         """See `SessionParts.abandon`."""

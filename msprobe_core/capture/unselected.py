@@ -2,46 +2,63 @@
 
 from __future__ import annotations
 
+import logging
+
 from msprobe_core.capture.session import Session
+from msprobe_core.capture.session_factory import AnySession
 from msprobe_core.config import Config
 from msprobe_core.config.ranges import format_ranges
 from msprobe_core.errors import clip
 from msprobe_core.manifest.process import launched_size
 from msprobe_core.model import Task
 
+_logger = logging.getLogger(__name__)
+
 
 class SeenSteps:
     """Notes in which steps windows began, for a warning at the end if the configuration selected none of them."""
 
-    def __init__(self) -> None:
-        """Begin without a window."""
+    def __init__(self, *, is_requested: bool) -> None:
+        """Begin without a window.
+
+        Args:
+            is_requested: Whether another program has requested the recording, and explains it itself.
+        """
+        self._is_requested = is_requested
         self._first: int | None = None
         self._last = 0
         self._rank: int | None = None
         self._has_selected = False
 
-    def note(self, session: Session) -> None:
-        """Note a window that has begun."""
-        if session.is_selected:
+    def note(self, session: AnySession | None) -> None:
+        """Note the step and the rank of a session in whose window the program is."""
+        if not isinstance(session, Session) or session.running_window is None:
+            return
+        schedule = session.schedule
+        if schedule.selects_step:
             self._has_selected = True
-        step = session.step_number
-        self._first = step if self._first is None else min(step, self._first)
-        self._last = max(step, self._last)
-        rank = session.rank  # which is not known any more when the program has ended its process group
+        self._first = schedule.step if self._first is None else min(schedule.step, self._first)
+        self._last = max(schedule.step, self._last)
+        rank = schedule.rank  # which is not known any more when the program has ended its process group
         self._rank = self._rank if rank is None else rank
 
     def forget(self) -> None:
         """Forget the steps until now, because another configuration counts from here on."""
         self._first, self._last = None, 0
 
-    def complaint(self, config: Config, session: Session) -> str | None:
-        """Return what hindered the recording, if windows began and none was selected; ``None`` otherwise.
+    def warn(self, config: Config, session: AnySession | None) -> None:
+        """Log what hindered the recording, if windows began and none was selected.
 
         Args:
             config: The configuration that counts now.
             session: The last session.
         """
-        if self._has_selected or self._first is None or not session.may_act or session.has_given_up:
+        is_own = isinstance(session, Session) and session.schedule.may_act and not session.has_given_up
+        if is_own and not self._is_requested and (complaint := self._complaint(config)) is not None:
+            _logger.warning("%s", complaint)
+
+    def _complaint(self, config: Config) -> str | None:
+        if self._has_selected or self._first is None:
             return None
         if config.task is Task.GRAD_PROBE or (config.load is not None and not config.load.dump_after_load):
             return None  # steps of an optimizer are counted by themselves, and who replays inputs may want no dump

@@ -29,5 +29,7 @@ def choose(setting: str, name: str, offers: Mapping[str, _Offer], hook: str) -> 
         registry().refuse_missing(hook, name)
         close = difflib.get_close_matches(name.lower(), offers, n=1)
         hint = f"did you mean '{close[0]}'? " if close else ""
-        raise ConfigError(f"'{setting}' is {name!r}; {hint}allowed: {', '.join(sorted(offers)) or 'none'}")
+        error = ConfigError(f"'{setting}' is {name!r}; {hint}allowed: {', '.join(sorted(offers)) or 'none'}")
+        error.setting = setting
+        raise error
     return offers[name]
