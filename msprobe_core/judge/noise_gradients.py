@@ -61,7 +61,9 @@ def summed(rows: pl.DataFrame) -> pl.DataFrame:
     is_added = pl.col("entry").str.contains(names.backward_of_any(_ADDITIONS))
     pairs = rows.select(pair=pl.when(is_gradient & is_added).then(pl.concat_str("shape_golden", "source_shape")))
     found = {pair: _is_broadcast(pair) for pair in pairs["pair"].unique().drop_nulls()}
-    is_broadcast = pairs["pair"].replace_strict(found, default=False, return_dtype=pl.Boolean)
+    is_broadcast = pairs.select(
+        pl.col("pair").replace_strict(found, default=False, return_dtype=pl.Boolean)
+    ).to_series()
     return rows.select(is_sum=is_gradient & (is_vector | is_broadcast))
 
 
