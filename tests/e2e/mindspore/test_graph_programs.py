@@ -203,6 +203,52 @@ def test_gradients_find_their_call(tmp_path):
     assert (second.shape, second.flat[0]) == ((4, 3), 3.0)
 
 
+class Weighted(nn.Cell):
+    """Uses a result of a Cell twice, once in another Cell, in a program that writes to a parameter."""
+
+    def __init__(self, *, is_normalised):
+        super().__init__()
+        self.fc = dense()
+        self.norm = nn.BatchNorm1d(3) if is_normalised else nn.Identity()
+        self.weigh = nn.Sigmoid()
+        self.count = Parameter(Tensor([0.0], ms.float32), name="count", requires_grad=False)
+        self.is_normalised = is_normalised
+
+    def construct(self, x):
+        if not self.is_normalised:
+            ops.assign(self.count, self.count + 1)
+        h = self.norm(self.fc(x))
+        w = self.weigh(h)
+        return (h * w).sum()
+
+
+@pytest.mark.parametrize("is_normalised", [False, True], ids=["assigned", "batch norm"])
+@pytest.mark.parametrize("how", ["graph", "jit"])
+def test_the_gradient_of_an_input_is_that_of_this_use(how, is_normalised, tmp_path):
+    def step(net):
+        def loss(x):
+            return net(x)
+
+        return step_of(net, filled(2, 3)) if how == "graph" else compiled_step(ms.jit(loss), net)
+
+    def compiled_step(function, net):
+        gradients = ms.value_and_grad(function, None, net.trainable_params())
+        return lambda: gradients(filled(2, 3))
+
+    ms.set_context(mode=ms.GRAPH_MODE if how == "graph" else ms.PYNATIVE_MODE)
+    plain, net = Weighted(is_normalised=is_normalised).set_train(), Weighted(is_normalised=is_normalised).set_train()
+    golden = step(plain)()
+    dump, result = record(net, step(net), tmp_path, task="tensor")
+    assert arrays_in(result) == arrays_in(golden)
+    assert arrays_in(tuple(net.get_parameters())) == arrays_in(tuple(plain.get_parameters()))
+    found = dump.tensors
+    h, w = found["Cell.weigh.Sigmoid.forward.0.input.0"], found["Cell.weigh.Sigmoid.forward.0.output.0"]
+    through_weigh = h * w * (1 - w)
+    np.testing.assert_allclose(found["Cell.weigh.Sigmoid.backward.0.output.0"], through_weigh, rtol=1e-5, atol=1e-6)
+    last = "Cell.norm.BatchNorm1d" if is_normalised else "Cell.norm.Identity"
+    np.testing.assert_allclose(found[f"{last}.backward.0.input.0"], through_weigh + w, rtol=1e-5, atol=1e-6)
+
+
 class Empty(nn.Cell):
     def __init__(self):
         super().__init__()

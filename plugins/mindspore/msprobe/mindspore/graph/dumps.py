@@ -56,14 +56,17 @@ def _dumped(layout: Any, values: Any) -> Any:
 
 
 class _Tap(nn.Cell):
-    """Returns its first input unchanged, and writes the gradient with respect to it."""
+    """Returns its first input unchanged, and writes the gradient with respect to it.
+
+    The result is in a tuple for the reason given in `msprobe.mindspore.graph.taps`.
+    """
 
     def construct(self, x: Any, layout: Any, number: Any) -> Any:
-        return x
+        return (x,)
 
     def bprop(self, x: Any, layout: Any, number: Any, out: Any, dout: Any) -> Any:
-        done = _dump(_file(_GRADIENT, layout, number), plain(dout))
-        return ops.depend(dout, done), layout, number
+        done = _dump(_file(_GRADIENT, layout, number), plain(dout[0]))
+        return ops.depend(dout[0], done), layout, number
 
 
 _tap = _Tap()
@@ -75,7 +78,7 @@ def _tapped(values: Any, cell: Any, layout: Any, first: Any) -> Any:
         x = values[i]
         # Parameters are passed on without a tap: see `msprobe.mindspore.graph.taps`.
         if not isinstance(x, Parameter) and tap_at(cell, first + i, x):
-            x = _tap(x, layout, first + i)
+            x = _tap(x, layout, first + i)[0]
         tapped = tapped + (x,)
     return tapped
 

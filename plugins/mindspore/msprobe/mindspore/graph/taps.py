@@ -40,19 +40,24 @@ _CELL, _OPERATOR = int(Tap.CELL), int(Tap.OPERATOR)
 
 
 def _taken(_x: Any, point: Any, call: Any, _out: Any, dout: Any) -> Any:
-    """Backward of a tap, to which the compiler passes the tap's inputs, result and gradient."""
+    """Backward of an operator that is a tap, to which the compiler passes its inputs, result and gradient."""
     shown = _gradient(call, point, plain(dout))
     return ops.depend(dout, shown), ops.zeros_like(point), ops.zeros_like(call)
 
 
 class _Tap(nn.Cell):
-    """Returns its first input unchanged, and passes out the gradient with respect to it."""
+    """Returns its first input unchanged, and passes out the gradient with respect to it.
+
+    The result is in a tuple. If a program writes to any parameter, the compiler takes a function that returns one of
+    its parameters for one that writes to it, and gives its result to all later uses of the argument: the gradient of
+    those would be added to that of this use.
+    """
 
     def construct(self, x: Any, point: Any, call: Any) -> Any:
-        return x
+        return (x,)
 
     def bprop(self, x: Any, point: Any, call: Any, out: Any, dout: Any) -> Any:
-        return _taken(x, point, call, out, dout)
+        return _taken(x, point, call, out[0], dout[0])
 
 
 _tap = _Tap()
@@ -68,7 +73,7 @@ def _tapped(values: Any, cell: Any, call: Any, first: Any) -> Any:
         # would give every call of a tap the result of the first; also, the callee may write to them.
         if not isinstance(x, Parameter):
             if tap == _CELL:
-                x = _tap(x, point_tensor(cell, first + i), call)
+                x = _tap(x, point_tensor(cell, first + i), call)[0]
             elif tap == _OPERATOR:
                 x = like(_copy(plain(x), point_tensor(cell, first + i), call), x)
         tapped = tapped + (x,)
