@@ -579,7 +579,9 @@ def _with_earlier(
     sides: list[tuple[Checkpoint, Mapping[str, Slot]]] = []
     for checkpoint in earlier:
         matches = match_tensors(checkpoint, golden, kinds)
-        sides.append((checkpoint, {pair.key: pair.target for pair in matches.pairs if pair.target is not None}))
+        paired = [(pair, pair.target) for pair in matches.pairs if pair.target is not None]
+        by_name = {pair.golden.name: slot for pair, slot in paired if pair.golden is not None}
+        sides.append((checkpoint, by_name | {pair.key: slot for pair, slot in paired}))
     last, _ = sides[-1]
     num_steps = None if golden.step is None or last.step is None else golden.step - last.step
     if not num_steps or num_steps < 0:
@@ -609,7 +611,7 @@ def _beside_earlier(
     distance = row.l2 or 0.0
     nearest: tuple[float, Checkpoint] | None = None
     for checkpoint, slots in earlier:
-        slot = slots.get(row.key)
+        slot = _earlier_of(row, slots)
         if slot is None or slot.tensor.shape != target.shape:
             continue
         numbers = compare_pair(target, slot.tensor, workspace)
@@ -623,8 +625,13 @@ def _beside_earlier(
     if nearest is not None:
         fields = {"path": str(nearest[1].path), "step": nearest[1].step, "times": distance / max(nearest[0], _TINY)}
         row = replace(row, relation=Relation.STALE, proof=Finding(DifferenceCode.STALE_NEARER, Level.ERROR, fields))
-    last = earlier[-1][1].get(row.key)
+    last = _earlier_of(row, earlier[-1][1])
     if last is not None and last.tensor.shape == golden.shape:
         update = compare_pair(golden, last.tensor, workspace).l2 / num_steps
         row = replace(row, units=distance / update if update else None)
     return row
+
+
+def _earlier_of(row: TensorRow, slots: Mapping[str, Slot]) -> Slot | None:
+    """Return a row's tensor in an earlier checkpoint; its key may be in the words of the target's framework."""
+    return slots.get(row.key) or slots.get(row.golden_name or "")

@@ -23,6 +23,7 @@ from msprobe_core.checkpoint.boxes import CHUNK_BYTES, boxes_of, read_box, value
 from msprobe_core.checkpoint.canonical import heads_in, layer_of
 from msprobe_core.checkpoint.contents import Checkpoint, Kind, LogicalTensor, kinds_of
 from msprobe_core.checkpoint.difference_codes import DifferenceCode
+from msprobe_core.checkpoint.framework_names import Translation, translations_between
 from msprobe_core.checkpoint.matching import EMBED, HEAD, Slot, slots_of, split_all
 from msprobe_core.checkpoint.result import CheckpointResult, TensorRow
 from msprobe_core.checkpoint.structure import Relation
@@ -344,6 +345,7 @@ def compare_prints(
         golden: The trusted side.
         earlier: Fingerprints that golden had before, the latest last: what the target still has of them is *stale*.
     """
+    target, golden, earlier = _in_one_vocabulary(target, golden, earlier)
     keys = list(dict.fromkeys([*target.prints, *golden.prints]))
     pairs = _with_tied_head([(target.prints.get(key), golden.prints.get(key)) for key in keys], target, golden)
     known = [(own, other) for own, other in pairs if own is not None and other is not None and not _is_same(own, other)]
@@ -360,6 +362,29 @@ def compare_prints(
     rows.sort(key=lambda row: (row.is_same, layer_of(row.key) or 0))
     notes = [*target.notes, *golden.notes]
     return CheckpointResult(target=target.path, golden=golden.path, rows=rows, notes=notes)
+
+
+def _in_one_vocabulary(
+    target: CheckpointPrint, golden: CheckpointPrint, earlier: Sequence[CheckpointPrint]
+) -> tuple[CheckpointPrint, CheckpointPrint, list[CheckpointPrint]]:
+    """Return the fingerprints by keys in which the words of their frameworks are translated."""
+    first, second = translations_between(*(_named(each.prints) for each in (target, golden)))
+    return (
+        _renamed(target, first, second.excused),
+        _renamed(golden, second, first.excused),
+        [_renamed(each, second) for each in earlier],
+    )
+
+
+def _named(prints: Mapping[str, TensorPrint]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    return {key: (each.name, each.shape) for key, each in prints.items()}
+
+
+def _renamed(side: CheckpointPrint, own: Translation, excused: Iterable[str] = ()) -> CheckpointPrint:
+    buffers = {key: msgspec.structs.replace(side.prints[key], kind=Kind.BUFFER) for key in excused}
+    renamed = own.renamed({**side.prints, **buffers}).items()
+    moved = {key: each if each.key == key else msgspec.structs.replace(each, key=key) for key, each in renamed}
+    return replace(side, prints=moved)
 
 
 def _is_same(own: TensorPrint, other: TensorPrint) -> bool:

@@ -10,6 +10,7 @@ from msprobe_core.checkpoint.boxes import rows_of
 from msprobe_core.checkpoint.canonical import Heads, heads_in, key_of, order_of, qkv_ranges
 from msprobe_core.checkpoint.contents import Checkpoint, Kind, LogicalTensor
 from msprobe_core.checkpoint.difference_codes import DifferenceCode
+from msprobe_core.checkpoint.framework_names import Translation, translations_between
 from msprobe_core.findings import Finding, Level
 
 QKV = ("q", "k", "v")
@@ -97,7 +98,7 @@ def match_tensors(
     """
     kinds = list(kinds)
     heads = heads_in(golden.settings) or heads_in(target.settings)
-    own, other = slots_of(target, kinds, names), slots_of(golden, kinds)
+    own, other = _in_one_vocabulary(slots_of(target, kinds, names), slots_of(golden, kinds))
     found = Matches([], heads)
     for first, second in ((own, other), (other, own)):
         _split_qkv(first, second, found)
@@ -110,6 +111,21 @@ def match_tensors(
         if unused:
             found.notes.append(Finding.of(DifferenceCode.UNUSED_MAP, Level.WARNING, count=len(unused), name=unused[0]))
     return found
+
+
+def _in_one_vocabulary(own: dict[str, Slot], other: dict[str, Slot]) -> tuple[dict[str, Slot], dict[str, Slot]]:
+    """Return the tensors of both sides by keys in which the words of their frameworks are translated."""
+    first, second = translations_between(_named(own), _named(other))
+    return _renamed(own, first, second), _renamed(other, second, first)
+
+
+def _named(slots: Mapping[str, Slot]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    return {key: (slot.name, slot.tensor.shape) for key, slot in slots.items()}
+
+
+def _renamed(slots: Mapping[str, Slot], own: Translation, other: Translation) -> dict[str, Slot]:
+    excused = {key: replace(slots[key], tensor=replace(slots[key].tensor, kind=Kind.BUFFER)) for key in other.excused}
+    return own.renamed({**slots, **excused})
 
 
 def split_all(slots: dict[str, Slot], heads: Heads | None, *, is_gated: bool) -> None:
