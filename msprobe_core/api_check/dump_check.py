@@ -185,7 +185,9 @@ class DumpCheck:
         return msgspec.structs.replace(unchecked(call, reason), position=task.position)
 
 
-def check_dump(dump: Path, options: CheckOptions | None = None, *, workers: int | None = None) -> Iterator[CallVerdict]:
+def check_dump(
+    dump: str | os.PathLike[str], options: CheckOptions | None = None, *, workers: int | None = None
+) -> Iterator[CallVerdict]:
     """Yield the verdict on each call of a dump as it is known; see `DumpCheck`.
 
     Args:
@@ -197,7 +199,7 @@ def check_dump(dump: Path, options: CheckOptions | None = None, *, workers: int 
         DumpError: the dump cannot be read.
         PluginError: nothing here replays calls of its framework.
     """
-    return DumpCheck.of(dump, options or CheckOptions()).run(workers=workers)
+    return DumpCheck.of(Path(dump), options or CheckOptions()).run(workers=workers)
 
 
 def _source(dump: Path) -> CallSource:

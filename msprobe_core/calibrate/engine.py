@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import time
@@ -49,13 +50,13 @@ class Calibration:
     seconds: float
 
 
-def find_repeats(golden: Path) -> list[Path]:
+def find_repeats(golden: str | os.PathLike[str]) -> list[Path]:
     """Return the repetitions in a golden run's ``calibration`` directory, by number.
 
     Raises:
         CompareError: there are no repetitions.
     """
-    directory = golden / CALIBRATION_DIRECTORY
+    directory = Path(golden) / CALIBRATION_DIRECTORY
     try:
         found = {int(match[1]): path for path in directory.iterdir() if (match := _RUN.fullmatch(path.name))}
     except OSError:
@@ -69,10 +70,10 @@ def find_repeats(golden: Path) -> list[Path]:
 
 
 def calibrate(
-    golden: Path,
-    repeats: Sequence[Path] = (),
+    golden: str | os.PathLike[str],
+    repeats: Sequence[str | os.PathLike[str]] = (),
     *,
-    output: Path | None = None,
+    output: str | os.PathLike[str] | None = None,
     perturbation: str = "",
     chosen: Chosen | None = None,
     overwrites: bool = False,
@@ -96,15 +97,16 @@ def calibrate(
         DumpError: a directory cannot be read.
         StoreError: the profile cannot be written.
     """
+    golden = Path(golden)
     begin = time.monotonic()
     run = run or RunOptions()
     if not find_steps(golden):
         raise MissingPathError(f"{golden}: holds no steps (step0, …); give the directory of a whole run")
-    repeats = list(repeats) or find_repeats(golden)
-    path = golden / PROFILE_FILE if output is None else output
+    repetitions = [Path(repeat) for repeat in repeats] or find_repeats(golden)
+    path = golden / PROFILE_FILE if output is None else Path(output)
     if not overwrites:
         refuse_foreign_parquet(path, "msprobe calibrate", ("name", "step", "rank", "about"))
-    grouped, missing = _grouped(golden, repeats, chosen)
+    grouped, missing = _grouped(golden, repetitions, chosen)
     parts = path.parent / _PARTS_DIRECTORY
     make_directory(parts, below=path.parent)
     try:
@@ -136,7 +138,7 @@ def calibrate(
     missing += failed
     dumps = [done[number] for number in sorted(done)]
     incomplete = list(dict.fromkeys(line for dump in dumps for line in dump.incomplete))
-    return Calibration(path, repeats, dumps, missing, incomplete, time.monotonic() - begin)
+    return Calibration(path, repetitions, dumps, missing, incomplete, time.monotonic() - begin)
 
 
 def _grouped(

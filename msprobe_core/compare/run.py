@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -119,8 +120,8 @@ class UnitDone:
 
 
 def compare_run(
-    target: Path,
-    golden: Path,
+    target: str | os.PathLike[str],
+    golden: str | os.PathLike[str],
     writer: ResultWriter[Files_co],
     *,
     options: CompareOptions | None = None,
@@ -146,6 +147,7 @@ def compare_run(
         ConfigError: the executor is unknown.
         PluginError: the executor cannot run here.
     """
+    target, golden = Path(target), Path(golden)
     options, run = options or CompareOptions(), run or RunOptions()
     if run.executor is not None:
         executor_called(run.executor)  # a wrong name is an error even if there is only one pair
@@ -163,10 +165,10 @@ def compare_run(
 
 
 def compare_dumps(
-    target: Path | str,
-    golden: Path | str,
+    target: str | os.PathLike[str],
+    golden: str | os.PathLike[str],
     *,
-    stack_path: Path | str | None = None,
+    stack_path: str | os.PathLike[str] | None = None,
     options: CompareOptions | None = None,
     chosen: Chosen | None = None,
     progress: Progress | None = None,

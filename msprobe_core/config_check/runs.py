@@ -5,6 +5,7 @@ A pack of `mindstudio-probe` has no manifest; what it has of one is compared as 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -178,7 +179,9 @@ def _normal(name: str) -> str:
     return name.lower().replace("_", "-").replace(".", "-")
 
 
-def compare_runs(target: Path | Run, golden: Path | Run, *, fuzzy: bool = True) -> ConfigResult:
+def compare_runs(
+    target: str | os.PathLike[str] | Run, golden: str | os.PathLike[str] | Run, *, fuzzy: bool = True
+) -> ConfigResult:
     """Compare what is known of two runs, rank by rank.
 
     Args:
@@ -190,8 +193,8 @@ def compare_runs(target: Path | Run, golden: Path | Run, *, fuzzy: bool = True) 
         ConfigError: one of them is none of these.
         DumpError: one cannot be read.
     """
-    own = target if isinstance(target, Run) else read_run(target)
-    other = golden if isinstance(golden, Run) else read_run(golden)
+    own = target if isinstance(target, Run) else read_run(Path(target))
+    other = golden if isinstance(golden, Run) else read_run(Path(golden))
     pairs = _rank_pairs(own, other)
     held = own.held, other.held
     if not (own.has_manifest and other.has_manifest):

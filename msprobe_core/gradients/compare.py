@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from msprobe_core.errors import CompareError, NothingInCommonError
@@ -12,7 +13,7 @@ from msprobe_core.gradients.similarity import GradientComparison
 from msprobe_core.gradients.sketched import compare_sketches, sketched_ranks
 
 
-def compare_gradients(target: Path, golden: Path) -> GradientComparison:
+def compare_gradients(target: str | os.PathLike[str], golden: str | os.PathLike[str]) -> GradientComparison:
     """Compare gradients that the task ``grad_probe`` or a training monitor has recorded.
 
     Args:
@@ -23,6 +24,7 @@ def compare_gradients(target: Path, golden: Path) -> GradientComparison:
         CompareError: there are no gradients, or they were recorded in different ways, or have nothing in common.
         DumpError: something cannot be read.
     """
+    target, golden = Path(target), Path(golden)
     if probed_ranks(target) and probed_ranks(golden):
         found = compare_signs(target, golden)
     elif sketched_ranks(target) and sketched_ranks(golden):

@@ -7,6 +7,7 @@ A later step is examined only if nothing is wrong in the steps before it.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -160,8 +161,8 @@ class UnitFindings:
 
 
 def locate(
-    target: Path,
-    golden: Path,
+    target: str | os.PathLike[str],
+    golden: str | os.PathLike[str],
     options: LocateOptions | None = None,
     progress: LocateProgress | None = None,
     extraction: Extraction | None = None,
@@ -181,6 +182,7 @@ def locate(
         ConfigError: there is no such executor.
         PluginError: the executor cannot run here.
     """
+    target, golden = Path(target), Path(golden)
     options = options or LocateOptions()
     pairing = find_pairs(target, golden, options.chosen, options.compare.layouts)
     pairing, of_other_samples, joined = with_same_samples(pairing)

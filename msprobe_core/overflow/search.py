@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,7 +27,7 @@ MAX_HARMLESS = 10
 _MAX_NEAR = 3
 
 
-def search(path: Path) -> OverflowResult:
+def search(path: str | os.PathLike[str]) -> OverflowResult:
     """Return the origins of NaN and Inf.
 
     Args:
@@ -36,6 +37,7 @@ def search(path: Path) -> OverflowResult:
         CompareError: there is nothing at ``path``, or nothing that can be read.
         DumpError: no dump could be read, or none shows whether its values are finite.
     """
+    path = Path(path)
     check_exists(path)
     if is_dump(path):
         return OverflowResult(path=path, steps=[_search_step(_step_of_rank(path))])

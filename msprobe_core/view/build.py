@@ -7,6 +7,7 @@ that memory is bounded by the largest unit.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -91,13 +92,13 @@ class ViewOptions:
 
 
 def build(
-    target: Path,
-    golden: Path | None,
+    target: str | os.PathLike[str],
+    golden: str | os.PathLike[str] | None,
     graphs: StoredGraphs,
     options: ViewOptions | None = None,
     location: Location | None = None,
     progress: ViewProgress | None = None,
-    checks: Path | None = None,
+    checks: str | os.PathLike[str] | None = None,
 ) -> ViewData:
     """Build the data of a page; its graphs are stored in ``graphs``, and are null in the result.
 
@@ -117,6 +118,8 @@ def build(
         ConfigError: the executor is unknown.
         StoreError: the graphs cannot be stored.
     """
+    target = Path(target)
+    golden, checks = (None if path is None else Path(path) for path in (golden, checks))
     options = options or ViewOptions()
     check_exists(target)
     if checks is not None and target == checks:
