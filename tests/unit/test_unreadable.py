@@ -10,6 +10,8 @@ import pytest
 from dumps import api, tensor, write_dump
 from limited import run_without_privileges
 
+from msprobe_core.cli import main
+
 COMMANDS = """
 import contextlib, io, json, os, shutil, signal, sys
 from msprobe_core.cli import main
@@ -137,3 +139,26 @@ def test_files_of_others_are_opened_in_one_room():
     found = {str(path.relative_to(CORE)) for path in CORE.rglob("*.py") if reads_directly(path)}
     own = {name for name in found if name.split("/")[0] not in {"untrusted", "testing"}}
     assert own == OWN.keys()
+
+
+@pytest.mark.parametrize(("place", "said"), [
+    ("output", "Its inputs agree (relative error 0); its output could not be compared: "),
+    ("input", "What it got could not be compared: "),
+])  # fmt: skip
+def test_a_tensor_that_one_side_cannot_read_is_no_difference_of_size_0(tmp_path, capsys, place, said):
+    entry, value = "Torch.f.0.forward", np.ones((2, 3), np.float32)
+    for side in ("bad", "sound"):
+        (tmp_path / side / "dump_tensor_data").mkdir(parents=True)
+        files = [f"{entry}.{role}.0.npy" for role in ("input", "output")]
+        for name in files:
+            np.save(tmp_path / side / "dump_tensor_data" / name, value)
+        given, made = (tensor(value, data_name=name) for name in files)
+        write_dump(tmp_path / side, {entry: api(given, output=made)}, task="tensor", parents={}, stacks={})
+    cut = tmp_path / "bad" / "dump_tensor_data" / f"{entry}.{place}.0.npy"
+    cut.write_bytes(cut.read_bytes()[:-4])
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", "-tp", f"{tmp_path}/bad", "-gp", f"{tmp_path}/sound", "-o", f"{tmp_path}/out"])
+    out = capsys.readouterr().out
+    assert ended.value.code == 1
+    assert f"First fault: {entry}\n  {said}{cut}: is cut off: its header says 24 bytes" in out
+    assert "does not" not in out
