@@ -36,7 +36,7 @@ from msprobe_core.locate.configuration import configuration_of
 from msprobe_core.locate.confirmation import with_confirmations
 from msprobe_core.locate.exchanges import broken_exchanges
 from msprobe_core.locate.explain import located_of
-from msprobe_core.locate.kinds import kind_of, parameter_of, reason_of
+from msprobe_core.locate.kinds import changing_call, kind_of, parameter_of, reason_of
 from msprobe_core.locate.locate_codes import LocateCode
 from msprobe_core.locate.ranks import ordered
 from msprobe_core.locate.replicas import (
@@ -480,7 +480,11 @@ def _suspect(
         excess=INFINITE if _lacks_output(source) else source.size("excess"),
         input_score=float(node["input_score"]),
         reason=reason_of(
-            source, kind, own, is_given_known=(not pair.joins_calls or _has_inputs(rows)) and _has_call(entry, rows)
+            source,
+            kind,
+            own,
+            is_given_known=(not pair.joins_calls or _has_inputs(rows)) and _has_call(entry, rows),
+            changed_by=changing_call(source, rows, nodes),
         ),
         evidence=_evidence(shown),
         parents=parents,

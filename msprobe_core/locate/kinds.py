@@ -156,7 +156,9 @@ def _ratio(row: dict[str, Any], name: str) -> float | None:
     return target / golden if target is not None and golden else None
 
 
-def reason_of(source: Source, kind: FaultKind, own: pl.DataFrame, *, is_given_known: bool = True) -> Finding:
+def reason_of(
+    source: Source, kind: FaultKind, own: pl.DataFrame, *, is_given_known: bool = True, changed_by: str | None = None
+) -> Finding:
     """Return why a source is suspected.
 
     Args:
@@ -164,6 +166,7 @@ def reason_of(source: Source, kind: FaultKind, own: pl.DataFrame, *, is_given_kn
         kind: Result of `kind_of`.
         own: Its rows, with scores.
         is_given_known: Whether what calls were given has been compared.
+        changed_by: Result of `changing_call`.
     """
     node, lone = source.node, source.lone
     if lone is not None:
@@ -171,9 +174,7 @@ def reason_of(source: Source, kind: FaultKind, own: pl.DataFrame, *, is_given_kn
     if node["is_lost"]:
         return _suspicion(LocateCode.LOST_GRADIENT, only_on=node["only_on"])
     if not source.made and source.seen_at is not None:
-        is_missing = source.changed_in == "golden"
-        code = LocateCode.NOT_CHANGED_AFTERWARDS if is_missing else LocateCode.CHANGED_AFTERWARDS
-        return _suspicion(code, seen_at=source.seen_at["entry"])
+        return _reason_of_change(source, source.seen_at["entry"], changed_by)
     if not source.made:
         return _suspicion(_OUTSIDE.get(kind, LocateCode.GIVEN_WRONG))
     if node["is_added_up"]:
@@ -195,6 +196,33 @@ def reason_of(source: Source, kind: FaultKind, own: pl.DataFrame, *, is_given_kn
     if kind is FaultKind.SCALE and (factor := factor_of(own.filter(pl.col("role") == Role.OUTPUT.value))) is not None:
         return _suspicion(LocateCode.FACTOR, given=given, made=made, factor=factor)
     return _suspicion(LocateCode.COMPUTATION, given=given, made=made)
+
+
+def _reason_of_change(source: Source, seen_at: str, changed_by: str | None) -> Finding:
+    if changed_by is not None:
+        return _suspicion(LocateCode.CHANGED_BY_CALL, seen_at=seen_at, call=changed_by)
+    is_missing = source.changed_in == "golden"
+    code = LocateCode.NOT_CHANGED_AFTERWARDS if is_missing else LocateCode.CHANGED_AFTERWARDS
+    return _suspicion(code, seen_at=seen_at)
+
+
+def changing_call(source: Source, rows: pl.DataFrame, nodes: pl.DataFrame) -> str | None:
+    """Return the call of the target alone that changes a right result before the call that is given it wrong.
+
+    It is given what the source made, and returns what the later call gets, both by their statistics.
+    """
+    if source.made or source.seen_at is None or source.changed_in != "target":
+        return None
+    begin, end = source.node["position"], source.seen_at["position"]
+    is_lone = (pl.col("only_on") == "target") & (pl.col("phase") == Phase.FORWARD.value)
+    between = nodes.filter(is_lone & (pl.col("position") > begin) & (pl.col("position") < end)).sort("position")
+    calls = rows.filter(pl.col("entry").is_in(between["entry"].to_list()) & (pl.col("norm_target") > 0))
+    is_input, keys = pl.col("role") == Role.INPUT.value, [f"{name}_target" for name in _IDENTITY]
+    made = rows.filter((pl.col("entry") == source.node["entry"]) & ~is_input)
+    given = rows.filter((pl.col("entry") == source.seen_at["entry"]) & is_input)
+    takes = set(calls.filter(is_input).join(made, on=keys, how="semi")["entry"])
+    gives = set(calls.filter(~is_input).join(given, on=keys, how="semi")["entry"])
+    return next((entry for entry in between["entry"] if entry in takes & gives), None)
 
 
 def _suspicion(code: LocateCode, **fields: Field) -> Finding:

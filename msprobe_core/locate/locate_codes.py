@@ -12,6 +12,7 @@ class LocateCode(Code):
     LONE_CALL = "locate.lone-call"
     LOST_GRADIENT = "locate.lost-gradient"
     CHANGED_AFTERWARDS = "locate.changed-afterwards"
+    CHANGED_BY_CALL = "locate.changed-by-call"
     NOT_CHANGED_AFTERWARDS = "locate.not-changed-afterwards"
     OTHER_DATA = "locate.other-data"
     OTHER_PARAMETER = "locate.other-parameter"

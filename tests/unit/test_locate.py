@@ -386,6 +386,7 @@ SAMPLES = {
     LocateCode.LONE_CALL: {"only_on": "target"},
     LocateCode.LOST_GRADIENT: {"only_on": "golden"},
     LocateCode.CHANGED_AFTERWARDS: {"seen_at": "Torch.mul.0.forward"},
+    LocateCode.CHANGED_BY_CALL: {"seen_at": "Jit.Adam.0.forward", "call": "Functional.clip_by_global_norm.0.forward"},
     LocateCode.NOT_CHANGED_AFTERWARDS: {"seen_at": "Tensor.lerp_.0.forward"},
     LocateCode.GRADIENT_ADDED_UP: {"side": "target"},
     LocateCode.PARAMETER: {"parameters": ["weight", "bias"]},

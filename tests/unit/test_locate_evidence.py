@@ -22,7 +22,7 @@ def values(seed):
 # --- gradients of parameters, and what a clipping of them is given -------------------------------------------------
 
 
-def backward(place, *, added_to=(), changed=(), scaled=None, norm=1.0):
+def backward(place, *, added_to=(), changed=(), scaled=None, norm=1.0, clips=False):
     """Write the gradients of layers and their clipping, which gets them as they are."""
     data, parents, gradients = {}, {}, []
     for i in reversed(range(NUM_LAYERS)):
@@ -35,6 +35,11 @@ def backward(place, *, added_to=(), changed=(), scaled=None, norm=1.0):
         data[f"Module.layers.{i}.Linear.parameters_grad.0"] = own
         parents |= {entry: None, f"Module.layers.{i}.Linear.parameters_grad.0": None}
         gradients.append(tensor(gradient * (1.2 if i in np.atleast_1d(changed) else 1.0)))
+    if clips:  # what it is given is right, and what it returns is what the next call gets
+        right = [tensor(values(i)) for i in reversed(range(NUM_LAYERS))]
+        data["Torch.sum.0.forward"] = api(right, output=tensor(norm))
+        data["Functional.clip.0.forward"] = {"input_args": right, "input_kwargs": {}, "output": gradients}
+        parents |= {"Torch.sum.0.forward": None, "Functional.clip.0.forward": None}
     call = "Torch._foreach_norm.0.forward"
     data[call] = api(gradients, output=tensor(norm))
     write_dump(place, data, parents=parents | {call: names.CLIP_GRAD})
@@ -81,6 +86,12 @@ def test_a_gradient_changed_after_the_call_that_made_it_is_reported_for_that_cal
     )  # fmt: skip
     assert first.reason.code is LocateCode.CHANGED_AFTERWARDS
     assert first.reason.fields == {"seen_at": "Torch._foreach_norm.0.forward"}
+
+
+def test_a_call_of_the_target_alone_that_changes_gradients_is_named(tmp_path, golden):
+    first = locate(backward(tmp_path / "target", changed=range(NUM_LAYERS), clips=True), golden).suspects[0]
+    assert first.reason.code is LocateCode.CHANGED_BY_CALL
+    assert first.reason.fields == {"seen_at": "Torch._foreach_norm.0.forward", "call": "Functional.clip.0.forward"}
 
 
 @pytest.mark.parametrize("changed", [2, range(NUM_LAYERS)], ids=["one", "all"])
