@@ -6,6 +6,7 @@ identifies a call; the order of the files does.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import mindspore as ms
@@ -69,7 +70,7 @@ class _Tap(nn.Cell):
         return ops.depend(dout[0], done), layout, number
 
 
-_tap = _Tap()
+_tap: Callable[..., tuple[Any]] = _Tap()
 
 
 def _tapped(values: Any, cell: Any, layout: Any, first: Any) -> Any:

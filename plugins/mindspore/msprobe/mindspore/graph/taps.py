@@ -6,6 +6,7 @@ value itself is read by a separate operator. The training's own computation stay
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import mindspore as ms
@@ -60,7 +61,7 @@ class _Tap(nn.Cell):
         return _taken(x, point, call, out[0], dout[0])
 
 
-_tap = _Tap()
+_tap: Callable[..., tuple[Any]] = _Tap()
 _copy = copying(_taken)
 
 
