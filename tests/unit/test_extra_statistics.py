@@ -168,8 +168,8 @@ def test_what_cannot_be_recorded_is_refused(tmp_path):
     with offered(statistic()):
         with pytest.raises(ConfigError, match="'extra_statistics' is 'other'; allowed: own"):
             recorded(tmp_path / "run", "other")
-        with pytest.raises(ConfigError, match="'extra_statistics' is 'onw'; did you mean 'own'\\? allowed: own"):
-            recorded(tmp_path / "run", "onw")
+        with pytest.raises(ConfigError, match="'extra_statistics' is 'owns'; did you mean 'own'\\? allowed: own"):
+            recorded(tmp_path / "run", "owns")
         for settings in ({"task": "structure"}, {"task": "acc_check", "level": "L1"}, {"level": "L2"}):
             with pytest.raises(
                 ConfigError, match="'extra_statistics' are recorded by the tasks statistics, tensor, over"
