@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -93,10 +94,11 @@ class CallChecker:
         found = self.judge(call, replayer, call.outputs)
         apart = call.with_arguments_apart() if found.verdict is Verdict.WRONG else None
         if apart is not None:
-            others = self.replayer(apart)
-            again = self.judge(apart, others, apart.outputs)
-            if again.verdict is not Verdict.WRONG:
-                return apart, others, again
+            with suppress(ReplayError, MemoryError):  # which leave it at what was found
+                others = self.replayer(apart)
+                again = self.judge(apart, others, apart.outputs)
+                if again.verdict in (Verdict.RIGHT, Verdict.ILL_CONDITIONED):
+                    return apart, others, again
         return call, replayer, found
 
     def check_made(self, call: RecordedCall, inputs: Inputs, seed: int) -> CallVerdict:

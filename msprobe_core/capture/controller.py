@@ -129,7 +129,6 @@ class Controller:
                 rank_id=window.rank_id,
                 scheduled_tokens=scheduled_tokens,
             )
-            self._seen.note(self.session)
         except MsprobeError as error:
             if not self.settings.has_switched:
                 raise
@@ -139,6 +138,7 @@ class Controller:
     def stop(self) -> None:
         """End the window."""
         self.is_in_window = False
+        self._seen.note(self.session)
         if self.session is not None:
             self.session.stop()
         self.settings.look()
@@ -146,10 +146,10 @@ class Controller:
     def step(self) -> None:
         """End the step, and continue recording if a window is open."""
         session = self.opened()
+        self._seen.note(session)
         self.settings.look()
         if self.settings.edited is None:
             session.step()
-            self._seen.note(session)
             if self._measurement is not None:
                 self._measurement.end_step(session.num_entries_of_last_step, has_given_up=session.is_finished)
             if self._requested_window is not None and session.is_finished:
@@ -268,10 +268,11 @@ class Controller:
         if not isinstance(session, Session):
             self.close()
             return
-        self._seen.warn(self.config, self.session)
+        error = getattr(sys, "last_value", None)  # the exception whose traceback the interpreter has just printed
+        if error is None:
+            self._seen.warn(self.config, session)
         self.session = None
         is_inside = session.running_window is not None
-        error = getattr(sys, "last_value", None)  # the exception whose traceback the interpreter has just printed
         if is_inside and error is not None:
             session.break_off(f"the program ended with {type(error).__name__}")
         if is_inside:

@@ -66,8 +66,7 @@ class SessionFactory:
             framework = self._find_framework(model)
             config = self._settings.config if self._measurement is None else self._measurement.config
             if config.level is Level.L2 and isinstance(framework, KernelDumper):
-                with self._placing(config):
-                    return KernelSession(config, framework, framework)
+                return KernelSession(config, framework, framework)
             return self.make(config, framework)
         except BaseException as caught:
             error = kept(caught)

@@ -10,13 +10,13 @@ from msprobe_core.config import Config
 from msprobe_core.config.ranges import format_ranges
 from msprobe_core.errors import clip
 from msprobe_core.manifest.process import launched_size
-from msprobe_core.model import Task
+from msprobe_core.model import Level, Task
 
 _logger = logging.getLogger(__name__)
 
 
 class SeenSteps:
-    """Notes in which steps windows began, for a warning at the end if the configuration selected none of them."""
+    """Notes in which steps windows were open, for a warning at the end if the configuration selected none of them."""
 
     def __init__(self, *, is_requested: bool) -> None:
         """Begin without a window.
@@ -28,11 +28,12 @@ class SeenSteps:
         self._first: int | None = None
         self._last = 0
         self._rank: int | None = None
+        self._has_rank_id = False
         self._has_selected = False
 
     def note(self, session: AnySession | None) -> None:
-        """Note the step and the rank of a session in whose window the program is."""
-        if not isinstance(session, Session) or session.running_window is None:
+        """Note the step and the rank of a session whose window, or its step, is about to end."""
+        if not isinstance(session, Session) or session.running_window is None or session.has_given_up:
             return
         schedule = session.schedule
         if schedule.selects_step:
@@ -41,6 +42,7 @@ class SeenSteps:
         self._last = max(schedule.step, self._last)
         rank = schedule.rank  # which is not known any more when the program has ended its process group
         self._rank = self._rank if rank is None else rank
+        self._has_rank_id |= schedule.rank_id is not None
 
     def forget(self) -> None:
         """Forget the steps until now, because another configuration counts from here on."""
@@ -53,6 +55,8 @@ class SeenSteps:
             config: The configuration that counts now.
             session: The last session.
         """
+        if self._first is None:
+            self.note(session)  # a program that only starts
         is_own = isinstance(session, Session) and session.schedule.may_act and not session.has_given_up
         if is_own and not self._is_requested and (complaint := self._complaint(config)) is not None:
             _logger.warning("%s", complaint)
@@ -63,14 +67,15 @@ class SeenSteps:
         if config.task is Task.GRAD_PROBE or (config.load is not None and not config.load.dump_after_load):
             return None  # steps of an optimizer are counted by themselves, and who replays inputs may want no dump
         if not config.selects_rank(self._rank or 0):
-            return _complaint_about_rank(config, self._rank)
-        if not config.step:
+            return None if self._has_rank_id else _complaint_about_rank(config, self._rank)
+        # Values are saved without a window too. One process of a job says it for all.
+        if not config.step or config.level is Level.DEBUG or (self._rank or 0) != min(config.rank, default=0):
             return None
         had = f"steps {self._first} to {self._last}" if self._first < self._last else f"step {self._first}"
         advice = "" if self._first < self._last else ", and call step() at the end of each"
         return (
-            f"nothing was recorded: 'step' selects {_listed(config.step)}, but start() was called in {had} only (steps "
-            f"count from 0); select steps that the program has{advice}"
+            f"nothing was recorded: 'step' selects {_listed(config.step)}, but start() covered {had} only (steps count "
+            f"from 0); select steps that the program has{advice}"
         )
 
 

@@ -7,6 +7,7 @@ formats say which framework wrote them, so tensors without a partner must tell i
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -74,7 +75,9 @@ def _translation(own: Mapping[str, Named], other: Mapping[str, Named], words: Ap
         for translated in _translated(name, words):
             if other.get(translated, ("", None))[1] == shape:
                 found.setdefault(translated, []).append(key)
-    keys = {sources[0]: key for key, sources in found.items() if len(sources) == 1}
+    unique = [(sources[0], key) for key, sources in found.items() if len(sources) == 1]
+    times = Counter(source for source, _ in unique)
+    keys = {source: key for source, key in unique if times[source] == 1}
     modules = {key.rpartition(".")[0] for key in keys.values()}
     unknown = set(words.buffers) - {word for each in words.parameters.values() for word in each.values()}
     excused = (key for key in other if key.rpartition(".")[0] in modules and _last(key) in unknown)

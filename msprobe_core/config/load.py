@@ -45,6 +45,7 @@ from msprobe_core.errors import (
     EntryNameError,
     MalformedConfigError,
     UnknownFieldError,
+    clip,
 )
 from msprobe_core.former_names import table as former
 from msprobe_core.model import Level, Perturbation, Phase, SiteKind, Task
@@ -265,7 +266,10 @@ def _as_listed_calls(options: TaskOptions, where: str) -> TaskOptions:
 
 def _check_arguments(given: Mapping[str, Any]) -> JsonObject:
     for block in (task.value for task in Task if task.value in given):
-        content = json.dumps({block: given[block]}, default=str)
+        try:
+            content = clip(json.dumps({block: given[block]}, default=str), 200)
+        except (TypeError, ValueError):  # keys that are no text, or a block that contains itself
+            content = f'{{"{block}": {{…}}}}'
         raise UnknownFieldError(
             f"{ARGUMENTS}: '{block}' is the block of a task, which only a file has; write {content} into a file such "
             "as config.json, and give its path as config_path"

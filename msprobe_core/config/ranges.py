@@ -11,8 +11,8 @@ from msprobe_core.errors import ConfigError
 LARGEST = 1_000_000_000
 """Largest step or rank."""
 
-MAX_NUMBERS = 1_000_000
-"""Maximum number of elements of a list, and of the numbers that it stands for: each takes memory."""
+MAX_NUMBERS = 1_000_001
+"""Maximum number of elements of a list, and of the numbers that it stands for, as ``"0-1000000"``: they take memory."""
 
 _NUMBER = re.compile(r"\s*\+?(\d[\d_]*)\s*", re.ASCII)
 _RANGE = re.compile(r"\s*(\d+)\s*-\s*(\d+)\s*", re.ASCII)

@@ -275,7 +275,7 @@ NODE_EVIDENCE = NODE.then(
             "parts_missing": "one side lacks an output",
             "turns": "made other integers or booleans alone",
             "takes_values": "made numbers too",
-            "makes_integers": "made integers or booleans too",
+            "makes_integers": "made integers or booleans too, or nothing that was recorded",
             "may_be_given_other": "was given what may differ in the last digit",
             "is_open": "what it made cannot be judged by what it was given",
         }),

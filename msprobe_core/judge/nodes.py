@@ -300,7 +300,7 @@ def _nodes_of(rows: Rows) -> pl.DataFrame:
         "other_input_excess": _of(tensors & ~is_discrete, "excess").max().fill_null(0.0),
         "may_be_given_other": (tensors & (~pl.col("is_equal") | _may_be_another(rows))).any(),
         "takes_values": (~is_discrete & is_output & _is_tensor()).any(),
-        "makes_integers": (is_discrete & is_output & _is_tensor()).any(),
+        "makes_integers": (is_discrete & is_output & _is_tensor()).any() | ~(is_output & _is_tensor()).any(),
         "parameters_equal": _of(pl.col("role") == Role.PARAMETERS.value, "is_equal").all(),
         "input_noise": _of(tensors | pl.col("is_parameter"), "noise_floor").max().fill_null(0.0),
         **largest,
@@ -369,7 +369,7 @@ def _is_open(nodes: pl.DataFrame) -> pl.Expr:
 def _may_turn() -> pl.Expr:
     """Whether a call takes a decision and its inputs may differ in the last digit.
 
-    Without integers among its results it takes none: ``max`` of a whole tensor returns a value and no index.
+    Without integers among its recorded results it takes none: ``max`` of a whole tensor returns a value and no index.
     """
     return is_decision() & pl.col("makes_integers") & pl.col("may_be_given_other")
 

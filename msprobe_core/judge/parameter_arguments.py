@@ -77,7 +77,7 @@ def _not_made(judged: Rows, given: pl.DataFrame, identity: Sequence[str]) -> lis
     is_forward = pl.col("phase") == Phase.FORWARD.value
     is_made = is_forward & (pl.col("role") == Role.OUTPUT.value) & differs()
     is_given_other = is_forward & (pl.col("role") != Role.OUTPUT.value) & differs()
-    made = filtered(judged, ["entry", *identity], is_made)
+    made = filtered(judged, ["entry", *identity], is_made & pl.col("norm_golden").is_not_null())
     made = made.join(filtered(judged, ["entry"], is_given_other).unique(), on="entry", how="anti")
     return given.join(made, on=list(identity), how="anti", nulls_equal=True)["row"].to_list()
 

@@ -47,7 +47,7 @@ class RoundingRule(Enum):
         "noise_gradients",
     )
     NOISE_GRADIENTS = Rule(
-        "other gradients below the unit round-offs of their sources, and values computed from these alone",
+        "other gradients below the unit round-offs of their sources, and values computed from noise alone",
         "derived: scaled by the smallest magnitude in the call",
         "noise_gradients",
     )

@@ -209,7 +209,7 @@ def _reason_of_change(source: Source, seen_at: str, changed_by: str | None) -> F
 def changing_call(source: Source, rows: pl.DataFrame, nodes: pl.DataFrame) -> str | None:
     """Return the call of the target alone that changes a right result before the call that is given it wrong.
 
-    It is given what the source made, and returns what the later call gets, both by their statistics.
+    It is given what the source made and the later call is not, and returns what that gets wrong, by their statistics.
     """
     if source.made or source.seen_at is None or source.changed_in != "target":
         return None
@@ -218,8 +218,9 @@ def changing_call(source: Source, rows: pl.DataFrame, nodes: pl.DataFrame) -> st
     between = nodes.filter(is_lone & (pl.col("position") > begin) & (pl.col("position") < end)).sort("position")
     calls = rows.filter(pl.col("entry").is_in(between["entry"].to_list()) & (pl.col("norm_target") > 0))
     is_input, keys = pl.col("role") == Role.INPUT.value, [f"{name}_target" for name in _IDENTITY]
-    made = rows.filter((pl.col("entry") == source.node["entry"]) & ~is_input)
     given = rows.filter((pl.col("entry") == source.seen_at["entry"]) & is_input)
+    made = rows.filter((pl.col("entry") == source.node["entry"]) & ~is_input).join(given, on=keys, how="anti")
+    given = given.filter(pl.col("excess") > 1)
     takes = set(calls.filter(is_input).join(made, on=keys, how="semi")["entry"])
     gives = set(calls.filter(~is_input).join(given, on=keys, how="semi")["entry"])
     return next((entry for entry in between["entry"] if entry in takes & gives), None)

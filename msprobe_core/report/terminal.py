@@ -213,7 +213,7 @@ def _reason(fault: Fault, *, is_second: bool) -> str:
         return f"What it got could not be compared: {unread}."
     if not fault.is_culprit and "inputs" in fault.parts:
         return "What it got differs already, and nothing before it does: the fault is outside of what was recorded."
-    if unread is not None and set(fault.parts) <= {"inputs", "outputs"}:
+    if unread is not None and fault.parts == ["outputs"]:
         given = "" if fault.input_error is None else f"Its inputs agree (relative error {fault.input_error:.2g}); "
         return f"{given}{'its' if given else 'Its'} output could not be compared: {unread}."
     if is_saved(fault.entry):

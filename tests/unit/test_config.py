@@ -328,8 +328,9 @@ def test_other_elements_of_ranges_are_refused(element):
 
 def test_steps_of_long_trainings_can_be_selected():
     assert parse_ranges([2_000_000, "3000000-3000001"], "x") == (2_000_000, 3_000_000, 3_000_001)
-    with pytest.raises(ConfigError, match="'1000000-1999999', with which it selects more than 1000000 numbers"):
+    with pytest.raises(ConfigError, match="'1000000-1999999', with which it selects more than 1000001 numbers"):
         parse_ranges(["0-9", "1000000-1999999"], "x")
+    assert len(parse_ranges(["0-1000000"], "x")) == 1_000_001
 
 
 @pytest.mark.parametrize("level", ["L0", "debug"])

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from numpy_layers import Network, train_step
 from numpy_rig import ArrayDebugger
@@ -20,7 +21,7 @@ def run(tmp_path, caplog, monkeypatch):
     for name in ("WORLD_SIZE", "RANK_SIZE"):
         monkeypatch.delenv(name, raising=False)
 
-    def run(num_steps=3, begin=0, *, rank_id=None, edits=None, counts=True, **fields):
+    def run(num_steps=3, begin=0, *, rank_id=None, edits=None, counts=True, train=None, **fields):
         path = tmp_path / "config.json"
         path.write_text(json.dumps({"level": "L0", "dump_path": str(tmp_path / "run"), **fields}))
         debugger = ArrayDebugger(path)
@@ -32,6 +33,9 @@ def run(tmp_path, caplog, monkeypatch):
         model = Network()
         if begin:
             debugger.set_init_step(begin)
+        if train is not None:
+            train(debugger, model)
+            num_steps = 0
         for number in range(num_steps):
             if edits and number in edits:
                 path.write_text(json.dumps({"level": "L0", "dump_path": str(tmp_path / "run"), **edits[number]}))
@@ -55,7 +59,7 @@ def run(tmp_path, caplog, monkeypatch):
 def test_steps_that_never_come_are_said_once(run, tmp_path):
     (said,) = run(step=[7])
     assert said == (
-        "nothing was recorded: 'step' selects 7, but start() was called in steps 0 to 2 only (steps count from 0); "
+        "nothing was recorded: 'step' selects 7, but start() covered steps 0 to 2 only (steps count from 0); "
         "select steps that the program has"
     )
     assert not (tmp_path / "run").exists()
@@ -79,9 +83,48 @@ def test_a_rank_that_a_single_process_is_not_is_said(run):
 
 def test_ranks_that_a_job_does_not_have_are_said_by_its_first_process(run, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert run(rank=[2], rank_id=1) == []
-    (said,) = run(rank=[2], rank_id=0)
-    assert "the ranks of this job are 0 to 1" in said
+    for rank, expected in ((1, 0), (0, 1)):
+        monkeypatch.setattr("numpy_rig.ArrayFramework.rank", lambda _, rank=rank: rank)
+        said = run(rank=[2])
+        assert len(said) == expected
+    assert "the ranks of this job are 0 to 1" in said[0]
+
+
+@pytest.mark.parametrize(("rank", "selected", "expected"), [(1, [], 0), (0, [], 1), (1, [1, 2], 1), (2, [1, 2], 0)])
+def test_steps_are_said_by_one_process_of_a_job(run, monkeypatch, rank, selected, expected):
+    monkeypatch.setattr("numpy_rig.ArrayFramework.rank", lambda _: rank)
+    assert len(run(step=[7], rank=selected)) == expected
+
+
+def test_a_window_over_several_steps_covers_those_that_ended(run):
+    def train(debugger, model):
+        debugger.start(model)
+        for _ in range(3):
+            train_step(model)
+            debugger.step()
+
+    (said,) = run(step=[3], train=train)
+    assert "start() covered steps 0 to 2 only" in said
+
+
+def test_values_that_are_saved_without_a_window_count(run, tmp_path):
+    def train(debugger, model):
+        with debugger.start(model):
+            train_step(model)
+        debugger.step()
+        debugger.save(np.ones(2), "x")
+        debugger.step()
+
+    assert run(step=[1], level="debug", train=train) == []
+    assert (tmp_path / "run").exists()
+
+
+def test_a_framework_that_fails_to_tell_the_rank_ends_the_recording_alone(run, monkeypatch):
+    def fail(_):
+        raise RuntimeError("no rank")
+
+    monkeypatch.setattr("numpy_rig.ArrayFramework.rank", fail)
+    assert run(step=[7]) == []
 
 
 @pytest.mark.parametrize(
