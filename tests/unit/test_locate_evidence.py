@@ -22,8 +22,8 @@ def values(seed):
 # --- gradients of parameters, and what a clipping of them is given -------------------------------------------------
 
 
-def backward(place, *, added_to=(), changed=(), scaled=None, norm=1.0, clips=False):
-    """Write the gradients of layers and their clipping, which gets them as they are."""
+def backward(place, *, added_to=(), changed=(), scaled=None, norm=1.0, clips=False, clones=None):
+    """Write the gradients of layers and their clipping, which gets them as they are; ``clones``: a bias is cloned."""
     data, parents, gradients = {}, {}, []
     for i in reversed(range(NUM_LAYERS)):
         gradient = values(i) * (1.2 if i == scaled else 1.0)
@@ -32,6 +32,9 @@ def backward(place, *, added_to=(), changed=(), scaled=None, norm=1.0, clips=Fal
         own = {"weight": [tensor(gradient)]}
         if i in added_to:
             own["weight.contribution"] = [tensor(gradient)]
+        if clones is not None:
+            own["bias"] = [tensor(values(30 + i)[0])]
+            gradients.append(own["bias"][0])
         data[f"Module.layers.{i}.Linear.parameters_grad.0"] = own
         parents |= {entry: None, f"Module.layers.{i}.Linear.parameters_grad.0": None}
         gradients.append(tensor(gradient * (1.2 if i in np.atleast_1d(changed) else 1.0)))
@@ -40,6 +43,9 @@ def backward(place, *, added_to=(), changed=(), scaled=None, norm=1.0, clips=Fal
         data["Torch.sum.0.forward"] = api(right, output=tensor(norm))
         data["Functional.clip.0.forward"] = {"input_args": right, "input_kwargs": {}, "output": gradients}
         parents |= {"Torch.sum.0.forward": None, "Functional.clip.0.forward": None}
+    if clones:
+        data["Tensor.clone.0.forward"] = api(tensor(values(32)[0]), output=tensor(values(32)[0]))
+        parents["Tensor.clone.0.forward"] = None
     call = "Torch._foreach_norm.0.forward"
     data[call] = api(gradients, output=tensor(norm))
     write_dump(place, data, parents=parents | {call: names.CLIP_GRAD})
@@ -92,6 +98,13 @@ def test_a_call_of_the_target_alone_that_changes_gradients_is_named(tmp_path, go
     first = locate(backward(tmp_path / "target", changed=range(NUM_LAYERS), clips=True), golden).suspects[0]
     assert first.reason.code is LocateCode.CHANGED_BY_CALL
     assert first.reason.fields == {"seen_at": "Torch._foreach_norm.0.forward", "call": "Functional.clip.0.forward"}
+
+
+def test_a_call_of_the_target_alone_that_passes_on_another_gradient_is_not_named(tmp_path):
+    golden = backward(tmp_path / "golden", clones=False)
+    first = locate(backward(tmp_path / "target", changed=2, clones=True), golden).suspects[0]
+    assert first.entry == "Module.layers.2.Linear.parameters_grad.0"
+    assert first.reason.code is LocateCode.CHANGED_AFTERWARDS
 
 
 @pytest.mark.parametrize("changed", [2, range(NUM_LAYERS)], ids=["one", "all"])
@@ -198,7 +211,9 @@ def losses(place, labels, *, indices=(), off=1.0):
             tensor(values(1)), tensor(labels, dtype="torch.int64"), output=tensor(2.0 * off)
         ),
     }
-    data["Tensor.max.0.forward"]["output"] += [tensor(each, dtype="torch.int64") for each in indices]
+    outputs = data["Tensor.max.0.forward"].pop("output")
+    if indices is not None:
+        data["Tensor.max.0.forward"]["output"] = outputs + [tensor(each, dtype="torch.int64") for each in indices]
     write_dump(place, data)
     return place
 
@@ -208,6 +223,11 @@ def test_labels_after_a_maximum_without_indices_are_wrong_data(tmp_path):
     assert (found.suspects[0].entry, found.suspects[0].kind) == (
         "Functional.cross_entropy.0.forward", FaultKind.INPUT_DATA
     )  # fmt: skip
+
+
+def test_labels_after_a_maximum_whose_results_were_not_recorded_may_be_a_decision(tmp_path):
+    runs = [losses(tmp_path / name, labels, indices=None) for name, labels in (("target", [1, 2]), ("golden", [2, 3]))]
+    assert locate(*runs).verdict is LocateVerdict.AGREE
 
 
 def test_labels_after_a_maximum_with_indices_may_be_a_decision(tmp_path):
