@@ -225,9 +225,11 @@ def test_labels_after_a_maximum_without_indices_are_wrong_data(tmp_path):
     )  # fmt: skip
 
 
-def test_labels_after_a_maximum_whose_results_were_not_recorded_may_be_a_decision(tmp_path):
-    runs = [losses(tmp_path / name, labels, indices=None) for name, labels in (("target", [1, 2]), ("golden", [2, 3]))]
-    assert locate(*runs).verdict is LocateVerdict.AGREE
+@pytest.mark.parametrize("indices", [None, [3]], ids=["not recorded", "recorded"])
+def test_labels_after_a_decision_are_not_held_against_the_loss(tmp_path, indices):
+    target = losses(tmp_path / "target", [1, 2], indices=indices, off=1.2)
+    found = locate(target, losses(tmp_path / "golden", [2, 3], indices=indices))
+    assert found.suspects[0].kind is not FaultKind.INPUT_DATA
 
 
 def test_labels_after_a_maximum_with_indices_may_be_a_decision(tmp_path):
