@@ -27,6 +27,7 @@ class CompareCode(Code):
     REPLICA_STATISTICS = "compare.replicas.statistics"
 
     FAILED = "compare.failed"
+    UNREAD = "compare.unread"
     TARGET_ENDED = "compare.ended.target"
     GOLDEN_ENDED = "compare.ended.golden"
     LEFT_OUT_OF_TARGET = "compare.left-out.target"

@@ -1,4 +1,7 @@
-"""The common part of two dumps if one ended early: the calls after its end are not judged, and a note says so."""
+"""The common part of two dumps: calls after the end of one that ended early are not judged, and a note says so.
+
+Whole tensors that cannot be read are another part that the two do not have in common.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from msprobe_core.compare.compare_codes import CompareCode
 from msprobe_core.errors import NothingInCommonError
 from msprobe_core.findings import Finding, Level
 from msprobe_core.judge.columns import Match
-from msprobe_core.judge.joining import any_of, kept
+from msprobe_core.judge.joining import any_of, filtered, kept
 from msprobe_core.model import Ending, EndState, Phase
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.ending import ending_of, sentence
@@ -97,6 +100,19 @@ def without_missing_calls(rows: Rows, target: Dump, golden: Dump, ends: Ends) ->
     if not any_of(left, pl.col("match") == Match.BOTH.value):
         raise NothingInCommonError(f"{ends.text}: the two have no call in common")
     return left, notes
+
+
+def unread_tensors(rows: Rows) -> list[Finding]:
+    """Return a note on the tensors that a side could not read, so that only statistics of them are compared.
+
+    Args:
+        rows: Rows with the metrics of `msprobe_core.compare.tensor_pass`.
+    """
+    unread = filtered(rows, ["name_target", "unread"], pl.col("unread").is_not_null())
+    return [
+        Finding(CompareCode.UNREAD, Level.WARNING, {"count": unread.height, "first": name, "why": why})
+        for name, why in unread.head(1).select("name_target", "unread").rows()
+    ]
 
 
 def _missing(rows: Rows, whole: Dump, match: Match, column: str, *, lacks_gradients: bool) -> Collection[str]:

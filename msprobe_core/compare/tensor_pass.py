@@ -92,7 +92,8 @@ class TensorMetrics(msgspec.Struct, frozen=True, kw_only=True):
         worst_golden: The golden value there.
         error: Number by which the row is judged, dimensionless; ``None`` if the pair could not be compared.
         status: Text in place of metrics that are ``None``.
-        problem: Why the pair could not be compared, as a sentence; ``None`` if it could.
+        problem: Why the values that were read could not be compared, as a sentence; ``None`` if they could.
+        unread: Why a side could not be read, as a sentence; ``None`` if both could.
     """
 
     cosine: float | None = None
@@ -124,6 +125,7 @@ class TensorMetrics(msgspec.Struct, frozen=True, kw_only=True):
     error: float | None = None
     status: str = UNSUPPORTED
     problem: str | None = None
+    unread: str | None = None
 
 
 def compare_tensors(target: Array, golden: Array) -> TensorMetrics:
@@ -352,7 +354,7 @@ def compare_pairs(
 ) -> Iterator[TensorMetrics]:
     """Yield the metrics of each pair, in order; for ``None`` those of a value without a file.
 
-    Pairs are compared by a pool of at most `MAX_WORKERS` threads. An error of one pair becomes its ``problem``.
+    Pairs are compared by a pool of at most `MAX_WORKERS` threads. An error in reading one pair is its ``unread``.
     ``custom`` computes its metrics for each comparable pair; its rows are positions in ``pairs``.
     """
     work = _Work(sum(_size_of(pair) for pair in pairs), progress, custom or CustomMetrics([]))
@@ -439,11 +441,11 @@ def _compare_pair(row: int, pair: Pair, work: _Work) -> TensorMetrics:
     except _CancelledError:
         raise
     except DumpError as error:
-        return TensorMetrics(problem=str(error))
+        return TensorMetrics(unread=str(error))
     except MemoryError:
-        return TensorMetrics(problem=f"{pair[0].file_name} and its partner do not fit into memory")
+        return TensorMetrics(unread=f"{pair[0].file_name} and its partner do not fit into memory")
     except Exception as error:  # noqa: BLE001  # from a plugin's reader
-        return TensorMetrics(problem=f"{pair[0].file_name} cannot be read ({type(error).__name__}: {error})")
+        return TensorMetrics(unread=f"{pair[0].file_name} cannot be read ({type(error).__name__}: {error})")
     else:
         return metrics
 
@@ -458,7 +460,7 @@ def add_tensor_metrics(
     """Return aligned rows with the metrics of every pair that has a tensor on both sides, and notes.
 
     The columns are those of `TensorMetrics`, and for each metric of a plugin one named `custom.PREFIX` and its name.
-    The error of the tensors replaces that of the statistics.
+    The error of the tensors replaces that of the statistics, which remains where a tensor cannot be read.
     """
     post_processing = post_processing or PostProcessing()
     reads = [f"{name}_{side}" for name in ("name", *_STORED) for side in ("target", "golden")]

@@ -14,7 +14,7 @@ from msprobe_core.compare.align import Alignment, align
 from msprobe_core.compare.compare_codes import CompareCode
 from msprobe_core.compare.extra_statistics import with_extra_columns
 from msprobe_core.compare.fp8 import with_fp8_columns
-from msprobe_core.compare.incomplete import Ends, ends_of, without_missing_calls
+from msprobe_core.compare.incomplete import Ends, ends_of, unread_tensors, without_missing_calls
 from msprobe_core.compare.layouts.micro_batches import MicroBatches, micro_batches_of
 from msprobe_core.compare.mapping import Matching
 from msprobe_core.compare.mixed import completed
@@ -156,7 +156,8 @@ def compare_unit(
     notes = [*notes, *told_statistics]
     if mode is Mode.TENSOR:
         rows, told_tensors = add_tensor_metrics(rows, target, golden, progress, options.post_processing)
-        notes = [*notes, *told_tensors]
+        unread = unread_tensors(rows)
+        incomplete, notes = [*incomplete, *unread], [*notes, *unread, *told_tensors]
     scorer = _scorer(options.noise, pair.golden, told := [], alignment.operations)
     excuser = _excuser(target, golden, notes := [*notes]) if is_foreign else None
     rows = judge(

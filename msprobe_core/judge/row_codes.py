@@ -17,6 +17,7 @@ class RowCode(Code):
     NAN = "row.nan"
     INF = "row.inf"
     NOT_COMPARABLE = "row.not-comparable"
+    UNREAD = "row.unread"
     CHECKSUM = "row.checksum"
     CHECKSUM_ALONE = "row.checksum-alone"
     INTEGERS = "row.integers"

@@ -107,7 +107,7 @@ def is_uncompared() -> pl.Expr:
     """
     both_tensors = (pl.col("match") == Match.BOTH.value) & both(RowKind.TENSOR)
     has_no_error = pl.col("error").is_null() & pl.col("judged_error").is_null()
-    has_no_ground = has_no_error & ~pl.col("is_exempt") & pl.col("problem").is_null()
+    has_no_ground = has_no_error & ~pl.col("is_exempt") & pl.coalesce("problem", "unread").is_null()
     has_checksums = pl.col("checksum_target").is_not_null() & pl.col("checksum_golden").is_not_null()
     is_special = statistics_columns.has_nan_mismatch() | statistics_columns.has_inf_mismatch() | _has_equal_specials()
     return both_tensors & ~has_failed() & has_no_ground & ~has_checksums & ~is_special & (pl.col("numel_golden") > 0)

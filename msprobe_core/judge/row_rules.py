@@ -160,6 +160,7 @@ def _rules_of_presence(terms: _Terms) -> list[RowRule]:
             terms.numbers & pl.col("problem").is_not_null() & same_shape(),
             {"reason": "problem"},
         ),
+        RowRule(RowCode.UNREAD, Level.WARNING, terms.numbers & pl.col("unread").is_not_null(), {"reason": "unread"}),
     ]
 
 

@@ -137,8 +137,8 @@ def judge(
     elsewhere.
 
     Args:
-        compared: Aligned rows with ``error``; if the tensors themselves were compared also ``problem``, the reason why
-            a pair could not be.
+        compared: Aligned rows with ``error``; if the tensors themselves were compared also ``problem`` and ``unread``,
+            the reasons why a pair could not be, or not be read.
         by_checksum: Whether different checksums are an error.
         limits: The limits in force; ``None`` uses the conventional ones.
         is_foreign: Whether the dumps are of different frameworks.
@@ -223,6 +223,7 @@ def _is_scored() -> pl.Expr:
 
 _ABSENT = {
     "problem": pl.String,
+    "unread": pl.String,
     EXCUSE: pl.String,
     EXCUSE_OF: pl.String,
     FROM_END: pl.Boolean,
@@ -365,7 +366,7 @@ def _is_plain(*, by_checksum: bool, is_foreign: bool) -> pl.Expr:
     is_sound = (
         ~is_over_in_statistic().fill_null(False)
         & ~has_failed()
-        & pl.col("problem").is_null()
+        & pl.coalesce("problem", "unread").is_null()
         & pl.col("exact_target").is_null()
     )
     tensors = both(RowKind.TENSOR) & same_dtype & same_shape() & same_grad & is_within & is_number & is_sound

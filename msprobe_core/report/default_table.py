@@ -45,7 +45,9 @@ TENSOR_HEADERS = {
 
 _COUNTS = ("num_nan", "num_inf")
 
-_NO_MEASURES = frozenset({"error", "status", "problem", *[f"{name}_{side}" for name in _COUNTS for side in _SIDES]})
+_NO_MEASURES = frozenset({
+    *("error", "status", "problem", "unread"), *[f"{name}_{side}" for name in _COUNTS for side in _SIDES]
+})  # fmt: skip
 """Fields of the tensor metrics that are shown in other columns."""
 
 _JUDGED = "judged_error"

@@ -368,9 +368,9 @@ def test_what_is_bad_in_a_file_stays_with_its_row(tmp_path):
     results = list(compare_pairs([(side(tmp_path, name), side(tmp_path, "good.npy")) for name in names]))
     for name, result in zip(names, results, strict=True):
         if expected[name] is None:
-            assert (result.problem, result.error) == (None, 0.0)
+            assert (result.unread, result.error) == (None, 0.0)
         else:
-            assert expected[name] in result.problem
+            assert expected[name] in result.unread
             assert result.error is None
     assert not (tmp_path / "never").exists()
 
@@ -380,7 +380,7 @@ def test_a_file_without_permission(tmp_path):
     np.save(tmp_path / "x.npy", np.zeros(6, np.float32))
     (tmp_path / "x.npy").chmod(0)
     [result] = compare_pairs([(side(tmp_path, "x.npy"), side(tmp_path, "x.npy"))])
-    assert "Permission denied" in result.problem
+    assert "Permission denied" in result.unread
 
 
 def test_bfloat16_in_npy_is_float32_and_ulps_are_those_of_bfloat16(tmp_path):
@@ -398,7 +398,7 @@ class Broken:
 def test_a_reader_of_others_that_fails_costs_its_row():
     pair = StoredSide(Broken(), "x"), StoredSide(Broken(), "x")
     [result] = compare_pairs([pair])
-    assert result.problem == "x cannot be read (RuntimeError: no x here)"
+    assert result.unread == "x cannot be read (RuntimeError: no x here)"
 
 
 # --- Progress, cancelling, memory -------------------------------------------------------------------------------
