@@ -406,7 +406,10 @@ def test_damage_is_told_and_is_no_agreement(tmp_path, capsys):
     assert code == 1
     table = pl.read_csv(next((tmp_path / "out" / "step0").glob("*.csv"))).filter(pl.col("verdict") != "pass")
     reasons = table["reason"].to_list()
-    assert f"a tensor could not be read, so that at most its statistics were compared: {cut}: is cut off: its header" in reasons[0]
+    assert (
+        f"a tensor could not be read, so that at most its statistics were compared: {cut}: is cut off: its header"
+        in reasons[0]
+    )
     assert reasons[1:] == ["error: the target has a tensor, the golden nothing."]
     assert f"files that cannot be read: 1; the first is {gone.name}" in text.replace("\n", "")
 

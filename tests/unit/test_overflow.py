@@ -197,6 +197,53 @@ def test_parameters_that_are_not_finite_are_inputs(tmp_path, open_session):
     assert kept(tmp_path / "run") == []
 
 
+def test_nobody_is_blamed_for_a_parameter_that_is_not_finite(tmp_path, open_session, caplog):
+    session = open_session(level="mix")
+    recorder = begin(session)
+    outer, inner = (recorder.open_module("Module", path, "Layer") for path in ("", "fc"))
+    for module in (outer, inner):
+        recorder.record_inputs(module, (array(),), {})
+    recorder.record_parameters(inner, {"bias": array(), "weight": array(INF)})
+    linear = call(session, "linear", array(), array(INF), output=array(INF))
+    slots = recorder.output_gradients(linear, array(INF)), recorder.input_gradients(linear, (array(),), {})
+    recorder.expect_gradients(linear, 1, 1)
+    for module in (inner, outer):
+        recorder.record_outputs(module, array(INF))
+        recorder.close(module)
+    recorder.record_gradient(linear, slots[0][0][0], array())
+    recorder.record_gradient(linear, slots[1][0][0], array(INF))
+    session.step()
+    session.close()
+    assert kept(tmp_path / "run") == []
+    said = "step 0: no recorded call makes NaN or Inf of finite inputs, but it is in the parameter weight of "
+    assert caplog.messages[0] == f"{said}Module.fc.Layer.forward.0"
+
+
+def test_a_parameter_that_is_not_finite_is_named(open_session, caplog):
+    session = open_session(level="L0")
+    recorder = begin(session)
+    outer, inner = (recorder.open_module("Module", path, "Layer") for path in ("", "fc"))
+    for module in (outer, inner):
+        recorder.record_inputs(module, (array(),), {})
+    recorder.record_parameters(inner, {"bias": array(), "weight": array(NAN)})
+    for module in (inner, outer):
+        recorder.record_outputs(module, array(NAN))
+        recorder.close(module)
+    session.close()
+    assert "but it is in the parameter weight of Module.fc.Layer.forward.0" in caplog.text
+
+
+def test_infinities_of_a_mask_do_no_harm(open_session, caplog):
+    caplog.set_level(logging.INFO)
+    session = open_session()
+    begin(session)
+    call(session, "masked_fill", array(), -INF, output=array(-INF))
+    call(session, "softmax", array(-INF), output=array())
+    session.step()
+    session.close()
+    assert "step 0: no overflow" in caplog.messages
+
+
 @pytest.mark.parametrize(("limit", "expected"), [(1, 1), (2, 2), (-1, 5)])
 def test_so_many_are_kept_and_the_others_counted(tmp_path, open_session, caplog, limit, expected):
     session = open_session(overflow_nums=limit)

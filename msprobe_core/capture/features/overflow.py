@@ -2,7 +2,9 @@
 
 A call is judged once the statistics of all its tensors are known: on the host at once; on a device at the end of the
 window, because nothing may wait for the device before. Until then copies of its tensors are held, for the latest calls
-within `MAX_HELD_BYTES`. A module is not blamed for NaN or Inf of a call inside it.
+within `MAX_HELD_BYTES`. A module is not blamed for NaN or Inf of a call inside it, or of a parameter inside it, and a
+backward is not for what its forward made. NaN or Inf that no recorded call made is reported when the step ends, if it
+did harm: it became NaN, or reached a gradient or the result of the outermost module.
 """
 
 from __future__ import annotations
@@ -57,13 +59,19 @@ class OverflowWatch(Feature):
         self._on_pressure = on_pressure
         self._num_kept = 0
         self._num_steps = 0
+        self._num_given = 0
         self._begin_step()
 
     def _begin_step(self) -> None:
         self._num_found = 0
         self._first: Entry | None = None
         self._explained: set[str] = set()
+        self._around_parameters: set[str] = set()  # modules that have, or are around one that has, such parameters
         self._healthy_backwards: set[str] = set()
+        self._special_forwards: set[str] = set()
+        self._first_given: str | None = None  # the first call that was given NaN or Inf, in words
+        self._given_inside: str | None = None  # the module around it
+        self._is_harmed = False
         self._stacks: dict[str, tuple[str, ...]] = {}
 
     @classmethod
@@ -139,6 +147,8 @@ class OverflowWatch(Feature):
                         parents[entry.name] = entry.parent
                     if entry.parent is not None:
                         self._explained.add(entry.parent)
+                elif entry.name in self._around_parameters and entry.parent is not None:
+                    self._around_parameters.add(entry.parent)
             found.sort(key=lambda entry: entry.sequence)
             kept = [entry for entry in found if self._count(entry, step)]
             keeping = {id(entry) for entry in kept}
@@ -157,14 +167,41 @@ class OverflowWatch(Feature):
         if entry.stack is not None:
             self._stacks[entry.name] = entry.stack
         if entry.phase is Phase.PARAMETERS_GRAD:
-            healthy = names.backward_of_parameters(entry.name) in self._healthy_backwards
-            return healthy and bool(_special_tensors(_made(entry)))
-        if entry.name in self._explained or any(_is_special(leaf) for leaf in _leaves(_inputs(entry))):
+            backward = names.backward_of_parameters(entry.name)
+            return (
+                backward in self._healthy_backwards
+                and bool(_special_tensors(_made(entry)))
+                and names.forward_of(backward) not in self._special_forwards
+            )
+        made = _special_tensors(_made(entry))
+        is_given = any(_is_special(leaf) for leaf in _leaves(_inputs(entry)))
+        self._note_origin(entry, made, is_given=is_given)
+        if is_given or entry.name in self._explained or entry.name in self._around_parameters:
             return False
-        is_culprit = bool(_special_tensors(_made(entry)))
-        if entry.phase is Phase.BACKWARD and not is_culprit:
+        if entry.phase is not Phase.BACKWARD:
+            return bool(made)
+        if not made:
             self._healthy_backwards.add(entry.name)
-        return is_culprit
+        return bool(made) and names.forward_of(entry.name) not in self._special_forwards
+
+    def _note_origin(self, entry: Entry, made: list[tuple[int, int]], *, is_given: bool) -> None:
+        """Note what is to be known of NaN and Inf that no recorded call makes."""
+        parameters = _special_parameters(entry) if is_given else []
+        is_first = is_given and self._first_given is None and not self._special_forwards
+        # A module ends after the calls inside it, and has names for its parameters.
+        if is_first or (parameters and entry.name == self._given_inside):
+            self._given_inside = entry.parent
+            what = f"parameter{'s' * (len(parameters) > 1)} {', '.join(parameters)}" if parameters else "inputs"
+            self._first_given = f"the {what} of {entry.name}"
+        if not made:
+            return
+        if parameters:
+            self._around_parameters.add(entry.name)
+        is_gradient = entry.phase is Phase.BACKWARD
+        if not is_gradient:
+            self._special_forwards.add(entry.name)
+        is_result = names.is_module(entry.name) and entry.parent is None
+        self._is_harmed |= is_gradient or is_result or any(num_nan for num_nan, _ in made)
 
     def _count(self, entry: Entry, step: int) -> bool:
         """Count a culprit, and return whether to record it."""
@@ -189,7 +226,12 @@ class OverflowWatch(Feature):
     def end_unit(self, step: int) -> None:
         """Log the result of a step, and begin the next."""
         self._num_steps += 1
-        if self._first is None:
+        if self._first is None and self._first_given is not None and self._is_harmed:
+            self._num_given += 1
+            _logger.warning(
+                "step %d: no recorded call makes NaN or Inf of finite inputs, but it is in %s", step, self._first_given
+            )
+        elif self._first is None:
             _logger.info("step %d: no overflow", step)
         else:
             _logger.warning(
@@ -205,13 +247,20 @@ class OverflowWatch(Feature):
 
     def close(self) -> None:
         """Log if no overflow was found in any step."""
-        if self._num_steps and not self._num_kept:
+        if self._num_steps and not self._num_kept and not self._num_given:
             _logger.warning("no overflow: in %d steps no call made NaN or Inf of finite inputs", self._num_steps)
 
 
 def _inputs(entry: Entry) -> list[Any]:
     own = [entry.inputs, entry.input_kwargs]
     return own if entry.phase is Phase.BACKWARD else [*own, entry.parameters]
+
+
+def _special_parameters(entry: Entry) -> list[str]:
+    """Return the names of the parameters with NaN or Inf that a call of a module was given."""
+    if entry.phase is not Phase.FORWARD or not isinstance(entry.parameters, dict):
+        return []
+    return [str(name) for name, value in entry.parameters.items() if any(map(_is_special, _leaves(value)))]
 
 
 def _made(entry: Entry) -> list[Any]:
