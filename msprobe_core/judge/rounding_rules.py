@@ -61,6 +61,11 @@ class RoundingRule(Enum):
         "derived: elements of a normal distribution near zero, or all of a tensor whose smallest is far below that",
         "noise.divisions",
     )
+    EXPONENTS = Rule(
+        "results of exponentials of large arguments, without repetitions",
+        "derived: an absolute error of the argument is a relative error of the result",
+        "noise.exponents",
+    )
     ROUNDS_TO_ZERO = Rule(
         "a golden tensor of zeros where the target has a few unit round-offs of its sources",
         "derived: a result that is zero in exact arithmetic has the size of its roundings",

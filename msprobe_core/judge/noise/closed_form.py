@@ -18,6 +18,7 @@ import polars as pl
 from msprobe_core.judge.joining import with_added
 from msprobe_core.judge.limits import roundoff_of
 from msprobe_core.judge.noise.divisions import with_divisions
+from msprobe_core.judge.noise.exponents import with_exponents
 from msprobe_core.judge.noise.measures import MEASURES, Measure
 from msprobe_core.judge.noise.null_distribution import ScoreDistribution, ScoreDistributions
 from msprobe_core.judge.noise.operations import Operations
@@ -67,7 +68,12 @@ def with_closed_form(rows: Rows, operations: Operations | None = None) -> Rows:
 
         rows = stored_as(rows, with_flow(frame_of(rows), operations))
         distance, shift = pl.max_horizontal(distance, SPREAD), pl.col(SHIFT).fill_null(0.0)
-    rows = with_divisions(rows.with_columns(closed_distance=distance, closed_shift=shift), "closed_distance")
+    rows = rows.with_columns(closed_distance=distance, closed_shift=shift)
+    if operations is None:  # effects of operations include those of exponentials
+        # An argument's error is often that of a sum, which many arguments share, and then does not average out.
+        shift = pl.max_horizontal("closed_shift", "exponent")
+        rows = with_exponents(rows, "closed_distance").with_columns(closed_shift=shift).drop("exponent")
+    rows = with_divisions(rows, "closed_distance")
     floors = [
         (
             least(measure, pl.col("closed_distance")) * _AVERAGED + pl.col("closed_shift")
