@@ -227,10 +227,13 @@ def with_judged_updates(rows: pl.DataFrame, before: pl.DataFrame) -> pl.DataFram
     one_size = _one_size(joined) if allows_turns else None
     if factor is None:
         turned = _found(joined, allows_turns=allows_turns, one_size=one_size)
-        if not (_are_usually_rounding(found) or _are_usually_rounding(turned)):
+        usual = _usual(turned)
+        if not (_usual(found) <= 1 or usual <= _LIMIT):
             return rows.with_columns(update_factor=pl.lit(None, pl.Float64))
-        # Most updates differ by rounding alone, so that single elements may explain the others.
+        # Most updates differ by rounding alone, or by a few times that where gradients are coarse, so that single
+        # elements may explain the others. What is usual counts as rounding.
         found = turned if one_size is None else pl.concat([turned, _movements_of_extremes(joined)])
+        found = found.with_columns(pl.col("score") / max(1.0, usual))
     scores = found.group_by("value").agg(update_score=pl.col("score").max())
     scores = scores.join(_turned_parameters(joined, one_size), on="value", how="left")
     of_value = rows.select(value=value_of_row()).join(scores, on="value", how="left", maintain_order="left")
@@ -257,9 +260,10 @@ def with_judged_updates(rows: pl.DataFrame, before: pl.DataFrame) -> pl.DataFram
     )
 
 
-def _are_usually_rounding(found: pl.DataFrame) -> bool:
+def _usual(found: pl.DataFrame) -> float:
+    """Return the median score; infinite without any."""
     usual = found["score"].median()
-    return isinstance(usual, float) and usual <= 1
+    return usual if isinstance(usual, float) else math.inf
 
 
 def _found(joined: pl.DataFrame, *, allows_turns: bool = False, one_size: float | None = None) -> pl.DataFrame:
