@@ -254,7 +254,7 @@ def test_absurd_tensors(tmp_path, compare, leaf):
      "a\x00b.pt", "x" * 5000, "link.pt", "missing.pt", "=x.pt", "directory.pt", "folder"],
 )  # fmt: skip
 def test_tensor_files_elsewhere(tmp_path, compare, name):
-    """They are read by nobody, so that statistics are compared; nothing outside of the dump is opened."""
+    """They are not read, so that statistics are compared; nothing outside of the dump is opened."""
     leaf = tensor([1.0, 2.0], data_name=name)
     paths = []
     for side in ("t", "g"):
