@@ -15,6 +15,7 @@ from msprobe_core.errors import NothingInCommonError
 from msprobe_core.findings import Finding, Level
 from msprobe_core.judge.columns import Match
 from msprobe_core.judge.joining import any_of, filtered, kept
+from msprobe_core.judge.verdict import Verdict
 from msprobe_core.model import Ending, EndState, Phase
 from msprobe_core.protocols.storage import Dump
 from msprobe_core.store.ending import ending_of, sentence
@@ -106,9 +107,10 @@ def unread_tensors(rows: Rows) -> list[Finding]:
     """Return a note on the tensors that a side could not read, so that only statistics of them are compared.
 
     Args:
-        rows: Rows with the metrics of `msprobe_core.compare.tensor_pass`.
+        rows: Judged rows of whole tensors. Those that pass although a side is unread are excused, by the user or else.
     """
-    unread = filtered(rows, ["name_target", "unread"], pl.col("unread").is_not_null())
+    is_open = pl.col("unread").is_not_null() & (pl.col("verdict") != Verdict.PASS.value)
+    unread = filtered(rows, ["name_target", "unread"], is_open)
     return [
         Finding(CompareCode.UNREAD, Level.WARNING, {"count": unread.height, "first": name, "why": why})
         for name, why in unread.head(1).select("name_target", "unread").rows()

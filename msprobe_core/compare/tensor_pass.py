@@ -92,8 +92,8 @@ class TensorMetrics(msgspec.Struct, frozen=True, kw_only=True):
         worst_golden: The golden value there.
         error: Number by which the row is judged, dimensionless; ``None`` if the pair could not be compared.
         status: Text in place of metrics that are ``None``.
-        problem: Why the values that were read could not be compared, as a sentence; ``None`` if they could.
-        unread: Why a side could not be read, as a sentence; ``None`` if both could.
+        problem: Why the tensors could not be compared, as a sentence; ``None`` if they could.
+        unread: Why a side could not be read, or is not what its record says, as a sentence; ``None`` if both could.
     """
 
     cosine: float | None = None
@@ -295,13 +295,25 @@ class StoredSide:
         Raises:
             DumpError: it cannot be read, or does not match its record.
         """
-        source, dtype = self._open_stored()
+        return self.multiplied(*self.open_stored())
+
+    def multiplied(self, source: TensorSource, dtype: str) -> tuple[TensorSource, str]:
+        """Return the tensor as it is compared, and its dtype.
+
+        Raises:
+            DumpError: a matrix does not fit it.
+        """
         if self.factors is None:
             return source, dtype
         product = self.factors.apply(self.file_name, source)
         return product, product.dtype
 
-    def _open_stored(self) -> tuple[TensorSource, str]:
+    def open_stored(self) -> tuple[TensorSource, str]:
+        """Return the tensor as it is stored, and its dtype before storage.
+
+        Raises:
+            DumpError: it cannot be read, or does not match its record.
+        """
         source = self.dump.open_tensor(self.file_name)
         if self.shape is not None and _squeezed(source.shape) != _squeezed(sizes_in(self.shape)):
             raise DamagedDumpError(
@@ -428,7 +440,12 @@ class _Work:
 
 def _compare_pair(row: int, pair: Pair, work: _Work) -> TensorMetrics:
     try:
-        (target, target_dtype), (golden, golden_dtype) = (side.open() for side in pair)
+        stored = [side.open_stored() for side in pair]
+        try:
+            compared = [side.multiplied(*each) for side, each in zip(pair, stored, strict=True)]
+        except DumpError as error:
+            return TensorMetrics(problem=str(error))
+        (target, target_dtype), (golden, golden_dtype) = compared
         metrics = compare_sources(
             target,
             golden,

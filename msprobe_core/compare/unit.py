@@ -156,8 +156,7 @@ def compare_unit(
     notes = [*notes, *told_statistics]
     if mode is Mode.TENSOR:
         rows, told_tensors = add_tensor_metrics(rows, target, golden, progress, options.post_processing)
-        unread = unread_tensors(rows)
-        incomplete, notes = [*incomplete, *unread], [*notes, *unread, *told_tensors]
+        notes = [*notes, *told_tensors]
     scorer = _scorer(options.noise, pair.golden, told := [], alignment.operations)
     excuser = _excuser(target, golden, notes := [*notes]) if is_foreign else None
     rows = judge(
@@ -170,7 +169,14 @@ def compare_unit(
         excuser=excuser,
         parents=target.parents,
     )
-    told += [*_note_uncompared(rows, mode, pair), *_note_precisions(rows), *overrides.note_idle(rows, options.limits)]
+    unread = unread_tensors(rows) if mode is Mode.TENSOR else []
+    incomplete = [*incomplete, *unread]
+    told += [
+        *unread,
+        *_note_uncompared(rows, mode, pair),
+        *_note_precisions(rows),
+        *overrides.note_idle(rows, options.limits),
+    ]
     nodes = stored_as(rows, judge_nodes(rows))
     if mode is not Mode.STRUCTURE and any_of(rows, _is_empty_call()):
         rows = kept(rows, ~_is_empty_call())

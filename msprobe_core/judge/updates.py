@@ -71,6 +71,12 @@ _GOOD_PART = 0.1
 _LEAST_FACTOR = 0.02
 """Deviation from one of a single parameter's factor from which its extremes show it."""
 
+_MOST_USUAL = 8.0
+"""Largest usual score of updates whose differences may be rounding, turned elements included.
+
+Measured in mixed precision in healthy runs of six architectures: up to 3.9.
+"""
+
 _FEW = 3
 _SIDES = ("target", "golden")
 
@@ -227,8 +233,8 @@ def with_judged_updates(rows: pl.DataFrame, before: pl.DataFrame) -> pl.DataFram
     one_size = _one_size(joined) if allows_turns else None
     if factor is None:
         turned = _found(joined, allows_turns=allows_turns, one_size=one_size)
-        usual = _usual(turned)
-        if not (_usual(found) <= 1 or usual <= _LIMIT):
+        usual = 1.0 if _usual(found) <= 1 else _usual(turned)
+        if usual > _MOST_USUAL:
             return rows.with_columns(update_factor=pl.lit(None, pl.Float64))
         # Most updates differ by rounding alone, or by a few times that where gradients are coarse, so that single
         # elements may explain the others. What is usual counts as rounding.

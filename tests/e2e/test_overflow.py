@@ -125,3 +125,45 @@ def test_when_enough_are_found_nothing_is_left_in_place(open_debugger):
         model(torch.randn(2, 4))
     debugger.start(model)
     assert traces_in(model) == before
+
+
+class Masked(nn.Module):
+    """Masks with -Inf, and ends with a function whose result is finite whatever it is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        later = torch.ones(4, 4).triu(1).bool()
+        weights = torch.softmax(self.first(x).masked_fill(later, -torch.inf), -1)
+        return torch.tanh(self.second(weights @ x))
+
+
+@pytest.mark.parametrize("level", ["L0", "L1", "mix"])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_parameter_that_is_not_finite_is_where_it_begins(tmp_path, open_debugger, caplog, level, value):
+    """Neither the modules around it nor any backward are blamed, and the mask is not taken for its origin."""
+    torch.manual_seed(0)
+    model = Masked()
+    with torch.no_grad():
+        model.second.weight[0, 0] = value
+    debugger = open_debugger(level=level)
+    with debugger.start(model):
+        model(torch.rand(4, 4, requires_grad=True)).sum().backward()
+    debugger.step()
+    place = "inputs of Functional.linear.1.forward" if level == "L1" else "parameter weight of Module.second.Linear"
+    assert Recorded(tmp_path / "run").data == {}
+    if (level, value) != ("L1", torch.inf):  # which may be a mask where parameters are arguments
+        assert f"no recorded call makes NaN or Inf of finite inputs, but it is in the {place}" in caplog.text
+
+
+def test_a_gradient_of_a_parameter_that_is_not_finite_is_harm(tmp_path, open_debugger, caplog):
+    """Inf that a program makes between modules reaches a weight's gradient alone: 0 times Inf."""
+    model = nn.Linear(4, 4)
+    debugger = open_debugger(level="L0")
+    with debugger.start(model):
+        torch.nan_to_num(model(torch.full((2, 4), torch.inf)), 0.0, 0.0, 0.0).sum().backward()
+    debugger.step()
+    assert Recorded(tmp_path / "run").data == {}
+    assert "but it is in the inputs of Module.Linear.forward.0" in caplog.text

@@ -4,7 +4,7 @@ A call is judged once the statistics of all its tensors are known: on the host a
 window, because nothing may wait for the device before. Until then copies of its tensors are held, for the latest calls
 within `MAX_HELD_BYTES`. A module is not blamed for NaN or Inf of a call inside it, or of a parameter inside it, and a
 backward is not for what its forward made. NaN or Inf that no recorded call made is reported when the step ends, if it
-did harm: it became NaN, or reached a gradient or the result of the outermost module.
+did harm: it was in a parameter, became NaN, or reached a gradient or the result of the outermost module.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 from msprobe_core import names
@@ -35,6 +36,15 @@ class _Copy(NamedTuple):
     stem: str
     value: TensorValue
     size_bytes: int
+
+
+class _Given(IntEnum):
+    """How a call was given NaN or Inf, the most telling first."""
+
+    PARAMETER = 0
+    NAN = 1
+    INF = 2  # perhaps a mask
+    ARGUMENT = 3  # a number, as of `masked_fill`
 
 
 class OverflowWatch(Feature):
@@ -66,11 +76,12 @@ class OverflowWatch(Feature):
         self._num_found = 0
         self._first: Entry | None = None
         self._explained: set[str] = set()
-        self._around_parameters: set[str] = set()  # modules that have, or are around one that has, such parameters
+        # Calls that make NaN or Inf of a parameter, or of what their forward made, and the modules around them.
+        self._excused: set[str] = set()
         self._healthy_backwards: set[str] = set()
         self._special_forwards: set[str] = set()
-        self._first_given: str | None = None  # the first call that was given NaN or Inf, in words
-        self._given_inside: str | None = None  # the module around it
+        self._given: dict[_Given, str] = {}  # the first of each kind, in words
+        self._has_made_nan = False
         self._is_harmed = False
         self._stacks: dict[str, tuple[str, ...]] = {}
 
@@ -147,8 +158,8 @@ class OverflowWatch(Feature):
                         parents[entry.name] = entry.parent
                     if entry.parent is not None:
                         self._explained.add(entry.parent)
-                elif entry.name in self._around_parameters and entry.parent is not None:
-                    self._around_parameters.add(entry.parent)
+                elif entry.name in self._excused and entry.parent is not None:
+                    self._excused.add(entry.parent)
             found.sort(key=lambda entry: entry.sequence)
             kept = [entry for entry in found if self._count(entry, step)]
             keeping = {id(entry) for entry in kept}
@@ -166,42 +177,55 @@ class OverflowWatch(Feature):
     def _is_culprit(self, entry: Entry) -> bool:
         if entry.stack is not None:
             self._stacks[entry.name] = entry.stack
-        if entry.phase is Phase.PARAMETERS_GRAD:
-            backward = names.backward_of_parameters(entry.name)
-            return (
-                backward in self._healthy_backwards
-                and bool(_special_tensors(_made(entry)))
-                and names.forward_of(backward) not in self._special_forwards
-            )
         made = _special_tensors(_made(entry))
-        is_given = any(_is_special(leaf) for leaf in _leaves(_inputs(entry)))
-        self._note_origin(entry, made, is_given=is_given)
-        if is_given or entry.name in self._explained or entry.name in self._around_parameters:
+        if entry.phase is Phase.PARAMETERS_GRAD:
+            self._is_harmed |= bool(made)
+            backward = names.backward_of_parameters(entry.name)
+            return bool(made) and backward in self._healthy_backwards and not self._has_special_forward(backward)
+        specials = [leaf for leaf in _leaves(_inputs(entry)) if _is_special(leaf)]
+        if specials:
+            self._note_given(entry, specials)
+        if made:
+            self._note_made(entry, made)
+        if specials or entry.name in self._explained:
             return False
-        if entry.phase is not Phase.BACKWARD:
-            return bool(made)
-        if not made:
+        if entry.phase is Phase.BACKWARD and not made:
             self._healthy_backwards.add(entry.name)
-        return bool(made) and names.forward_of(entry.name) not in self._special_forwards
+        return bool(made) and entry.name not in self._excused
 
-    def _note_origin(self, entry: Entry, made: list[tuple[int, int]], *, is_given: bool) -> None:
-        """Note what is to be known of NaN and Inf that no recorded call makes."""
-        parameters = _special_parameters(entry) if is_given else []
-        is_first = is_given and self._first_given is None and not self._special_forwards
-        # A module ends after the calls inside it, and has names for its parameters.
-        if is_first or (parameters and entry.name == self._given_inside):
-            self._given_inside = entry.parent
-            what = f"parameter{'s' * (len(parameters) > 1)} {', '.join(parameters)}" if parameters else "inputs"
-            self._first_given = f"the {what} of {entry.name}"
-        if not made:
-            return
+    def _has_special_forward(self, backward: str) -> bool:
+        return names.forward_of(backward) in self._special_forwards
+
+    def _note_given(self, entry: Entry, specials: list[TensorValue | Argument]) -> None:
+        """Note a call that was given NaN or Inf, unless an earlier call can have made it."""
+        counts = [_counts_of(leaf) for leaf in specials if isinstance(leaf, TensorValue)]
+        parameters = _special_parameters(entry)
         if parameters:
-            self._around_parameters.add(entry.name)
-        is_gradient = entry.phase is Phase.BACKWARD
-        if not is_gradient:
-            self._special_forwards.add(entry.name)
-        is_result = names.is_module(entry.name) and entry.parent is None
-        self._is_harmed |= is_gradient or is_result or any(num_nan for num_nan, _ in made)
+            what = f"the parameter{'s' * (len(parameters) > 1)} {', '.join(parameters)} of {entry.name}"
+            self._given.setdefault(_Given.PARAMETER, what)
+            return
+        has_nan = any(num_nan for num_nan, _ in counts)
+        if has_nan and not self._has_made_nan:
+            self._given.setdefault(_Given.NAN, f"the inputs of {entry.name}")
+        elif counts and not self._special_forwards:
+            self._given.setdefault(_Given.INF, f"the inputs of {entry.name}")
+        elif not counts:
+            self._given.setdefault(_Given.ARGUMENT, f"the inputs of {entry.name}")
+
+    def _note_made(self, entry: Entry, made: list[tuple[int, int]]) -> None:
+        """Note what a call with NaN or Inf in its results means for others and for the step."""
+        has_nan = any(num_nan for num_nan, _ in made)
+        self._has_made_nan |= has_nan
+        if entry.phase is Phase.BACKWARD:
+            self._is_harmed = True
+            if self._has_special_forward(entry.name):
+                self._excused.add(entry.name)
+            return
+        self._special_forwards.add(entry.name)
+        self._is_harmed |= has_nan or (names.is_module(entry.name) and entry.parent is None)
+        if _special_parameters(entry):
+            self._is_harmed = True  # no parameter is a mask
+            self._excused.add(entry.name)
 
     def _count(self, entry: Entry, step: int) -> bool:
         """Count a culprit, and return whether to record it."""
@@ -226,11 +250,10 @@ class OverflowWatch(Feature):
     def end_unit(self, step: int) -> None:
         """Log the result of a step, and begin the next."""
         self._num_steps += 1
-        if self._first is None and self._first_given is not None and self._is_harmed:
+        if self._first is None and self._given and self._is_harmed:
             self._num_given += 1
-            _logger.warning(
-                "step %d: no recorded call makes NaN or Inf of finite inputs, but it is in %s", step, self._first_given
-            )
+            first = self._given[min(self._given)]
+            _logger.warning("step %d: no recorded call makes NaN or Inf of finite inputs, but it is in %s", step, first)
         elif self._first is None:
             _logger.info("step %d: no overflow", step)
         else:

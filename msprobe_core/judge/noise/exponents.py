@@ -31,7 +31,7 @@ _IDENTITY = ("numel_golden", "norm_golden", "max_golden", "min_golden")
 def with_exponents(rows: Rows, distance: str) -> Rows:
     """Return rows with ``exponent``: the relative error that a result of an exponential has by that of its argument.
 
-    It is 0 in other rows, and the same in all rows with one value.
+    It is the same in all rows with that value, which is recognised by its statistics, and 0 in others.
 
     Args:
         rows: Rows in execution order.
