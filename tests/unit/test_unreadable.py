@@ -146,7 +146,7 @@ def test_files_of_others_are_opened_in_one_room():
 def test_a_tensor_that_one_side_cannot_read_is_judged_by_its_statistics_alone(tmp_path, capsys, command, place):
     entry, value = "Torch.f.0.forward", np.ones((2, 3), np.float32)
 
-    def answer(largest):
+    def answer(largest, *options):
         """Return the exit status and the output if ``largest`` is the recorded maximum of the damaged tensor."""
         for side in ("bad", "sound"):
             (tmp_path / side / "dump_tensor_data").mkdir(parents=True, exist_ok=True)
@@ -162,7 +162,7 @@ def test_a_tensor_that_one_side_cannot_read_is_judged_by_its_statistics_alone(tm
         paths = [f"{tmp_path}/bad", f"{tmp_path}/sound"]
         given = paths if command == "locate" else ["-tp", paths[0], "-gp", paths[1]]
         with pytest.raises(SystemExit) as ended:
-            main([command, *given, "-o", f"{tmp_path}/out"])
+            main([command, *given, "-o", f"{tmp_path}/out", *options])
         return ended.value.code, capsys.readouterr().out
 
     cut = tmp_path / "bad" / "dump_tensor_data" / f"{entry}.{place}.0.npy"
@@ -172,4 +172,6 @@ def test_a_tensor_that_one_side_cannot_read_is_judged_by_its_statistics_alone(tm
     assert "is cut off: its header says 24 bytes" in said
     code, said = answer(5.0)
     assert code == 1
-    assert f"First fault: {entry}" in said or f"{entry}" in said.rpartition("FAULT: ")[2]
+    assert f"First fault: {entry}" in said or entry in said.rpartition("FAULT: ")[2]
+    if command == "compare":
+        assert answer(1.0, "--limit", ".*", "ignore")[0] == 0
