@@ -17,6 +17,7 @@ rounding explains.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -26,12 +27,13 @@ from typing import Any, Literal, TypeAlias
 import polars as pl
 
 from msprobe_core import names
+from msprobe_core.judge.columns import SKETCH_ERROR
 from msprobe_core.judge.joining import any_of, filtered, filtered_parts, of_entry
 from msprobe_core.judge.nodes import INFINITE, is_module
 from msprobe_core.judge.noise.operations import is_layer
 from msprobe_core.judge.statistics_columns import has_inf_mismatch, has_nan_mismatch
 from msprobe_core.model import Phase, Role
-from msprobe_core.store.stored_rows import Rows
+from msprobe_core.store.stored_rows import Rows, roots_of
 
 Node: TypeAlias = dict[str, Any]
 """One row of the result of `msprobe_core.judge.nodes.nodes_of`."""
@@ -154,6 +156,8 @@ def find_sources(rows: Rows, nodes: pl.DataFrame, nesting: Nesting, *, is_foreig
         else:
             source = _source_at(node, by_entry, nesting, alone, values, earlier)
         around = _making_good(source, nesting, agreeing)
+        if around is not None and _is_lost_in(around, source, rows, nodes, nesting):
+            around = None
         for each in (node, source.node, source.seen_at):
             if each is not None:
                 explained.update((each["entry"], *_below(around, [each["entry"], *nesting.of(each)])))
@@ -185,6 +189,33 @@ def _making_good(source: Source, nesting: Nesting, agreeing: AbstractSet[str]) -
         return None
     seen_at: str = source.seen_at["entry"]
     return next((entry for entry in (seen_at, *nesting.of(source.seen_at)) if entry in agreeing), None)
+
+
+def _is_lost_in(around: str, source: Source, rows: Rows, nodes: pl.DataFrame, nesting: Nesting) -> bool:
+    """Whether the last error inside a module is too small for its results to show it, so that they say nothing.
+
+    A block of a network adds what it computes to a value that is often many times larger. An error ``e`` that is
+    independent of a tensor of norm ``n`` is a distance of ``e``, but it moves the norm by ``e^2 / 2n`` only.
+    """
+    seen_at = source.seen_at or source.node
+    is_forward = (pl.col("phase") == Phase.FORWARD.value) & pl.col("only_on").is_null()
+    later = nodes.filter(is_forward & (pl.col("position") > seen_at["position"]) & (pl.col("output_excess") > 1))
+    inside = _within(later, nesting, {around})
+    last: str = inside["entry"][-1] if inside.height else seen_at["entry"]
+    wrong = of_entry(rows, last, ["excess", "judged_error", "norm_golden"]).filter(pl.col("excess") > 1)
+    floors = [pl.col("noise_floor") * pl.col("score_limit")] if "noise_floor" in rows.columns else []
+    allowed = pl.coalesce(*floors, pl.col("limit"))
+    distances = [pl.col(name).is_not_null() for name in _DISTANCES if name in rows.columns]
+    has_distance = pl.any_horizontal(pl.lit(value=False), *distances)
+    shown = pl.when(has_distance).then(allowed).otherwise((2 * allowed).sqrt()) * pl.col("norm_golden")
+    results = of_entry(rows, around, ["role", *roots_of(shown)]).filter(pl.col("role") == Role.OUTPUT.value)
+    error = wrong.select((pl.col("judged_error") * pl.col("norm_golden")).max()).item()
+    most = results.select(shown.max()).item()
+    return error is not None and most is not None and math.isfinite(error) and error < most
+
+
+_DISTANCES = ("euclidean", SKETCH_ERROR)
+"""Columns that tell how far the elements of a row are from golden."""
 
 
 def _below(around: str | None, entries: Sequence[str]) -> Sequence[str]:
