@@ -61,6 +61,8 @@ class Run:
                 value = scaled
             if i == 1 and "mask" in faults:
                 value = self.masked(value, layer, shape=faults["mask"])
+            if i == 1 and "branch" in faults:
+                value = self.with_branch(value, layer, is_scaled=faults["branch"] == "scaled")
             if i == 1 and "doubled" in faults:
                 value = self.doubled(value, layer, inside=faults["doubled"] == "inside")
             value = value * faults.get(f"layer{i}", 1.0)
@@ -77,6 +79,18 @@ class Run:
         self.call("Torch.sub.0.forward", [tensor(value), tensor(-3.0)], value, inner)
         self.call(inner, [tensor(value), tensor(mask)], value, layer)
         return value
+
+    def with_branch(self, value, layer, *, is_scaled):
+        """Add the result of a module that is a millionth of a value to it, scaled by one more call or not."""
+        inner = f"{layer.removesuffix('.Layer.forward.0')}.branch.Branch.forward.0"
+        small = 1e-6 * np.tanh(value)
+        self.call("Torch.tanh.1.forward", [tensor(value)], small, inner)
+        if is_scaled:
+            self.call("Torch.multiply.1.forward", [tensor(small)], 1.5 * small, inner)
+            small = 1.5 * small
+        self.call(inner, [tensor(value)], small, layer)
+        self.call("Torch.add.1.forward", [tensor(value), tensor(small)], value + small, layer)
+        return value + small
 
     def doubled(self, value, layer, *, inside):
         """Double a value by a call inside a module of the layer, or by another call after it."""
@@ -132,6 +146,13 @@ def test_a_call_whose_result_a_module_takes_in_another_form_is_no_suspect(tmp_pa
     assert found(tmp_path / "healthy", golden, mask=(3, 3)).verdict is LocateVerdict.AGREE
     result = found(tmp_path / "faulty", golden, mask=(3, 3), layer1=1.5)
     assert [suspect.entry for suspect in result.suspects] == ["Module.layers.1.Layer.forward.0"]
+
+
+def test_a_call_whose_error_is_lost_in_a_larger_value_is_a_suspect(tmp_path):
+    """The layer around it agrees, as it would of any error in its small branch."""
+    golden = Run(branch="plain").forward().backward().write(tmp_path / "golden")
+    result = found(tmp_path, golden, branch="scaled", linear3=1.01)
+    assert [suspect.entry for suspect in result.suspects] == ["Torch.multiply.1.forward", "Functional.linear.3.forward"]
 
 
 def test_a_call_of_one_side_is_a_suspect_if_no_module_makes_it_good(tmp_path):
