@@ -71,12 +71,6 @@ _GOOD_PART = 0.1
 _LEAST_FACTOR = 0.02
 """Deviation from one of a single parameter's factor from which its extremes show it."""
 
-_MOST_USUAL = 8.0
-"""Largest usual score of updates whose differences may be rounding, turned elements included.
-
-Measured in mixed precision in healthy runs of six architectures: up to 3.9.
-"""
-
 _FEW = 3
 _SIDES = ("target", "golden")
 
@@ -233,13 +227,10 @@ def with_judged_updates(rows: pl.DataFrame, before: pl.DataFrame) -> pl.DataFram
     one_size = _one_size(joined) if allows_turns else None
     if factor is None:
         turned = _found(joined, allows_turns=allows_turns, one_size=one_size)
-        usual = 1.0 if _usual(found) <= 1 else _usual(turned)
-        if usual > _MOST_USUAL:
+        if not (_are_usually_rounding(found) or _are_usually_rounding(turned)):
             return rows.with_columns(update_factor=pl.lit(None, pl.Float64))
-        # Most updates differ by rounding alone, or by a few times that where gradients are coarse, so that single
-        # elements may explain the others. What is usual counts as rounding.
+        # Most updates differ by rounding alone, so that single elements may explain the others.
         found = turned if one_size is None else pl.concat([turned, _movements_of_extremes(joined)])
-        found = found.with_columns(pl.col("score") / max(1.0, usual))
     scores = found.group_by("value").agg(update_score=pl.col("score").max())
     scores = scores.join(_turned_parameters(joined, one_size), on="value", how="left")
     of_value = rows.select(value=value_of_row()).join(scores, on="value", how="left", maintain_order="left")
@@ -266,10 +257,9 @@ def with_judged_updates(rows: pl.DataFrame, before: pl.DataFrame) -> pl.DataFram
     )
 
 
-def _usual(found: pl.DataFrame) -> float:
-    """Return the median score; infinite without any."""
+def _are_usually_rounding(found: pl.DataFrame) -> bool:
     usual = found["score"].median()
-    return usual if isinstance(usual, float) else math.inf
+    return isinstance(usual, float) and usual <= 1
 
 
 def _found(joined: pl.DataFrame, *, allows_turns: bool = False, one_size: float | None = None) -> pl.DataFrame:

@@ -49,6 +49,7 @@ SAMPLES = {
     CompareCode.GOLDEN_ENDED: {"ending": ENDED},
     CompareCode.LEFT_OUT_OF_TARGET: {"count": 1234},
     CompareCode.LEFT_OUT_OF_GOLDEN: {"count": 1234},
+    CompareCode.UNREAD: LOST,
     CompareCode.UNRECORDED: LOST,
     CompareCode.UNRECORDED_OR_UNMERGED: LOST,
     CompareCode.WITHOUT_STATISTICS: {"count": 3},

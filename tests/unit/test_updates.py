@@ -218,15 +218,6 @@ def test_an_optimizer_that_makes_more_of_rounding_says_nothing_of_single_updates
     assert factor == pytest.approx(1.3, abs=0.03)
 
 
-@pytest.mark.parametrize("noise", [3e-4, 1e-3])
-def test_where_updates_usually_differ_a_little_more_one_that_differs_by_far_more_is_reported(noise):
-    """As in mixed precision, where gradients are coarser than parameters."""
-    assert updated([1.0] * NUM_PARAMETERS, noise=noise) == ([], None)
-    wrong, common = updated([1.5 if number == 4 else 1.0 for number in range(NUM_PARAMETERS)], noise=noise)
-    assert wrong == [4]
-    assert common is None
-
-
 def test_an_update_is_as_far_off_as_its_gradient():
     assert updated([1.01 if number == 4 else 1.0 for number in range(NUM_PARAMETERS)], gradient_error=1.0) == ([], None)
 
