@@ -52,7 +52,9 @@ _GROWTH = 1.3
 
 _MAX_HOPS = 200
 _MADE_GOOD = 10.0
-"""Excess of an error that cannot be lost by chance in a larger value that it is part of."""
+"""Excess of an error that is not lost by chance in a value of its own size that it is part of; see `_is_lost_in`."""
+_DISTANCES = ("euclidean", SKETCH_ERROR)
+"""Columns that tell how far the elements of a row are from golden."""
 _HANDED_OVER = 3.0
 """Error, in multiples of the expected rounding, of a gradient that something has changed on one side alone. Limits of
 gradients are wider, as they differ by rounding; this one was equal on both sides."""
@@ -156,7 +158,7 @@ def find_sources(rows: Rows, nodes: pl.DataFrame, nesting: Nesting, *, is_foreig
         else:
             source = _source_at(node, by_entry, nesting, alone, values, earlier)
         around = _making_good(source, nesting, agreeing)
-        if around is not None and _is_lost_in(around, source, rows, nodes, nesting):
+        if around is not None and _is_lost_in(around, source.seen_at or source.node, rows, nodes, nesting):
             around = None
         for each in (node, source.node, source.seen_at):
             if each is not None:
@@ -191,13 +193,13 @@ def _making_good(source: Source, nesting: Nesting, agreeing: AbstractSet[str]) -
     return next((entry for entry in (seen_at, *nesting.of(source.seen_at)) if entry in agreeing), None)
 
 
-def _is_lost_in(around: str, source: Source, rows: Rows, nodes: pl.DataFrame, nesting: Nesting) -> bool:
-    """Whether the last error inside a module is too small for its results to show it, so that they say nothing.
+def _is_lost_in(around: str, seen_at: Node, rows: Rows, nodes: pl.DataFrame, nesting: Nesting) -> bool:
+    """Whether the last error inside a module, from ``seen_at`` on, is too small for its results to show it.
 
-    A block of a network adds what it computes to a value that is often many times larger. An error ``e`` that is
-    independent of a tensor of norm ``n`` is a distance of ``e``, but it moves the norm by ``e^2 / 2n`` only.
+    Then it says nothing that they agree. A block of a network adds what it computes to a value that is often many times
+    larger. An error ``e`` that is independent of a tensor of norm ``n`` is a distance of ``e``, but it moves the norm
+    by ``e^2 / 2n`` only.
     """
-    seen_at = source.seen_at or source.node
     is_forward = (pl.col("phase") == Phase.FORWARD.value) & pl.col("only_on").is_null()
     later = nodes.filter(is_forward & (pl.col("position") > seen_at["position"]) & (pl.col("output_excess") > 1))
     inside = _within(later, nesting, {around})
@@ -212,10 +214,6 @@ def _is_lost_in(around: str, source: Source, rows: Rows, nodes: pl.DataFrame, ne
     error = wrong.select((pl.col("judged_error") * pl.col("norm_golden")).max()).item()
     most = results.select(shown.max()).item()
     return error is not None and most is not None and math.isfinite(error) and error < most
-
-
-_DISTANCES = ("euclidean", SKETCH_ERROR)
-"""Columns that tell how far the elements of a row are from golden."""
 
 
 def _below(around: str | None, entries: Sequence[str]) -> Sequence[str]:

@@ -14,9 +14,11 @@ from msprobe_core.compare.tensor_pass import PERCENTILES
 from msprobe_core.config.ranges import format_ranges
 from msprobe_core.console import print_lines
 from msprobe_core.errors import printable
+from msprobe_core.findings import Level
 from msprobe_core.judge.columns import Match
 from msprobe_core.judge.error_distribution import WorstTensor
 from msprobe_core.judge.fault import Culprit, Fault
+from msprobe_core.judge.row_codes import RowCode
 from msprobe_core.judge.row_findings import said
 from msprobe_core.judge.verdict import UNRECORDED, Verdict
 from msprobe_core.names import is_saved
@@ -206,8 +208,14 @@ def _reason(fault: Fault, *, is_second: bool) -> str:
         return f"This call is in the {fault.only_on} only: from here on the two programs differ."
     if is_second and not fault.is_culprit and "inputs" in fault.parts:
         return "What it got differs already; the call above, which one side lacks, may be why."
+    unread = _problem(fault)
+    if not fault.is_culprit and "inputs" in fault.parts and unread is not None:
+        return f"What it got could not be compared: {unread}."
     if not fault.is_culprit and "inputs" in fault.parts:
         return "What it got differs already, and nothing before it does: the fault is outside of what was recorded."
+    if unread is not None and fault.parts == ["outputs"]:
+        given = "" if fault.input_error is None else f"Its inputs agree (relative error {fault.input_error:.2g}); "
+        return f"{given}{'its' if given else 'Its'} output could not be compared: {unread}."
     if is_saved(fault.entry):
         return "This saved value differs, and none before it does."
     blamed = " and ".join(part for part in fault.parts if part not in {"inputs", "outputs"})
@@ -218,6 +226,14 @@ def _reason(fault: Fault, *, is_second: bool) -> str:
     if "outputs" in fault.parts:
         return f"Its input tensors agree, its {blamed} and its output do not."
     return f"Its input tensors agree, its {blamed} do not."
+
+
+def _problem(fault: Fault) -> str | None:
+    """Return why tensors of a call could not be compared, if nothing else is wrong with it: its errors are unknown."""
+    errors = [finding for _, finding in fault.findings if finding.level is Level.ERROR]
+    if not errors or any(finding.code is not RowCode.NOT_COMPARABLE for finding in errors):
+        return None
+    return printable(str(errors[0].fields["reason"]))
 
 
 def _verdict_line(result: ComparisonResult[UnitSummary], *, allows_incomplete: bool) -> Text:

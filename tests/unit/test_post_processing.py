@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from msprobe_core.cli.main import main
 from msprobe_core.compare import post_processing
 from msprobe_core.compare.pairs import UnitPair
 from msprobe_core.compare.post_processing import Factors, PostProcessing, Product, load_post_processing
@@ -178,6 +179,20 @@ def write_dump(directory, arrays):
     content = {"task": "tensor", "level": "L1", "framework": "pytorch", "dump_data_dir": None, "data": data}
     (directory / "dump.json").write_text(json.dumps(content))
     return directory / "dump.json"
+
+
+def test_a_matrix_that_does_not_fit_is_why_a_call_was_not_compared(tmp_path, matrix, capsys):
+    matrix("back.npy", np.eye(16))
+    for side in ("t", "g"):
+        write_dump(tmp_path / side, {"c.npy": np.ones((8, 5), np.float32)})
+    (tmp_path / "config.yaml").write_text("mode: right_matmul\ntarget_tensor_map: {back.npy: [c.npy]}")
+    paths = ["-tp", f"{tmp_path}/t", "-gp", f"{tmp_path}/g", "-o", f"{tmp_path}/out"]
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", *paths, "--config", f"{tmp_path}/config.yaml"])
+    assert ended.value.code == 1
+    assert (
+        "output could not be compared: c.npy: has the shape (8, 5), and cannot be multiplied" in capsys.readouterr().out
+    )
 
 
 def test_rotated_activations_agree_once_they_are_rotated_back(tmp_path, matrix):
