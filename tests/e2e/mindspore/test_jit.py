@@ -61,6 +61,22 @@ def in_loop(x):
     return (x,)
 
 
+# MindSpore 2.10 now and then fails to compile the gradient of a ``while`` loop: 14 times in some 5,400 without us, but
+# never for results alone (2,000) or in static graphs (1,200). Another compilation of the same loop succeeds.
+LOST_GRAPH = "Cannot find device context for funcgraph"
+
+
+def compiled_by_mindspore(compile_and_run, attempts=3):
+    """Return what a function returns; compile again if MindSpore's own compiler lost a graph of a loop."""
+    for _ in range(attempts - 1):
+        try:
+            return compile_and_run()
+        except RuntimeError as error:
+            if LOST_GRAPH not in str(error):
+                raise
+    return compile_and_run()
+
+
 def results_of(function, x):
     """Return the results of a compiled function and its gradient."""
     results = function(x)
@@ -98,9 +114,16 @@ def test_what_is_compiled_while_we_record_is_what_is_compiled_without_us(tmp_pat
 
 @pytest.mark.parametrize("body", [in_branch, in_loop])
 def test_operators_in_branches_and_loops_are_compiled_as_without_us(tmp_path, x, body):
-    bare, function, probed = results_of(ms.jit(body), x), ms.jit(body), []
-    dump = record(tmp_path, lambda: probed.append(results_of(function, x)))
-    assert is_equal(probed[0], bare)
+    bare = compiled_by_mindspore(lambda: results_of(ms.jit(body), x))
+    runs = iter(["first", "second", "third"])
+
+    def compile_and_record():
+        function, probed = ms.jit(body), []
+        (directory := tmp_path / next(runs)).mkdir()
+        return record(directory, lambda: probed.append(results_of(function, x))), probed[0]
+
+    dump, probed = compiled_by_mindspore(compile_and_record)
+    assert is_equal(probed, bare)
     assert [stem for stem in stems(dump) if stem.startswith("Jit")] == [f"Jit.{body.__name__}"] * 2
 
 
