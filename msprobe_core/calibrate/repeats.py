@@ -18,7 +18,8 @@ from msprobe_core.execute.units import files_of
 from msprobe_core.judge.columns import Match
 from msprobe_core.judge.limits import conventional
 from msprobe_core.judge.noise.channel_shapes import channel_shapes
-from msprobe_core.judge.noise.measures import MEASURES, with_measures
+from msprobe_core.judge.noise.masks import MASKED_SIZE, with_masked_sizes
+from msprobe_core.judge.noise.measures import MEASURES, Measure, with_measures
 from msprobe_core.judge.noise.profile_file import NO_RANK, SCHEMA, VERSION, About, identity_of, place_of
 from msprobe_core.judge.noise.repetition_floors import DISTANCE, repetition_floors
 from msprobe_core.judge.noise.rounding import with_sizes
@@ -26,6 +27,7 @@ from msprobe_core.judge.parameter_arguments import golden_parameters_given, is_a
 from msprobe_core.judge.verdict import Verdict
 from msprobe_core.model import Role
 from msprobe_core.store.layout import create_file
+from msprobe_core.store.stored_rows import frame_of
 
 _ROW = (
     "name_golden",
@@ -126,6 +128,7 @@ def calibrate_dump(task: CalibrationTask) -> DumpCalibration:
         identity=identity_of(task.golden),
         nulls={measure.value: null for measure, null in found.nulls.items()},
         parameters_vary=are_updated,
+        masked_sizes=True,
     )
     step, rank = place or (0, NO_RANK)
     table = found.floors.with_columns(
@@ -189,13 +192,17 @@ def _errors(unit: UnitResult) -> pl.DataFrame:
     updates = [entry for entry, parent in unit.golden_parents.items() if parent == names.OPTIMIZER]
     is_update = pl.col("entry_golden").is_in(updates)
     is_state = (pl.col("role") == Role.PARAMETERS.value) | is_given | is_update
-    rows = with_sizes(with_measures(rows), channel_shapes(rows)).filter(pl.col("name_golden").is_not_null())
+    measured = with_measures(frame_of(with_masked_sizes(rows)))
+    rows = with_sizes(measured, channel_shapes(rows)).filter(pl.col("name_golden").is_not_null())
     rows = rows.with_columns(is_state=is_state.fill_null(value=False))
     is_pair = pl.col("match") == Match.BOTH.value
     is_wrong = pl.col("verdict").is_in([Verdict.ERROR.value, Verdict.UNMATCHED.value])
     same_shape = (pl.col("shape_target") == pl.col("shape_golden")).fill_null(value=False)
     is_sized = is_pair & same_shape & pl.col("precision").is_not_null()
     distance = pl.coalesce("measure_rel_l2", "error")
+    if MASKED_SIZE in rows.columns:
+        of_others = pl.max_horizontal(Measure.MAX.column, Measure.MIN.column)
+        distance = pl.when(pl.col(MASKED_SIZE).is_null()).then(distance).otherwise(of_others)
     measures = [pl.col(measure.column) for measure in MEASURES]
     return rows.select(
         *_ROW,

@@ -15,6 +15,7 @@ import polars as pl
 
 from msprobe_core import names
 from msprobe_core.judge.joining import filtered, with_added
+from msprobe_core.judge.noise.masks import IDENTITY, before_masking, is_masked, largest_unmasked
 from msprobe_core.judge.rounding_rules import RoundingRule
 from msprobe_core.model import Role
 from msprobe_core.store.stored_rows import Rows
@@ -23,9 +24,6 @@ _EXPONENTIALS = ("exp", "exp_", "exp2", "exp2_", "expm1", "expm1_")
 
 _MASKED = 1e4
 """Magnitude from which an argument stands for infinity: its exponential is 0 in every format."""
-
-_IDENTITY = ("numel_golden", "norm_golden", "max_golden", "min_golden")
-"""Statistics by which a value is recognised."""
 
 
 def with_exponents(rows: Rows, distance: str) -> Rows:
@@ -38,39 +36,22 @@ def with_exponents(rows: Rows, distance: str) -> Rows:
         distance: Column of the floor of a value's distance, relative to its norm.
     """
     is_call = pl.col("entry").str.contains(names.forward_of_any(_EXPONENTIALS))
-    calls = filtered(rows, ["entry", "role", *_IDENTITY, distance], is_call)
+    calls = filtered(rows, ["entry", "role", *IDENTITY, distance], is_call)
     if calls.is_empty() or not RoundingRule.EXPONENTS.is_on:
         return rows.with_columns(exponent=pl.lit(0.0))
-    arguments = calls.filter(pl.col("role") == Role.INPUT.value).with_columns(largest=_largest())
-    unmasked = _before_masking(rows, arguments.filter(_is_masked()))
-    arguments = arguments.join(unmasked, on=_IDENTITY, how="left", nulls_equal=True)
+    arguments = calls.filter(pl.col("role") == Role.INPUT.value).with_columns(largest=largest_unmasked(_MASKED))
+    masked = arguments.filter(is_masked(_MASKED))
+    makers = filtered(rows, ["entry", *IDENTITY], (pl.col("role") == Role.OUTPUT.value) & is_masked(_MASKED))
+    makers = makers.join(masked, on=IDENTITY, how="semi", nulls_equal=True)
+    unmasked = before_masking(rows, makers, _MASKED).group_by(IDENTITY).agg(pl.col("unmasked").max())
+    arguments = arguments.join(unmasked, on=IDENTITY, how="left", nulls_equal=True)
     error = (pl.col(distance) * pl.max_horizontal("largest", "unmasked")).max()
     errors = arguments.group_by("entry").agg(error=error.fill_nan(0.0).fill_null(0.0).clip(0.0, 1.0))
     results = calls.filter(pl.col("role") == Role.OUTPUT.value).join(errors, on="entry")
-    of_values = results.group_by(_IDENTITY).agg(exponent=pl.col("error").max())
+    of_values = results.group_by(IDENTITY).agg(exponent=pl.col("error").max())
 
     def of_value(part: pl.DataFrame) -> pl.DataFrame:
-        own = part.join(of_values, on=_IDENTITY, how="left", nulls_equal=True, maintain_order="left")
+        own = part.join(of_values, on=IDENTITY, how="left", nulls_equal=True, maintain_order="left")
         return own.select(pl.col("exponent").fill_null(0.0))
 
-    return with_added(rows, of_value, _IDENTITY)
-
-
-def _largest() -> pl.Expr:
-    """Return the largest magnitude of the golden extremes that are not masked."""
-    extremes = [pl.col(name).abs() for name in ("max_golden", "min_golden")]
-    return pl.max_horizontal(pl.when(each < _MASKED).then(each) for each in extremes)
-
-
-def _is_masked() -> pl.Expr:
-    return pl.any_horizontal(pl.col(name).abs() >= _MASKED for name in ("max_golden", "min_golden"))
-
-
-def _before_masking(rows: Rows, masked: pl.DataFrame) -> pl.DataFrame:
-    """Return the largest magnitude that the call which made a masked tensor was given, by `_IDENTITY`."""
-    makers = filtered(rows, ["entry", *_IDENTITY], (pl.col("role") == Role.OUTPUT.value) & _is_masked())
-    makers = makers.join(masked, on=_IDENTITY, how="semi", nulls_equal=True)
-    is_given = (pl.col("role") == Role.INPUT.value) & pl.col("entry").is_in(makers["entry"].unique().to_list())
-    given = filtered(rows, ["entry", "max_golden", "min_golden"], is_given)
-    largest = given.group_by("entry").agg(unmasked=_largest().max())
-    return makers.join(largest, on="entry").group_by(_IDENTITY).agg(pl.col("unmasked").max())
+    return with_added(rows, of_value, IDENTITY)

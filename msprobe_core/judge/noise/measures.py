@@ -7,7 +7,8 @@ Every measure is an error relative to the golden tensor as a whole, so that it c
 ``mean``
     difference of the means over the golden root mean square;
 ``max``, ``min``
-    difference of the extremes over the largest golden magnitude;
+    difference of the extremes over the largest golden magnitude; of those that are not masked, if
+    `msprobe_core.judge.noise.masks` knows it;
 ``rel_l2``
     norm of the difference over the golden norm, from tensors, or estimated from sketches;
 ``scale``
@@ -26,6 +27,7 @@ import polars as pl
 
 from msprobe_core.judge.columns import SKETCH_ERROR
 from msprobe_core.judge.joining import with_added
+from msprobe_core.judge.noise.masks import FILL, MASKED_SIZE
 from msprobe_core.store.stored_rows import Rows, frame_of, roots_of
 
 
@@ -81,11 +83,15 @@ def with_measures(rows: pl.DataFrame) -> pl.DataFrame:
 def with_stored_measures(rows: Rows) -> Rows:
     """As `with_measures`, of rows that may be in files."""
     norm = pl.col("norm_golden")
-    size = pl.max_horizontal(pl.col("max_golden").abs(), pl.col("min_golden").abs())
-    whole = {Measure.NORM: norm, Measure.MEAN: norm / pl.col("numel_golden").cast(pl.Float64).sqrt()}
+    whole = {
+        Measure.NORM: norm,
+        Measure.MEAN: norm / pl.col("numel_golden").cast(pl.Float64).sqrt(),
+        Measure.MAX: _size(rows.columns, "max"),
+        Measure.MIN: _size(rows.columns, "min"),
+    }
     measures = [
         *(
-            _ratio(pl.col(f"{name}_diff"), whole.get(measure, size)).alias(measure.column)
+            _ratio(pl.col(f"{name}_diff"), whole[measure]).alias(measure.column)
             for measure, name in _PART_STATISTICS.items()
         ),
         _distance(rows.columns, norm).alias(Measure.REL_L2.column),
@@ -102,6 +108,15 @@ def _all(part: pl.DataFrame, columns: list[pl.Expr]) -> pl.DataFrame:
 def _ratio(difference: pl.Expr, whole: pl.Expr) -> pl.Expr:
     is_known = difference.is_finite() & whole.is_finite()
     return pl.when(difference == 0.0).then(0.0).when(is_known).then(difference.abs() / whole)
+
+
+def _size(columns: list[str], name: str) -> pl.Expr:
+    """Return the magnitude to which the error of an extreme is relative."""
+    size = pl.max_horizontal(pl.col("max_golden").abs(), pl.col("min_golden").abs())
+    if MASKED_SIZE not in columns:
+        return size
+    is_other = pl.all_horizontal(pl.col(f"{name}_{side}").abs() < FILL for side in ("target", "golden"))
+    return pl.coalesce(pl.when(is_other).then(MASKED_SIZE), size)
 
 
 def _distance(columns: list[str], norm: pl.Expr) -> pl.Expr:

@@ -17,6 +17,7 @@ from msprobe_core.judge.noise import student, turned
 from msprobe_core.judge.noise.carried import carried_distance, is_parameter
 from msprobe_core.judge.noise.channel_shapes import channel_shapes
 from msprobe_core.judge.noise.closed_form import CLOSED_NULLS, closed, with_closed_form
+from msprobe_core.judge.noise.masks import with_masked_sizes
 from msprobe_core.judge.noise.measures import MEASURES, WORDS, Measure, with_stored_measures
 from msprobe_core.judge.noise.null_distribution import EXTREME_LIMIT
 from msprobe_core.judge.noise.operations import Operations
@@ -83,8 +84,10 @@ class NoiseModel:
             CompareError: the profile cannot be read.
         """
         found = NoiseProfile(self.profile).unit(golden) if self.profile is not None else None
-        prepared = with_closed_form(with_sizes(with_stored_measures(rows), channel_shapes(rows)), operations)
         measured = found if isinstance(found, UnitNoise) else None
+        sized = with_masked_sizes(rows) if measured is None or measured.masked_sizes else rows
+        prepared = with_sizes(with_stored_measures(sized), channel_shapes(rows))
+        prepared = with_closed_form(prepared, operations)
         prepared = _with_profile(prepared, measured)
         if operations is not None:
             # Repetitions in one framework say nothing about the other framework's kernels.

@@ -71,6 +71,8 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
         identity: Identity of the golden dump, see `identity_of`.
         nulls: Distributions of scores, by measure.
         parameters_vary: Whether the repetitions began with different parameters, as whole trainings do.
+        masked_sizes: Whether errors of masked tensors are relative to their other elements, see
+            `msprobe_core.judge.noise.masks`; false in profiles of former versions.
     """
 
     version: int
@@ -79,6 +81,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     identity: str
     nulls: dict[str, ScoreDistribution]
     parameters_vary: bool = False
+    masked_sizes: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,12 +93,14 @@ class UnitNoise:
         nulls: Distributions of scores.
         repeats: Number of repetitions.
         parameters_vary: Whether they began with different parameters.
+        masked_sizes: Whether errors of masked tensors are relative to their other elements.
     """
 
     rows: pl.DataFrame
     nulls: ScoreDistributions
     repeats: int
     parameters_vary: bool
+    masked_sizes: bool
 
 
 @dataclass(frozen=True)
@@ -124,7 +129,7 @@ class NoiseProfile:
         if about.identity != identity_of(directory):
             return f"{self.path.name} is of another dump than {directory}; measure it again with msprobe calibrate"
         rows = found.unique("name", keep="first").select("name", "flips", *[measure.value for measure in MEASURES])
-        return UnitNoise(rows, self._nulls(about), about.repeats, about.parameters_vary)
+        return UnitNoise(rows, self._nulls(about), about.repeats, about.parameters_vary, about.masked_sizes)
 
     def _read(self, step: int, rank: int) -> pl.DataFrame:
         try:
