@@ -26,7 +26,8 @@ def run(directory, fill, *, is_reordered=False, seed=0, roundings=1, of_bias=1.0
     scores = (rng.normal(size=(2, 32, 32)) * 3).astype(np.float32) + np.float32(shift)
     if is_reordered:
         signs = np.random.default_rng(seed).choice([-1, 0, 1], scores.shape).astype(np.float32)
-        scores = scores * (1 + signs * np.float32(roundings * 2.0**-23))
+        # As those of a product, whose terms are as large for a small element as for the largest.
+        scores = scores + signs * np.float32(roundings * 2.0**-23) * np.abs(scores).max()
     bias = np.where(np.triu(np.ones((32, 32), bool), 1), np.float32(fill), np.float32(0))
     bias[np.tril_indices(32)] = np.linspace(-2, 2, len(np.tril_indices(32)[0]), dtype=np.float32)
     with np.errstate(over="ignore"):
@@ -153,6 +154,18 @@ def test_what_a_mask_filled_in_is_relative_to_itself():
     assert found["masked_size"].to_list() == [None, 8.0]
     assert found["measure_max"][1] == 1 / 8
     assert found["measure_min"][1] == pytest.approx(1 - coarser / lowest)
+
+
+def test_inputs_of_another_size_say_nothing_of_a_masked_product():
+    columns = {
+        "entry": ["Torch.baddbmm.0.forward"] * 2,
+        "role": [Role.INPUT.value, Role.OUTPUT.value],
+        "numel_golden": [32, 64],
+        "norm_golden": [20.0, np.inf],
+        "max_golden": [4.0, 0.5],
+        "min_golden": [-8.0, -np.inf],
+    }
+    assert frame_of(with_masked_sizes(pl.DataFrame(columns)))["masked_size"].to_list() == [None, None]
 
 
 def test_rows_without_masks_are_as_they_were():

@@ -2,8 +2,8 @@
 
 Attention adds -Inf, or the lowest number of the dtype, where a token must not look. Statistics then no longer tell how
 large the other elements are, to which an error is relative: an extreme that is off by 7 % is 0 % off in relation to
-3.4e38. The masking call was given them before: their size is the largest finite magnitude among its inputs and its
-result. Later calls are given the same tensor, which is recognised by its statistics.
+3.4e38. The masking call was given them before: their size is the largest finite magnitude in its result and in its
+inputs of as many elements. Later calls are given the same tensor, which is recognised by its statistics.
 """
 
 from __future__ import annotations

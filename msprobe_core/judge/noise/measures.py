@@ -112,11 +112,14 @@ def _ratio(difference: pl.Expr, whole: pl.Expr) -> pl.Expr:
 
 def _size(columns: list[str], name: str) -> pl.Expr:
     """Return the magnitude to which the error of an extreme is relative."""
-    size = pl.max_horizontal(pl.col("max_golden").abs(), pl.col("min_golden").abs())
     if MASKED_SIZE not in columns:
-        return size
+        return _largest()
     is_other = pl.all_horizontal(pl.col(f"{name}_{side}").abs() < FILL for side in ("target", "golden"))
-    return pl.coalesce(pl.when(is_other).then(MASKED_SIZE), size)
+    return pl.coalesce(pl.when(is_other).then(MASKED_SIZE), _largest())
+
+
+def _largest() -> pl.Expr:
+    return pl.max_horizontal(pl.col("max_golden").abs(), pl.col("min_golden").abs())
 
 
 def _distance(columns: list[str], norm: pl.Expr) -> pl.Expr:
@@ -124,8 +127,7 @@ def _distance(columns: list[str], norm: pl.Expr) -> pl.Expr:
     if "euclidean" in columns:
         known.append(_ratio(pl.col("euclidean"), norm))
         # A tensor of one element has no distance but its difference.
-        size = pl.max_horizontal(pl.col("max_golden").abs(), pl.col("min_golden").abs())
-        known.append(_ratio(pl.col("largest_abs"), size))
+        known.append(_ratio(pl.col("largest_abs"), _largest()))
     if SKETCH_ERROR in columns:
         known.append(pl.col(SKETCH_ERROR))
     return pl.coalesce(known) if known else pl.lit(None, pl.Float64)

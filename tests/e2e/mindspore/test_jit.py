@@ -1,6 +1,8 @@
 """Functions and Cells under ``mindspore.jit`` while APIs are recorded: one record each, and an unchanged graph."""
 
+import tempfile
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -115,11 +117,10 @@ def test_what_is_compiled_while_we_record_is_what_is_compiled_without_us(tmp_pat
 @pytest.mark.parametrize("body", [in_branch, in_loop])
 def test_operators_in_branches_and_loops_are_compiled_as_without_us(tmp_path, x, body):
     bare = compiled_by_mindspore(lambda: results_of(ms.jit(body), x))
-    runs = iter(["first", "second", "third"])
 
     def compile_and_record():
         function, probed = ms.jit(body), []
-        (directory := tmp_path / next(runs)).mkdir()
+        directory = Path(tempfile.mkdtemp(dir=tmp_path))  # another one each time
         return record(directory, lambda: probed.append(results_of(function, x))), probed[0]
 
     dump, probed = compiled_by_mindspore(compile_and_record)
