@@ -26,6 +26,7 @@ from msprobe_core.judge.rounding_rules import RoundingRule
 
 AGREES, FAULT = Answer("agree", []), Answer("fault", [Suspect(0, (), "Functional.linear.0.forward", "scale", "9 off")])
 UPDATES = frozenset({RoundingRule.UPDATED_PARAMETERS})
+UNGROUPED = EXCUSES.difference(*TOGETHER)
 
 
 @pytest.mark.parametrize(
@@ -33,7 +34,8 @@ UPDATES = frozenset({RoundingRule.UPDATED_PARAMETERS})
     [
         ({}, 3),  # all on, all that excuse off, the other one off
         ({OWN: FAULT}, 4),  # and all off
-        ({EXCUSES: FAULT, ALL_OFF: FAULT}, 4 + len(TOGETHER)),  # none of the groups is to blame alone
+        # None of the groups is to blame alone, so of rules only those outside groups are asked.
+        ({EXCUSES: FAULT, ALL_OFF: FAULT}, 4 + len(TOGETHER) + len(UNGROUPED)),
         (dict.fromkeys(SETTINGS[1:], FAULT), len(SETTINGS)),
     ],
 )
