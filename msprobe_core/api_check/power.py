@@ -61,7 +61,9 @@ def _made(
             break
     is_number = values.dtype.kind in "fc"
     if is_number:
-        yield Mutant.SCALED, values * values.dtype.type(SCALE)
+        with np.errstate(over="ignore"):  # a mutant with an Inf in place of a number is not applied
+            scaled = values * values.dtype.type(SCALE)
+        yield Mutant.SCALED, scaled
         if recorded.dtype in FORMS and values.dtype.kind == "f":
             yield Mutant.HALF_PRECISION, _rounded(values, FORMS[recorded.dtype].precision // 2)
     if values.size > 1:
@@ -81,7 +83,8 @@ def _rounded(values: Array, bits: int) -> Array:
     flat = np.ravel(values)
     for part in slices_of(flat.size):
         fraction, exponent = np.frexp(flat[part])
-        found[part] = np.ldexp(np.round(fraction * 2.0**bits) / 2.0**bits, exponent)
+        with np.errstate(over="ignore"):
+            found[part] = np.ldexp(np.round(fraction * 2.0**bits) / 2.0**bits, exponent)
     return np.reshape(found, values.shape)
 
 

@@ -202,8 +202,7 @@ def _error_data(check: DumpCheck, verdicts: Sequence[CallVerdict], directory: Pa
         if verdict.verdict in (Verdict.WRONG, Verdict.ILL_CONDITIONED) and verdict.inputs is Inputs.RECORDED
     ]
     for entry in wrong:
-        call, oracle = check.replayed(entry)
-        save_error_data(directory, call, oracle)
+        save_error_data(directory, *check.replayed(entry))
     return [directory] if wrong else []
 
 
