@@ -6,7 +6,8 @@ The allowed Euclidean norm of the error of one output is:
   exact result once; plus the error that float32 sums in another order may add. The latter is the probabilistic bound of
   Higham and Mary (*A New Approach to Probabilistic Rounding Error Analysis*, SIAM J. Sci. Comput. 41(5), 2019, Theorem
   2.4): a sum of n terms has a backward error of about ``sqrt(n) u`` rather than ``n u``. The replays with disturbed
-  inputs measure how much a backward error changes the result.
+  inputs measure how much a backward error changes the result. Terms with equal indices, which are added up one by one,
+  may be off by more: see `msprobe_core.replay.accumulation`.
 * ``condition``: the effect on the result of a backward error of one unit round-off in the inputs, measured as the
   largest change among the replays with disturbed inputs. Rounding the inputs would have caused an error up to this size
   as well. Source: Higham, *Accuracy and Stability of Numerical Algorithms*, 2nd ed., sec. 1.6; measured by random
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
 from typing import Any, Protocol
@@ -30,6 +31,7 @@ from numpy.typing import NDArray
 
 from msprobe_core.findings import Finding
 from msprobe_core.model import ReplayTensor
+from msprobe_core.replay.accumulation import SHARE
 from msprobe_core.replay.choices import name_the_same
 from msprobe_core.replay.limits import Limits, cover
 from msprobe_core.replay.norms import norm_of, slices_of
@@ -162,6 +164,7 @@ class _NumberJudge:
         self._path, self._dtype, self._size = path, recorded.dtype, oracle.size
         self._values, self._oracle = np.ravel(recorded.values), oracle
         self._own = None if own is None else np.ravel(own)
+        self._accumulated = replays.accumulated.get(path)
         self._disturbed = [np.ravel(each) for each in disturbed]
         self._slices = slices_of(oracle.size)
         self._bad = num_not_finite(self._values, oracle, self._own, recorded.dtype)
@@ -178,10 +181,16 @@ class _NumberJudge:
 
     def _measured(self, replays: Replays) -> _Allowance:
         own = None if self._own is None else self._norm(partial(self._change_in, self._own))
-        condition = max((self._norm(partial(self._change_in, each)) for each in self._disturbed), default=0.0)
+        condition = max((self._norm(partial(self._disturbance_in, each)) for each in self._disturbed), default=0.0)
         num = sum(part.stop - part.start if pick is None else int(np.count_nonzero(pick))
                   for part, pick in zip(self._slices, self._picks, strict=True))  # fmt: skip
-        return _Allowance.of(own, condition, self._scale, num, self._dtype, replays)
+        found = _Allowance.of(own, own or 0.0, condition, self._scale, num, self._dtype, replays)
+        if self._accumulated is None:
+            return found
+        # What is explained by the sums of some elements is not allowed of all others.
+        beyond = 0.0 if self._own is None else self._norm(partial(self._beyond_sums_in, self._own, found.sum_roundoff))
+        found = _Allowance.of(own, beyond, condition, self._scale, num, self._dtype, replays)
+        return replace(found, rounding=found.rounding + found.sum_roundoff * self._norm(self._accumulated_in))
 
     @property
     def judgement(self) -> OutputJudgement:
@@ -233,14 +242,16 @@ class _NumberJudge:
     # --- one slice ------------------------------------------------------------------------------------------------
 
     def _finite_in(self, part: slice) -> NDArray[np.bool_] | None:
-        """Return which elements are finite everywhere; ``None`` for all."""
+        """Return which elements are finite, and do not overflow if the inputs are disturbed; ``None`` for all."""
         finite = np.isfinite(self._values[part]) & np.isfinite(self._oracle[part])
-        for each in (*self._disturbed, *(() if self._own is None else (self._own,))):
-            finite &= np.isfinite(each[part])
+        if self._own is not None:
+            finite &= np.isfinite(self._own[part])
+        for each in self._disturbed:
+            finite &= ~np.isinf(each[part])
         return None if finite.all() else finite
 
     def _picked(self, values: Array, number: int) -> Array:
-        """Return the elements of a slice that are finite everywhere; they are not written to."""
+        """Return the elements of a slice that are judged; they are not written to."""
         pick = self._picks[number]
         return values[self._slices[number]] if pick is None else values[self._slices[number]][pick]
 
@@ -250,6 +261,25 @@ class _NumberJudge:
     def _change_in(self, values: Array, number: int) -> Array:
         return np.abs(self._picked(values, number).astype(self._wide, copy=False) - self._oracle_in(number))
 
+    def _disturbance_in(self, values: Array, number: int) -> Array:
+        """Return by how much disturbed inputs change elements.
+
+        They may be outside the function's domain: the arc cosine of 1 + u is NaN, and so is a negative number to the
+        power of 2 + u. Such a replay says nothing of the element, which is judged by what the others allow.
+        """
+        change = self._change_in(values, number)
+        return np.where(np.isnan(change), 0.0, change)
+
+    def _accumulated_in(self, number: int) -> Array:
+        """Return what adding terms up one by one explains, in units of the round-off."""
+        if self._accumulated is None:
+            return np.zeros(1)
+        return SHARE * self._picked(self._accumulated, number)
+
+    def _beyond_sums_in(self, values: Array, roundoff: float, number: int) -> Array:
+        """Return the errors of values, less what adding terms up explains."""
+        return np.maximum(self._change_in(values, number) - roundoff * self._accumulated_in(number), 0.0)
+
     def _ratios_in(self, values: Array, number: int) -> tuple[Array, Array]:
         """Return the errors of elements, and each divided by its allowance."""
         error = self._change_in(values, number)
@@ -258,8 +288,9 @@ class _NumberJudge:
     def _allowed_in(self, number: int) -> Array:
         allowance = self._allowance
         allowed = allowance.last_place * np.abs(self._oracle_in(number)) + allowance.spread
+        allowed += allowance.sum_roundoff * self._accumulated_in(number)
         for each in self._disturbed:  # rounding is monotonic: this is the largest of what each of them would allow
-            np.maximum(allowed, self._change_in(each, number) + allowance.spread, out=allowed)
+            np.maximum(allowed, self._disturbance_in(each, number) + allowance.spread, out=allowed)
         return allowed if self._own is None else allowed + self._change_in(self._own, number)
 
 
@@ -274,6 +305,7 @@ class _Allowance:
         condition: What rounding the inputs explains.
         last_place: What is allowed of an element, per its magnitude.
         spread: What is allowed of each element besides.
+        sum_roundoff: Unit round-off of sums.
     """
 
     own: float | None
@@ -282,21 +314,23 @@ class _Allowance:
     condition: float
     last_place: float
     spread: float
+    sum_roundoff: float
 
     @classmethod
     def of(
-        cls, own: float | None, condition: float, scale: float, num: int, dtype: str, replays: Replays
+        cls, own: float | None, of_own: float, condition: float, scale: float, num: int, dtype: str, replays: Replays
     ) -> _Allowance:
+        """Return what is allowed, of an error ``of_own`` of the replay in the call's own precision."""
         roundoff = max(UNIT_ROUNDOFF.get(dtype, 2.0**-24), replays.result_roundoff)
         tiny = SUBNORMAL.get(dtype, 2.0**-9)
-        last_digit = rounding = FACTOR * max(own or 0.0, ROUNDING * roundoff * scale)
+        last_digit = rounding = FACTOR * max(of_own, ROUNDING * roundoff * scale)
+        sum_roundoff = min(roundoff, UNIT_ROUNDOFF["float32"])
         if replays.roundoff:
-            of_sums = min(roundoff, UNIT_ROUNDOFF["float32"]) / replays.roundoff * condition
-            rounding += FACTOR * float(np.sqrt(replays.num_summed)) * of_sums
+            rounding += FACTOR * float(np.sqrt(replays.num_summed)) * sum_roundoff / replays.roundoff * condition
         rounding += tiny * float(np.sqrt(num))
         return cls(
-            own=own, rounding=rounding, last_digit=last_digit, condition=condition, last_place=roundoff,
-            spread=rounding / float(np.sqrt(max(num, 1))) + tiny,
+            own=own, rounding=rounding, last_digit=last_digit, condition=condition,
+            last_place=roundoff, spread=rounding / float(np.sqrt(max(num, 1))) + tiny, sum_roundoff=sum_roundoff,
         )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from msprobe_core.protocols.capabilities import (
     ReplayingFramework,
     ScriptingFramework,
 )
+from msprobe_core.replay.accumulation import accumulated
 from msprobe_core.replay.choices import chosen_from
 from msprobe_core.replay.norms import norm_of, slices_of
 from msprobe_core.replay.recorded import RecordedCall, map_tensors
@@ -57,6 +58,8 @@ class Replays:
         note: A finding about the replays; ``None`` if there is none.
         is_unique: Whether there is one right result; see `msprobe_core.model.Replayed`.
         chosen_from: The tensor whose elements an integer result names, by path of the output, where it does.
+        accumulated: The number of terms times the sum of their magnitudes, of each element, by path of the output,
+            where terms with equal indices are added up; see `msprobe_core.replay.accumulation`.
     """
 
     oracle: dict[str, ReplayTensor]
@@ -68,6 +71,7 @@ class Replays:
     note: Finding | None = None
     is_unique: bool = True
     chosen_from: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, NDArray[Any]])
+    accumulated: Mapping[str, NDArray[Any]] = field(default_factory=dict[str, NDArray[Any]])
 
 
 _DIFFERENT = 2.0**-30
@@ -235,8 +239,24 @@ class Replayer:
 
         call, framework = self._call, self._framework
         is_elementwise = _is_elementwise(call, self.base, self.plain.oracle, framework, self._model)
-        disturbed = [framework.replay(_widened(self.base, disturb), self._model).values for _ in range(number)]
-        return replace(self.plain, disturbed=disturbed, num_summed=1 if is_elementwise else num_summed(call))
+        try:
+            disturbed = [framework.replay(_widened(self.base, disturb), self._model).values for _ in range(number)]
+        except ReplayError:
+            # A function may refuse what is beyond the values that it had, as a probability or a label above 1.
+            def disturb_within(value: ReplayTensor) -> ReplayTensor:
+                return _clipped(disturb(value), value)
+
+            disturbed = [
+                framework.replay(_widened(self.base, disturb_within), self._model).values for _ in range(number)
+            ]
+        return replace(
+            self.plain,
+            disturbed=disturbed,
+            num_summed=1 if is_elementwise else num_summed(call),
+            accumulated=accumulated(
+                call, self.base, lambda terms: framework.replay(_widened(terms, _wide), self._model).values
+            ),
+        )
 
     def cancelled(self, path: str) -> float:
         """Return the norm of the round-off of terms that cancel inside the call, as far as a formula shows it."""
@@ -437,7 +457,7 @@ def _is_elementwise(
         if not _is_floating(value) or value.values.size != largest:
             return wide
         values: Any = np.array(wide.values)
-        values.flat[largest // 2] *= 1.0 + 2.0**-20
+        values.flat[largest // 2] *= 1.0 - 2.0**-20  # smaller: a function may refuse a probability above 1
         return msgspec.structs.replace(wide, values=values)
 
     changed = framework.replay(_widened(base, change), model).values
@@ -542,6 +562,15 @@ def _disturbed(
             if shift:
                 values[part] += shift * roundoff * signs
     return msgspec.structs.replace(wide, values=values.reshape(value.values.shape))
+
+
+def _clipped(disturbed: ReplayTensor, recorded: ReplayTensor) -> ReplayTensor:
+    """Return disturbed values between the least and the largest of the recorded real ones."""
+    numbers: Any = recorded.values[~np.isnan(recorded.values)] if recorded.values.dtype.kind == "f" else np.empty(0)
+    if not numbers.size:
+        return disturbed
+    values = np.minimum(np.maximum(disturbed.values, numbers.min()), numbers.max())
+    return msgspec.structs.replace(disturbed, values=values)
 
 
 def _roundoff(dtype: str) -> float:

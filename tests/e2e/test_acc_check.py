@@ -80,6 +80,64 @@ def test_a_wrong_kernel_is_the_only_wrong_call(fault, dtype, tmp_path):
     assert worst.error > max(worst.rounding, worst.condition)
 
 
+def with_other(dump, tensor, change):
+    """Replace a recorded tensor, as if a kernel had computed another one."""
+    path = dump / "dump_tensor_data" / f"{tensor}.pt"
+    torch.save(change(torch.load(path)), path)
+    return dump
+
+
+def test_elements_whose_disturbed_inputs_leave_the_domain_are_judged(tmp_path):
+    """A negative number to the power of 2 + u is NaN."""
+    torch.manual_seed(0)
+    x = torch.randn(64, 64)
+    dump = record(tmp_path / "dump", call(torch.pow, x, torch.tensor(2.0)), level="L1")
+    assert verdicts(dump)["Torch.pow.0.forward"].verdict is Verdict.RIGHT
+    with_other(dump, "Torch.pow.0.forward.output.0", lambda value: torch.where(x < 0, value * 1.001, value))
+    assert verdicts(dump)["Torch.pow.0.forward"].verdict is Verdict.WRONG
+
+
+def test_a_function_that_refuses_disturbed_inputs_is_given_others(tmp_path):
+    """Labels and probabilities above 1 are refused."""
+    torch.manual_seed(0)
+    given, labels = torch.rand(64), (torch.rand(64) > 0.5).float()
+    given[0] = labels[0] = 1.0
+
+    def step(debugger):
+        with debugger.start():
+            torch.nn.functional.binary_cross_entropy(given.requires_grad_(), labels).backward()
+
+    name = "Functional.binary_cross_entropy.0"
+    dump = record(tmp_path / "dump", step, level="L1")
+    found = verdicts(dump)
+    assert [found[f"{name}.{phase}"].verdict for phase in ("forward", "backward")] == [Verdict.RIGHT, Verdict.RIGHT]
+    with_other(dump, f"{name}.forward.output.0", lambda value: value * 1.001)
+    assert verdicts(dump)[f"{name}.forward"].verdict is Verdict.WRONG
+
+
+def test_the_gradient_of_a_frequent_token_is_a_long_sum_of_equal_terms(tmp_path):
+    """As of padding, in a mean over the sentence."""
+    torch.manual_seed(0)
+    weight = torch.randn(100, 8, requires_grad=True)
+    tokens = torch.randint(1, 100, (8, 2048))
+    tokens[:, 100:] = 0
+
+    def step(debugger):
+        with debugger.start():
+            torch.nn.functional.embedding(tokens, weight).mean(1).exp().sum().backward()
+
+    dump = record(tmp_path / "dump", step, level="L1")
+    entry = "Functional.embedding.0.backward"
+    assert verdicts(dump)[entry].verdict is Verdict.RIGHT
+
+    def scaled(value):
+        value[1:] *= 1.01
+        return value
+
+    with_other(dump, f"{entry}.output.1", scaled)
+    assert verdicts(dump)[entry].verdict is Verdict.WRONG
+
+
 def gelu_of_a_wrong_narrow_kernel(x, *, approximate="none"):
     wide = x.double()
     right = wide * (1 + torch.erf(wide / 2**0.5)) / 2
@@ -229,6 +287,17 @@ def test_exit_status(healthy, tmp_path):
     with plant():
         dump = record(tmp_path / "dump", train(torch.float32))
     assert checked(dump, tmp_path / "faulty") == 1
+
+
+def test_error_data_of_a_wrong_call_that_draws_numbers_are_what_there_is(tmp_path):
+    dump = record(tmp_path / "dump", call(torch.nn.functional.dropout, torch.randn(256, 64), 0.1), level="L1")
+    with_other(dump, "Functional.dropout.0.forward.output.0", lambda value: value * 0.9)
+    assert checked(dump, tmp_path / "out", "-save_error_data") == 1
+    (data,) = (tmp_path / "out").glob("ut_error_data*")
+    assert sorted(path.name for path in data.iterdir()) == [
+        "Functional.dropout.0.forward.input.0.npy",
+        "Functional.dropout.0.forward.output.device.0.npy",
+    ]
 
 
 def test_a_damaged_result_is_replaced_only_if_asked(healthy, tmp_path, capsys):

@@ -21,13 +21,13 @@ def rounded(values, bits=8):
     return np.ldexp(np.round(fraction * 2**bits) / 2**bits, exponent)
 
 
-def held(recorded, oracle, dtype="bfloat16", *, own=None, disturbed=(), roundoff=2.0**-8):
+def held(recorded, oracle, dtype="bfloat16", *, own=None, disturbed=(), roundoff=2.0**-8, accumulated=None):
     def one(values, kind="float64"):
         return {"0": ReplayTensor(values=np.asarray(values), dtype=kind)}
 
     replays = Replays(
         oracle=one(oracle), own=None if own is None else one(own, dtype), disturbed=[one(each) for each in disturbed],
-        roundoff=roundoff, num_summed=1,
+        roundoff=roundoff, num_summed=1, accumulated={} if accumulated is None else {"0": accumulated},
     )  # fmt: skip
     (judgement,) = judge_outputs(one(recorded, dtype), replays)
     return judgement
@@ -64,6 +64,31 @@ def test_what_the_inputs_rounding_explains_is_the_condition(exact):
     assert found.held is Held.CONDITION
     assert found.amplification == pytest.approx(0.2 * 2**8, rel=0.05)
     assert held(exact + 0.3 * noise, exact, disturbed=[exact + 0.2 * noise]).held is Held.WRONG
+
+
+def test_what_disturbed_inputs_take_out_of_the_domain_is_judged(exact):
+    """As negative numbers to the power of 2, which is NaN for 2 + u."""
+    outside = np.where(exact < 0, np.nan, exact)
+    values = rounded(exact)
+    assert held(values, exact, disturbed=[outside]).held is Held.RIGHT
+    assert held(np.where(exact < 0, values * 1.5, values), exact, disturbed=[outside]).held is Held.WRONG
+
+
+def test_roundings_of_equal_terms_add_up():
+    """Each of 40 sums over an index that 20,000 terms have, and 40 over one that a single term has."""
+    number = 20_000
+    terms = np.random.default_rng(0).normal(size=40).astype(np.float32)
+    sums = np.cumsum(np.broadcast_to(terms[:, None], (40, number)), axis=1, dtype=np.float32)[:, -1]
+    values = np.concatenate([sums, terms])
+    exact = np.concatenate([number * terms.astype(np.float64), terms.astype(np.float64)])
+    # Random signs of the disturbances nearly cancel in a sum of equal terms.
+    disturbed = [exact * (1 + 2.0**-24 * number**-0.5)]
+    bound = np.abs(exact) * np.repeat([number, 1], 40)
+    found = [held(values, exact, "float32", disturbed=disturbed, roundoff=2.0**-24, accumulated=it)
+             for it in (bound, None)]  # fmt: skip
+    assert [each.held for each in found] == [Held.RIGHT, Held.WRONG]
+    values[40:] *= np.float32(1.01)  # what is allowed of the large sums is not allowed of the others
+    assert held(values, exact, "float32", roundoff=2.0**-24, accumulated=bound).held is Held.WRONG
 
 
 def test_overflow_of_the_dtype_is_right_and_other_infinities_are_not():
