@@ -22,6 +22,7 @@ from msprobe_core.judge.noise.null_distribution import LEAST_LIMITS
 from msprobe_core.judge.op_bound import with_local_excess
 from msprobe_core.judge.parameter_arguments import given_parameters
 from msprobe_core.judge.rounding_rules import RoundingRule
+from msprobe_core.judge.row_conditions import are_lowest
 from msprobe_core.judge.updates import ALL_NOISE, value_of_row, with_updated_parameters
 from msprobe_core.judge.verdict import Verdict, differs
 from msprobe_core.model import Phase, Role
@@ -186,7 +187,7 @@ def _scored(rows: pl.DataFrame, explained: float, *, is_first_step: bool) -> pl.
             roundings=roundings,
             is_parameter=is_parameter,
             is_argument=is_input & (~both_tensors | is_other_kind),
-            argument_gap=pl.when(is_pair & is_input & are_scalars & is_float & (larger > 0)).then(gap),
+            argument_gap=pl.when(is_pair & is_input & are_scalars & is_float & (larger > 0) & ~are_lowest()).then(gap),
         )
         .with_columns(ratio=pl.col("score") / pl.max_horizontal("score_limit", 1e-300))
         .with_columns(

@@ -72,11 +72,10 @@ def scalars_agree(table: LimitTable, *, is_foreign: bool = False) -> pl.Expr:
     difference = (pl.col("max_target") - pl.col("max_golden")).abs()
     is_within = difference <= table.scalar * pl.col("max_golden").abs()
     close = both_floats & (statistics_columns.is_equal("max") | is_within)
-    lowest = pl.col("max_target").is_in(LOWEST_FINITE) & pl.col("max_golden").is_in(LOWEST_FINITE)
     # Healthy runs may use other devices and cast to other formats.
     devices = target.str.contains(DEVICE_TEXT) & golden.str.contains(DEVICE_TEXT)
     dtypes = target.str.contains(_DTYPE_TEXT) & golden.str.contains(_DTYPE_TEXT)
-    grounds = [same_text, close, lowest, devices, dtypes]
+    grounds = [same_text, close, are_lowest(), devices, dtypes]
     if is_foreign:
         types = [pl.col(f"type_{side}") for side in ("target", "golden")]
         are_values = pl.all_horizontal(*[kind.is_in(["int", "float", "bool"]) for kind in types])
@@ -84,6 +83,11 @@ def scalars_agree(table: LimitTable, *, is_foreign: bool = False) -> pl.Expr:
         # One side may write -1 where the other writes the size or the dimension itself.
         grounds += [are_values & statistics_columns.is_equal("max"), pl.col(FROM_END), named[0] & named[1]]
     return pl.any_horizontal(ground.fill_null(False) for ground in grounds)
+
+
+def are_lowest() -> pl.Expr:
+    """Whether both sides have the lowest number of a dtype, with which a mask is filled; their dtypes may differ."""
+    return pl.col("max_target").is_in(LOWEST_FINITE) & pl.col("max_golden").is_in(LOWEST_FINITE)
 
 
 def has_failed() -> pl.Expr:
