@@ -16,6 +16,7 @@ import polars as pl
 from msprobe_core import names
 from msprobe_core.compare.call_matching import Calls, Matcher, canonical_text, list_calls, list_entries, numbered
 from msprobe_core.compare.canonical_names import Names, Naming, naming_of, note_unused
+from msprobe_core.compare.contributions import without_lone_additions_to_zero
 from msprobe_core.compare.keywords import with_keywords_paired
 from msprobe_core.compare.layouts.micro_batches import MicroBatches
 from msprobe_core.compare.lcs import Pair
@@ -87,7 +88,7 @@ def align(
         pairs = pair_rows(own, other)
         rows = beside(own, other, pairs)
         if not _may_be_shifted(rows, own, pairs, target, golden):
-            return Alignment(rows, [])
+            return Alignment(without_lone_additions_to_zero(rows), [])
     return _align_calls(target, golden, matching, frameworks, micro_batches)
 
 
@@ -164,7 +165,7 @@ def _align_calls(
     del paired, entries  # names of entries, before rows are made of both sides
     if matching.rows:
         right = stored_as(right, _with_given_pairs(frame_of(left), frame_of(right), matching.rows, notes))
-    rows = beside(left, right, pair_rows(left, right))
+    rows = without_lone_additions_to_zero(beside(left, right, pair_rows(left, right)))
     if micro_batches is not None:
         is_part = pl.coalesce("name_target", "name_golden").str.contains(names.CONTRIBUTION_ROW)
         rows = kept(rows, ~is_part)

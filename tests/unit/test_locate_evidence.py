@@ -6,7 +6,7 @@ from dumps import api, number, tensor, write_dump
 
 from msprobe_core import names
 from msprobe_core.calibrate import calibrate
-from msprobe_core.compare import CompareOptions
+from msprobe_core.compare import CompareOptions, compare_dumps
 from msprobe_core.judge.noise import load_noise
 from msprobe_core.locate import FaultKind, LocateOptions, LocateVerdict, locate
 from msprobe_core.locate.locate_codes import LocateCode
@@ -22,16 +22,19 @@ def values(seed):
 # --- gradients of parameters, and what a clipping of them is given -------------------------------------------------
 
 
-def backward(place, *, added_to=(), changed=(), scaled=None, norm=1.0, clips=False, clones=None):
-    """Write the gradients of layers and their clipping, which gets them as they are; ``clones``: a bias is cloned."""
+def backward(place, *, added_to=(), zeroed=False, changed=(), scaled=None, norm=1.0, clips=False, clones=None, **mode):
+    """Write the gradients of layers and their clipping, which gets them as they are.
+
+    ``added_to``: which are added to the same gradient, or to zeros; ``clones``: a bias is cloned; ``mode``: of tensors.
+    """
     data, parents, gradients = {}, {}, []
     for i in reversed(range(NUM_LAYERS)):
         gradient = values(i) * (1.2 if i == scaled else 1.0)
         entry = f"Module.layers.{i}.Linear.backward.0"
         data[entry] = {"input": [tensor(values(10 + i))], "output": [tensor(values(20 + i))]}
-        own = {"weight": [tensor(gradient)]}
+        own = {"weight": [tensor(gradient * (2.0 if i in added_to and not zeroed else 1.0), **mode)]}
         if i in added_to:
-            own["weight.contribution"] = [tensor(gradient)]
+            own["weight.contribution"] = [tensor(gradient, **mode)]
         if clones is not None:
             own["bias"] = [tensor(values(30 + i)[0])]
             gradients.append(own["bias"][0])
@@ -77,6 +80,16 @@ def test_a_gradient_added_on_one_side_only_is_strong_evidence(tmp_path, golden):
     assert first.reason.fields == {"side": "target"}
     found = locate(golden, backward(tmp_path / "other", added_to=[1]))
     assert found.suspects[0].reason.fields == {"side": "golden"}
+
+
+@pytest.mark.parametrize("checksum", [None, "5b70cd41"], ids=["statistics", "checksums"])
+@pytest.mark.parametrize("side", ["target", "golden"])
+def test_a_gradient_added_to_zeros_is_the_same_as_one_without_them(side, checksum, tmp_path):
+    mode = {} if checksum is None else {"md5": checksum, "Max": None, "Min": None, "Mean": None, "Norm": None}
+    for each in ("target", "golden"):
+        backward(tmp_path / each, added_to=range(NUM_LAYERS) if each == side else (), zeroed=True, **mode)
+    assert locate(tmp_path / "target", tmp_path / "golden").verdict is LocateVerdict.AGREE
+    assert compare_dumps(tmp_path / "target", tmp_path / "golden").agrees
 
 
 def test_both_sides_may_add_up(tmp_path):
@@ -175,16 +188,18 @@ def test_one_of_the_two_alone_is_not_a_fault(tmp_path, calibrated, flag, off):
     assert found.verdict is LocateVerdict.AGREE
 
 
-def masked(place, *, fill=-np.inf, by=1.0, off=1.0):
+def masked(place, *, fill=-np.inf, by=1.0, off=1.0, dtype="torch.float32"):
     """Write scores that a fill masks, and a product after them."""
     scores = values(0) * by
     kept = np.where(scores > 0, scores, fill)
-    norm = {"Mean": number(fill), "Norm": number(abs(fill))}
+    norm = {"Mean": "-Infinity", "Norm": "Infinity"} if np.isinf(fill) else {}
     data = {
         "Tensor.masked_fill.0.forward": api(
-            tensor(scores), {"type": "float", "value": number(fill)}, output=tensor(kept, **norm)
+            tensor(scores, dtype=dtype),
+            {"type": "float", "value": number(fill)},
+            output=tensor(kept, dtype=dtype, **norm),
         ),
-        "Torch.matmul.0.forward": api(tensor(values(1)), output=tensor(values(2) * off)),
+        "Torch.matmul.0.forward": api(tensor(values(1), dtype=dtype), output=tensor(values(2) * off, dtype=dtype)),
     }
     write_dump(place, data)
     return place
@@ -192,6 +207,12 @@ def masked(place, *, fill=-np.inf, by=1.0, off=1.0):
 
 def test_the_same_infinite_argument_is_no_other_argument(tmp_path):
     found = locate(masked(tmp_path / "target", by=1 + 1e-7, off=1.2), masked(tmp_path / "golden"))
+    assert [suspect.entry for suspect in found.suspects] == ["Torch.matmul.0.forward"]
+
+
+def test_the_lowest_number_of_another_dtype_is_no_other_argument(tmp_path):
+    bfloat16 = masked(tmp_path / "target", fill=-3.3895313892515355e38, off=1.2, dtype="torch.bfloat16")
+    found = locate(bfloat16, masked(tmp_path / "golden", fill=np.finfo(np.float32).min))
     assert [suspect.entry for suspect in found.suspects] == ["Torch.matmul.0.forward"]
 
 
