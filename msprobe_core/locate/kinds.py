@@ -55,12 +55,10 @@ def kind_of(source: Source, own: pl.DataFrame, parents: list[str], *, is_first_s
         return _of_lone_call(source.lone, api)
     if node["parameter_excess"] > 1 and node["phase"] == Phase.FORWARD.value:
         return FaultKind.PARAMETER if is_first_step else FaultKind.OPTIMIZER
-    if RANDOM.search(api) and node["phase"] == Phase.FORWARD.value:
-        return FaultKind.RANDOMNESS
-    by_argument = _of_argument(own, api, parents)
+    by_argument = _of_argument(own, api, parents)  # such as the probability of a dropout
     if by_argument is not None:
         return by_argument
-    if node["phase"] == Phase.FORWARD.value and _drops(own):
+    if node["phase"] == Phase.FORWARD.value and (RANDOM.search(api) or _drops(own)):
         return FaultKind.RANDOMNESS
     return _of_values(node, own, api)
 

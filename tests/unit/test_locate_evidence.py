@@ -188,6 +188,23 @@ def test_one_of_the_two_alone_is_not_a_fault(tmp_path, calibrated, flag, off):
     assert found.verdict is LocateVerdict.AGREE
 
 
+def dropped(place, probability, seed=0):
+    """Write a dropout."""
+    keeps = np.random.default_rng(seed).random(SIZE) >= probability
+    given, made = values(0), values(0) * keeps / (1 - probability)
+    argument = {"type": "float", "value": probability}
+    write_dump(place, {"Functional.dropout.0.forward": api(tensor(given), p=argument, output=tensor(made))})
+    return place
+
+
+def test_another_probability_is_another_argument_and_not_another_seed(tmp_path):
+    golden = dropped(tmp_path / "golden", 0.5)
+    kinds = [
+        locate(dropped(tmp_path / str(seed), p, seed), golden).suspects[0].kind for p, seed in ((0.1, 0), (0.5, 1))
+    ]
+    assert kinds == [FaultKind.ARGUMENT, FaultKind.RANDOMNESS]
+
+
 def masked(place, *, fill=-np.inf, by=1.0, off=1.0, dtype="torch.float32"):
     """Write scores that a fill masks, and a product after them."""
     scores = values(0) * by
