@@ -41,6 +41,8 @@ class LocatedFault:
         phase: Forward, backward, gradients of parameters; ``None`` if unknown.
         parents: Names of the enclosing calls, innermost first.
         ranks: The ranks that show it; empty outside of a job.
+        seen_at: The call at which the error exceeds rounding, such as the loss inside of a model; ``None`` if that is
+            ``entry``.
     """
 
     kind: FaultKind
@@ -48,6 +50,7 @@ class LocatedFault:
     phase: Phase | None = None
     parents: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
+    seen_at: str | None = None
 
 
 def located_of(suspect: Suspect) -> LocatedFault:
@@ -58,6 +61,7 @@ def located_of(suspect: Suspect) -> LocatedFault:
         phase=suspect.phase,
         parents=tuple(suspect.parents),
         ranks=tuple(suspect.ranks),
+        seen_at=suspect.seen_at,
     )
 
 
@@ -197,13 +201,16 @@ def topics_of(fault: LocatedFault) -> tuple[frozenset[str], frozenset[str]]:
     is_given = fault.kind in _table().given
     modules = [] if is_given else [part for part in map(_module_names, _modules(fault)) if part]
     innermost, outer = modules[:1], modules[1:]
-    api = "" if is_given else api_of(names.forward_of(fault.entry) or fault.entry)
+    calls = [] if is_given else [fault.entry]
+    if calls and fault.phase is Phase.FORWARD and fault.seen_at is not None:
+        calls.append(fault.seen_at)
+    apis = [api for call in calls if (api := api_of(names.forward_of(call) or call))]
     own = {
         name
         for name, topic in _table().topics.items()
         if fault.kind in topic.kinds
         or (fault.phase is not None and fault.phase in topic.phases)
-        or _is_in(topic.apis, [api] if api else [])
+        or _is_in(topic.apis, apis)
         or _is_in(topic.modules, [each for names_of in innermost for each in names_of])
     }
     around = {

@@ -17,8 +17,8 @@ LAYER = ("Module.model.layers.3.LlamaDecoderLayer.forward.0", "Module.model.Llam
 ATTENTION = ("Module.model.layers.3.self_attn.LlamaAttention.forward.0", *LAYER)
 
 
-def fault(entry, parents=(), kind=FaultKind.COMPUTATION, phase=Phase.FORWARD, ranks=()):
-    return LocatedFault(kind=kind, entry=entry, phase=phase, parents=parents, ranks=ranks)
+def fault(entry, parents=(), kind=FaultKind.COMPUTATION, phase=Phase.FORWARD, ranks=(), seen_at=None):
+    return LocatedFault(kind=kind, entry=entry, phase=phase, parents=parents, ranks=ranks, seen_at=seen_at)
 
 
 FAULTS = {
@@ -48,6 +48,10 @@ FAULTS = {
     ),
     "communication": fault("Distributed.all_reduce.0.forward", (), FaultKind.COMMUNICATION),
     "loss": fault("Functional.cross_entropy.0.forward", LAYER[1:]),
+    "loss inside of a model": fault(
+        "Module.LlamaForCausalLM.forward.0", kind=FaultKind.SCALE, seen_at="Functional.cross_entropy.0.forward"
+    ),
+    "loss scaling": fault("Tensor.__mul__.35.forward", kind=FaultKind.OUTSIDE),
     "backward": fault("Functional.silu.2.backward", (), FaultKind.GRADIENT, Phase.BACKWARD),
     "cast": fault("Tensor.to.2.forward", LAYER, FaultKind.PRECISION),
 }
@@ -65,6 +69,7 @@ DIFFERENCES = {
     "attention": difference(Section.MODEL, "_attn_implementation"),
     "tf32": difference(Section.SWITCHES, "torch.backends.cuda.matmul.allow_tf32"),
     "lr": difference(Section.OPTIMIZER, "0.groups.1.lr"),
+    "scaler": difference(Section.OPTIMIZER, "0.init_scale"),
     "seed": difference(Section.RANDOM, "torch.cpu"),
     "data": difference(Section.DATA, "args.0"),
     "algorithm": difference(Section.ENVIRONMENT, "NCCL_ALGO"),
@@ -90,8 +95,9 @@ DIFFERENCES = {
         ("optimizer", {"lr"}),
         ("initial weight", set()),
         ("communication", {"algorithm"}),
-        ("loss", {"smoothing"}),
-        ("backward", {"recompute"}),
+        ("loss", {"smoothing", "data"}),  # labels are data
+        ("loss inside of a model", {"smoothing", "data"}),
+        ("backward", {"recompute", "scaler"}),
         ("cast", {"bf16"}),
     ],
 )
@@ -122,6 +128,10 @@ def test_what_cannot_explain_a_fault(of, no):
 def test_another_release_may_explain_everything():
     for each in FAULTS.values():
         assert explains(each, DIFFERENCES["release"]).degree is Degree.MAYBE
+
+
+def test_the_scale_of_the_loss_may_explain_what_is_multiplied_outside_of_modules():
+    assert explains(FAULTS["loss scaling"], DIFFERENCES["scaler"]).degree is Degree.MAYBE
 
 
 def test_a_setting_of_the_located_module_explains_it_whatever_it_is():
