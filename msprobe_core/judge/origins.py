@@ -311,8 +311,9 @@ def _within(nodes: pl.DataFrame, nesting: Nesting, around: AbstractSet[str]) -> 
 def _handed_over(rows: Rows, nodes: pl.DataFrame, nesting: Nesting) -> Source | None:
     """Return the first gradient that both sides made equally, and that the optimizer of one side alone gets unchanged.
 
-    If that is the target's, what changes it in the golden run is missing: a reduction over ranks or a hook. A recorded
-    call that changes it, such as one of weight decay, is a call that one side has alone, and is found as such.
+    If that is the target's, what changes it in the golden run is missing: a reduction over ranks or a hook, or a call
+    that the golden run has alone, such as one that clips gradients or divides them by the number of ranks. One that the
+    target has alone is found where the gradient changes.
     """
     given_other = nodes.filter((pl.col("input_score") > _HANDED_OVER) & pl.col("only_on").is_null())
     updates = _within(given_other, nesting, _UPDATE)
@@ -324,10 +325,19 @@ def _handed_over(rows: Rows, nodes: pl.DataFrame, nesting: Nesting) -> Source | 
     is_given = (pl.col("role") == Role.INPUT.value) & (pl.col("score") > _HANDED_OVER) & (pl.col("numel_golden") > 1)
     given = filtered(rows, columns, is_given & pl.col("entry").is_in(updates["entry"].to_list()))
     keys = {side: [f"{name}_{side}" for name in _IDENTITY if name != "num_nan"] for side in ("target", "golden")}
-    results = filtered(rows, _COLUMNS, pl.col("role") == Role.OUTPUT.value)
+    results = filtered(rows, columns, pl.col("role") == Role.OUTPUT.value)
     sides: tuple[Literal["golden"], Literal["target"]] = "golden", "target"
+    is_equal = (pl.col("role") == Role.OUTPUT.value) & pl.col("is_equal") & (pl.col("norm_golden") > 0)
+    right = pl.concat([made, filtered(rows, columns, is_equal)])
     for node in updates.iter_rows(named=True):
         own = given.filter(pl.col("entry") == node["entry"])
+        unchanged = own.join(right, on=keys["target"], how="semi")
+        changes = results.join(unchanged, on=keys["golden"], how="semi")["entry"].to_list()
+        is_missing = (pl.col("only_on") == "golden") & (pl.col("position") < node["position"])
+        missing = nodes.filter(is_missing & pl.col("entry").is_in(changes))
+        if missing.height:
+            lone = missing.row(0, named=True)
+            return Source(lone, lone, seen_at=node)
         for changed, kept in (sides, sides[::-1]):
             is_kept = own.join(made, on=keys[kept], how="semi").join(made, on=keys[changed], how="anti")
             is_kept = is_kept.join(results, on=keys[changed], how="anti")

@@ -113,6 +113,13 @@ def test_a_call_of_the_target_alone_that_changes_gradients_is_named(tmp_path, go
     assert first.reason.fields == {"seen_at": "Torch._foreach_norm.0.forward", "call": "Functional.clip.0.forward"}
 
 
+def test_a_call_of_the_golden_run_alone_that_changes_gradients_is_missing(tmp_path):
+    golden = backward(tmp_path / "golden", changed=range(NUM_LAYERS), clips=True)
+    first = locate(backward(tmp_path / "target"), golden).suspects[0]
+    assert (first.entry, first.only_on, first.kind) == ("Functional.clip.0.forward", "golden", FaultKind.MISSING_CALL)
+    assert first.seen_at == "Torch._foreach_norm.0.forward"
+
+
 def test_a_call_of_the_target_alone_that_passes_on_another_gradient_is_not_named(tmp_path):
     golden = backward(tmp_path / "golden", clones=False)
     first = locate(backward(tmp_path / "target", changed=2, clones=True), golden).suspects[0]
